@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn what goes wrong in a command into an exit code and, for our own errors, one line on stderr.
+
+Comes around every command (main.py). Our errors are known by the name of their base class and the package it comes
+from, so that nothing heavy is imported in order to report a typing mistake.
+"""
+
+import sys
+from collections.abc import Callable
+
+import click
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
+
+_OUR_BASES = frozenset({"DataError", "OpsError", "ModelError", "TrainError", "MergeError", "ConfigError", "CliError"})
+
+
+class CliError(Exception):
+    """A command was given something it cannot work with; the message says what, where and what to do."""
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the message of this error is written for the user, so that a traceback would only be in the way."""
+    return any(
+        base.__name__ in _OUR_BASES and base.__module__.partition(".")[0].startswith("mindvl_")
+        for base in type(error).__mro__
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The message on one line; a ConfigError keeps one line for each of its problems."""
+    problems = getattr(error, "problems", None)
+    lines = [str(problem) for problem in problems] if problems else [str(error) or type(error).__name__]
+    return "\n".join("error: " + " ".join(line.split()) for line in lines)
+
+
+def run_guarded(invoke: Callable[[], object]) -> int:
+    """Run one command and return its exit code; errors that are not ours keep their traceback.
+
+    Args:
+        invoke: Calls click without its own error handling (`standalone_mode=False`); an int it returns is what the
+            command gave to `ctx.exit`.
+    """
+    try:
+        result = invoke()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if not is_ours(error):
+            raise
+        sys.stdout.flush()
+        click.echo(one_line(error), err=True)
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0

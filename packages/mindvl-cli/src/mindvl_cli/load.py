@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a recipe: YAML and KEY=VALUE overrides become one frozen dataclass, or a list of what is wrong with them.
+
+Comes before every package: they are handed dataclasses and never see YAML. Order of truth: field default < file <
+override. Values keep their type (no "3" for 3); only an int may stand for a float, and text for a path. A relative
+path in a recipe is relative to the working directory, like one on the command line.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from mindvl_cli.problems import ConfigError, Problem, explain
+from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
+
+__all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_plain", "to_yaml"]
+
+T = TypeVar("T")
+KeyPath = tuple[str | int, ...]
+
+
+def load_config(path: Path, cls: type[T], overrides: Sequence[str] = ()) -> T:
+    """Read the whole file as one `cls`.
+
+    Args:
+        path: YAML file.
+        cls: A dataclass; nested dataclasses, tuples, Literal, Path and unions told apart by `kind` are understood.
+        overrides: `a.b.0.c=VALUE` each, applied to the file in this order; VALUE is read as YAML.
+
+    Raises:
+        ConfigError: Names every problem found, each with file, key path, value and what to do.
+    """
+    return _load(path, (), cls, overrides)
+
+
+def load_section(path: Path, section: str, cls: type[T], overrides: Sequence[str] = ()) -> T:
+    """Read one part of the file, such as "data" of a training recipe, without looking at the rest of it.
+
+    Args:
+        section: Key path, such as "data" or "data.sources.0".
+        overrides: As in `load_config`, from the top of the file; those of other parts are checked for form only.
+    """
+    return _load(path, _key_path(section), cls, overrides)
+
+
+def parse_override(text: str) -> tuple[KeyPath, Any]:
+    """Split `a.b.0.c=VALUE` into its key path and its value, read as YAML: `phase=sft` or `data.weights=[1, 2]`."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError([Problem("command line", "", f"{text!r} is no override", "Write KEY.PATH=VALUE.")])
+    try:
+        return _key_path(key), parse_scalar(value)
+    except (yaml.YAMLError, DuplicateKeyError) as error:
+        what = f"{value!r} is not valid YAML ({' '.join(str(error).split())})"
+        raise ConfigError([Problem("command line", key, what, "Quote the value, or write it in a file.")]) from error
+
+
+def to_plain(config: Any) -> Any:
+    """The config as dicts, lists and scalars that YAML and JSON can hold, and that `load_config` reads back."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: to_plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
+    if isinstance(config, Mapping):
+        return {str(key): to_plain(value) for key, value in config.items()}
+    if isinstance(config, Sequence) and not isinstance(config, str | bytes):
+        return [to_plain(value) for value in config]
+    if isinstance(config, Enum):
+        return config.value
+    return str(config) if isinstance(config, Path) else config
+
+
+def to_yaml(config: Any) -> str:
+    """The config as the text of a recipe, in field order."""
+    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) -> T:
+    document, lines = _read(path)
+    overridden = set()
+    for text in overrides:
+        key_path, value = parse_override(text)
+        document = _put(document, key_path, value, text)
+        overridden.add(key_path)
+    for depth, key in enumerate(section):
+        try:
+            document = document[key]
+        except (KeyError, IndexError, TypeError):
+            where = _dotted(section[: depth + 1])
+            raise ConfigError([Problem(str(path), where, "is missing", "Add this section.")]) from None
+    try:
+        # Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and still
+        # refuses "3" for 3. The dumps cannot fail: the YAML reader makes nothing that JSON does not know.
+        return TypeAdapter(cls).validate_json(json.dumps(document), strict=True, extra="forbid")
+    except ValidationError as error:
+        problems = []
+        for key_path, what, to_do in explain(error, cls, document):
+            full = section + key_path
+            problems.append(Problem(_place(path, full, lines, overridden), _dotted(full), what, to_do))
+        raise ConfigError(problems) from None
+
+
+def _read(path: Path) -> tuple[Any, dict[KeyPath, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ConfigError([Problem(str(path), "", f"cannot be read ({reason})", "Check the path.")]) from error
+    try:
+        return parse_document(text)
+    except DuplicateKeyError as error:
+        what = f"is given twice, in lines {error.first_line} and {error.line}"
+        raise ConfigError([Problem(f"{path}:{error.line}", error.key, what, "Keep one of them.")]) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        what = f"is not valid YAML ({getattr(error, 'problem', None) or error})"
+        raise ConfigError([Problem(where, "", what, "Check indentation, quotes and colons there.")]) from error
+
+
+def _put(node: Any, key_path: KeyPath, value: Any, text: str) -> Any:
+    """A copy of `node` with the value at the key path; mappings on the way are made, list entries must exist."""
+    if not key_path:
+        return value
+    head, rest = key_path[0], key_path[1:]
+    if isinstance(node, list):
+        if not isinstance(head, int) or head >= len(node):
+            what = f"{head} is not an entry of a list of {len(node)}"
+            to_do = f"Use 0 to {len(node) - 1}, or override the whole list." if node else "Override the whole list."
+            raise ConfigError([Problem("command line", text.partition("=")[0], what, to_do)])
+        return [_put(entry, rest, value, text) if i == head else entry for i, entry in enumerate(node)]
+    if node is not None and not isinstance(node, dict):
+        what = f"the recipe has the plain value {node!r} above {head!r}"
+        raise ConfigError([Problem("command line", text.partition("=")[0], what, "Shorten the key path.")])
+    mapping = dict(node or {})
+    mapping[str(head)] = _put(mapping.get(str(head)), rest, value, text)
+    return mapping
+
+
+def _key_path(dotted: str) -> KeyPath:
+    return tuple(int(key) if key.isascii() and key.isdigit() else key for key in dotted.split("."))
+
+
+def _dotted(key_path: KeyPath) -> str:
+    return ".".join(str(key) for key in key_path)
+
+
+def _place(path: Path, key_path: KeyPath, lines: dict[KeyPath, int], overridden: set[KeyPath]) -> str:
+    if any(key_path[: len(given)] == given for given in overridden):
+        return "command line"
+    for depth in range(len(key_path), 0, -1):  # a missing key is shown at the line of its parent
+        if key_path[:depth] in lines:
+            return f"{path}:{lines[key_path[:depth]]}"
+    return str(path)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Set the handlers of Python's logging, once: rank 0 to the console, every rank to a file of its own.
+
+Comes before a command does its work; the packages only call `logging.getLogger(__name__)`.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TextIO
+
+CONSOLE_FORMAT = "%(message)s"
+FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever stderr is at that moment, so that a progress bar can take the line over while it is drawn."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool = False) -> None:
+    """Replace the handlers set by an earlier call; may be called again once the rank is known.
+
+    Args:
+        rank: Global rank; only rank 0 writes to the console, the others warn there only when an error is logged.
+        log_dir: Folder for `rank-0000.log` and its sisters; made when missing. None writes no file.
+        verbose: Debug lines of our packages too; other libraries stay at warnings.
+    """
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if getattr(handler, "set_by_mindvl", False):
+            root.removeHandler(handler)
+            handler.close()
+    console = _StderrHandler()
+    console.setLevel(logging.NOTSET if rank == 0 else logging.ERROR)
+    console.setFormatter(logging.Formatter(CONSOLE_FORMAT))
+    handlers: list[logging.Handler] = [console]
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        file_handler = logging.FileHandler(log_dir / f"rank-{rank:04d}.log", encoding="utf-8")
+        file_handler.setFormatter(logging.Formatter(FILE_FORMAT))
+        handlers.append(file_handler)
+    for handler in handlers:
+        handler.set_by_mindvl = True  # type: ignore[attr-defined]
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for package in ("data", "ops", "model", "train", "merge", "cli"):
+        logging.getLogger(f"mindvl_{package}").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say what is wrong with a config in words of the recipe: key path, value, and what to write instead.
+
+Comes after pydantic has refused a document in load.py; knows how pydantic names the places of its errors, above all
+that it tries every member of a union and complains about each.
+"""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing to mend, in the three parts of every message: what (with the value), where, what to do."""
+
+    where: str  # file and line, or "command line"
+    key_path: str  # dotted, empty for the whole document
+    what: str
+    to_do: str
+
+    def __str__(self) -> str:
+        key = f"{self.key_path}: " if self.key_path else ""
+        what = self.what.rstrip(". ")
+        return f"{self.where}: {key}{what}. {self.to_do}".rstrip()
+
+
+class ConfigError(Exception):
+    """A recipe or an override cannot be used; lists every problem found, one line each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+def explain(error: ValidationError, cls: type, document: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Turn pydantic's errors into (key path, what, what to do), each key path once.
+
+    Args:
+        cls: The class the document was read as.
+        document: The plain document, which tells the branch of a union the author meant, by its `kind`.
+    """
+    merged: dict[KeyPath, tuple[str, str]] = {}
+    for detail in error.errors(include_url=False):
+        place = _locate(detail["loc"], cls, document)
+        if place is None:
+            continue
+        if place.unknown_kind:
+            merged[(*place.key_path, "kind")] = place.unknown_kind
+        elif place.key_path not in merged:
+            merged[place.key_path] = _say(detail["type"], detail, place)
+    for key_path, (what, to_do) in merged.items():
+        yield key_path, what, to_do
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    key_path: KeyPath
+    hint: Any  # type wanted at the key path
+    parent: Any  # dataclass that holds the last key
+    unknown_kind: tuple[str, str] | None = None
+
+
+def _locate(loc: Sequence[str | int], cls: type, document: Any) -> _Place | None:
+    """Follow an error's place through types and document; None when it speaks of a branch the author did not mean."""
+    hint: Any = cls
+    parent: Any = None
+    key_path: KeyPath = ()
+    for step in loc:
+        members = _dataclass_members(hint)
+        if len(members) > 1:  # pydantic inserts the name of the member it tried
+            meant = _meant(members, document)
+            if meant is None:
+                return _Place(key_path, hint, parent, unknown_kind=_say_kind(members, document))
+            if meant.__name__ != step:
+                return None
+            hint = meant
+            continue
+        if _is_union(hint) and len(_members(hint)) > 1 and not _has(document, step):
+            break  # the name of a plain member, such as "float": the message lists them all
+        parent = members[0] if members else hint
+        hint = _hint_below(parent, step)
+        document = document[step] if _has(document, step) else None
+        key_path = (*key_path, step)
+    return _Place(key_path, hint, parent)
+
+
+def _say(kind: str, detail: Any, place: _Place) -> tuple[str, str]:
+    if kind == "missing":
+        return "is missing", f"Add it: {describe(place.hint)}."
+    if kind == "unexpected_keyword_argument":
+        return _say_unknown(str(place.key_path[-1]), place.parent)
+    if kind == "value_error":
+        return str(detail["ctx"]["error"]), ""
+    value = detail["input"]
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
+        return f"{shown} is text", f"Write {describe(place.hint)}, without quotes."
+    return f"{shown} does not fit", f"Write {describe(place.hint)}."
+
+
+def _say_unknown(name: str, parent: Any) -> tuple[str, str]:
+    known = [field.name for field in dataclasses.fields(parent) if field.init]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return "is an unknown key", f"Did you mean {near[0]!r}?"
+    return "is an unknown key", f"Known here: {', '.join(known)}."
+
+
+def _say_kind(members: list[type], document: Any) -> tuple[str, str]:
+    kinds = ", ".join(repr(value) for member in members for value in _kinds(member))
+    if not isinstance(document, dict):
+        return f"{json.dumps(document, default=str)[:60]} is no mapping", f"Write one with kind: {kinds}."
+    if "kind" not in document:
+        return "is missing", f"Add one of {kinds}."
+    return f"{document['kind']!r} is unknown", f"Use one of {kinds}."
+
+
+def describe(hint: Any) -> str:
+    """A type in the words of a recipe: "a whole number", "one of 'a', 'b'", "a list of text"."""
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    if hint in plain:
+        return plain[hint]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return describe(args[0])
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(value) for value in args)
+    if _is_union(hint):
+        return " or ".join(describe(member) for member in args)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return f"a list of {len(args)}: " + ", ".join(describe(entry) for entry in args)
+    if origin in (tuple, list) or (origin is not None and hasattr(origin, "__getitem__") and len(args) == 1):
+        return f"a list, each {describe(args[0])}"
+    if origin is not None and len(args) == 2:
+        return f"a mapping to {describe(args[1])}"
+    if dataclasses.is_dataclass(hint):
+        return "a mapping with " + ", ".join(field.name for field in dataclasses.fields(hint) if field.init)
+    return "a path" if getattr(hint, "__name__", "") == "Path" else str(getattr(hint, "__name__", hint))
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _members(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) is typing.Annotated:
+        return _members(typing.get_args(hint)[0])
+    return [member for member in typing.get_args(hint) if member is not types.NoneType] if _is_union(hint) else [hint]
+
+
+def _dataclass_members(hint: Any) -> list[type]:
+    return [member for member in _members(hint) if dataclasses.is_dataclass(member) and isinstance(member, type)]
+
+
+def _kinds(member: type) -> tuple[Any, ...]:
+    return typing.get_args(typing.get_type_hints(member).get("kind"))
+
+
+def _meant(members: list[type], document: Any) -> type | None:
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return next((member for member in members if kind in _kinds(member)), None)
+
+
+def _has(document: Any, step: str | int) -> bool:
+    if isinstance(document, dict):
+        return step in document
+    return isinstance(document, list) and isinstance(step, int) and step < len(document)
+
+
+def _hint_below(parent: Any, step: str | int) -> Any:
+    parent = _members(parent)[0]
+    if dataclasses.is_dataclass(parent) and isinstance(parent, type):
+        return typing.get_type_hints(parent).get(str(step), Any)
+    args = typing.get_args(parent)
+    if isinstance(step, int) and args and args[-1] is not Ellipsis and len(args) > 1:
+        return args[step] if step < len(args) else Any
+    if len(args) == 2 and args[-1] is not Ellipsis:
+        return args[1]
+    return args[0] if args else Any

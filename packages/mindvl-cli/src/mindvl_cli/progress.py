@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show how far long work has come: a bar on a terminal, a line now and then elsewhere.
+
+Used by the commands around a loop of any package; the packages report through a callback and know nothing of bars.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+LINE_EVERY_S = 10.0
+
+
+class Advance(Protocol):
+    """Reports `amount` more units done; `note` (such as the loss) is shown at the end until the next one."""
+
+    def __call__(self, amount: float = 1, /, *, note: str | None = None) -> None: ...
+
+
+@contextmanager
+def progress(label: str, *, total: float | None, unit: str = "") -> Iterator[Advance]:
+    """Show rate and time left on stderr while the block runs.
+
+    Args:
+        total: Units in all; None when nobody knows, which leaves out the time left.
+        unit: Plural name of what is counted, such as "samples".
+
+    Example:
+        with progress("write", total=len(samples), unit="samples") as advance:
+            for sample in samples:
+                write(sample)
+                advance()
+    """
+    show = _bar if sys.stderr.isatty() else _lines
+    with show(label, total, unit) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(label: str, total: float | None, unit: str) -> Iterator[Advance]:
+    from rich import progress as rich_progress  # here, because it costs more than most commands that end at once
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(bar_width=None),
+        rich_progress.TextColumn("{task.fields[counts]}", justify="right"),
+        rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+        rich_progress.TextColumn("{task.fields[note]}"),
+    )
+    started, done = time.monotonic(), 0.0
+    with rich_progress.Progress(*columns, console=Console(stderr=True), expand=True) as bar:
+        task = bar.add_task(label, total=total, counts=_counts(0, total, unit, 0), note="")
+
+        def advance(amount: float = 1, /, *, note: str | None = None) -> None:
+            nonlocal done
+            done += amount
+            bar.update(task, advance=amount, counts=_counts(done, total, unit, time.monotonic() - started))
+            if note is not None:
+                bar.update(task, note=note)
+
+        yield advance
+
+
+@contextmanager
+def _lines(label: str, total: float | None, unit: str) -> Iterator[Advance]:
+    started = last = time.monotonic()
+    done, latest_note = 0.0, ""
+
+    def say(now: float) -> None:
+        left = ""
+        if total is not None and 0 < done < total:
+            left = f", {_clock((now - started) * (total - done) / done)} left"
+        note = f", {latest_note}" if latest_note else ""
+        print(f"{label}: {_counts(done, total, unit, now - started)}{left}{note}", file=sys.stderr, flush=True)
+
+    def advance(amount: float = 1, /, *, note: str | None = None) -> None:
+        nonlocal done, last, latest_note
+        done += amount
+        latest_note = latest_note if note is None else note
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_S:
+            last = now
+            say(now)
+
+    yield advance
+    say(time.monotonic())
+
+
+def _counts(done: float, total: float | None, unit: str, elapsed_s: float) -> str:
+    of = "" if total is None else f"/{total:g}"
+    rate = f", {_rate(done / elapsed_s)} {unit}/s" if done and elapsed_s > 0 else ""
+    return f"{done:g}{of} {unit}{rate}".replace("  ", " ")
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
