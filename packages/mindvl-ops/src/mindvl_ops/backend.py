@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the implementation of every operator, explicitly and for the whole process.
+
+Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a backend
+that lacks an operator is an error, not a fallback, and `backend_table` says what runs and why not the others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from . import registry
+from .config import OpsConfig
+
+_DEFAULT = OpsConfig()
+_chosen_config: OpsConfig = _DEFAULT
+_chosen: dict[str, registry.Operator] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendRow:
+    """One line of the table that is logged at start."""
+
+    operator: str
+    chosen: str
+    why_not: dict[str, str]  # every other backend -> reason
+
+
+def select_backends(config: OpsConfig) -> None:
+    """Make `config` the choice of this process.
+
+    Raises:
+        UnknownBackend: An override names no operator, or the backend lacks the operator.
+    """
+    global _chosen_config, _chosen
+    for operator in config.overrides:
+        registry.backends_of(operator)  # an unknown name raises and lists what exists
+    _chosen = {operator: registry.lookup(operator, _backend_for(config, operator)) for operator in registry.operators()}
+    _chosen_config = config
+
+
+@contextmanager
+def use_backend(backend: str, *operators: str) -> Iterator[None]:
+    """Run a block with another backend, for all operators or only the named ones; the earlier choice comes back after it."""
+    before = _chosen_config
+    if operators:
+        config = OpsConfig(backend=before.backend, overrides={**before.overrides, **dict.fromkeys(operators, backend)})  # type: ignore[dict-item]
+    else:
+        config = OpsConfig(backend=backend)  # type: ignore[arg-type]
+    select_backends(config)
+    try:
+        yield
+    finally:
+        select_backends(before)
+
+
+def chosen(operator: str) -> registry.Operator:
+    """The function that runs for `operator` now."""
+    function = _chosen.get(operator)
+    if function is None:  # first use without select_backends: the documented default
+        function = _chosen[operator] = registry.lookup(operator, _backend_for(_chosen_config, operator))
+    return function
+
+
+def backend_table() -> list[BackendRow]:
+    """What runs for each operator, and why the other backends do not."""
+    return [_row(operator) for operator in registry.operators()]
+
+
+def _row(operator: str) -> BackendRow:
+    name = _backend_for(_chosen_config, operator)
+    others = {backend: _why_not(operator, backend) for backend in registry.BACKENDS if backend != name}
+    return BackendRow(operator=operator, chosen=name, why_not=others)
+
+
+def _backend_for(config: OpsConfig, operator: str) -> str:
+    return config.overrides.get(operator, config.backend)
+
+
+def _why_not(operator: str, backend: str) -> str:
+    if backend not in registry.backends_of(operator):
+        missing = backend == "npu" and find_spec("torch_npu") is None
+        return "torch_npu is not installed" if missing else "not implemented"
+    asked_by = "override" if operator in _chosen_config.overrides else "configuration"
+    return f"{asked_by} asks for {_backend_for(_chosen_config, operator)}"

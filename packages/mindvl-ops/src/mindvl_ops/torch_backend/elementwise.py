@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm, rotary and SwiGLU with few memory passes and one autograd node each."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..precision import compute_dtype
+from ..registry import register
+
+
+@register("rms_norm", "torch")
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """PyTorch's fused RMSNorm."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+@register("rotary", "torch")
+def rotary_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Three passes over the heads and one autograd node."""
+    rotated: Tensor = _Rotary.apply(x, cos, sin, interleaved)
+    return rotated
+
+
+@register("swiglu", "torch")
+def swiglu_torch(x: Tensor) -> Tensor:
+    """silu and product; keeps only `x` for the backward pass."""
+    activated: Tensor = _SwiGLU.apply(x)
+    return activated
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _turn(x, cos, sin, interleaved, backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, sin, ctx.interleaved, backward=True), None, None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, backward: bool) -> Tensor:
+    """x * cos + rotate(x) * sin, or its transpose: the sine then belongs to the other member of the pair, with its sign turned."""
+    dtype = compute_dtype(x)
+    wide = x.to(dtype)
+    cos, sin = cos.to(dtype)[:, None, :], sin.to(dtype)[:, None, :]
+    first, second = _pair(sin, interleaved)
+    x_first, x_second = _pair(wide, interleaved)
+    result = wide * cos
+    y_first, y_second = _pair(result, interleaved)
+    if backward:
+        y_first.addcmul_(x_second, second)
+        y_second.addcmul_(x_first, first, value=-1)
+    else:
+        y_first.addcmul_(x_second, first, value=-1)
+        y_second.addcmul_(x_first, second)
+    return result.to(x.dtype)
+
+
+def _pair(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    if interleaved:
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.to(compute_dtype(x)).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        dtype = compute_dtype(x)
+        gate, up = x.to(dtype).chunk(2, dim=-1)
+        grad = grad.to(dtype)
+        result = torch.empty(x.shape, dtype=dtype, device=x.device)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        return result.to(x.dtype)
