@@ -1,2 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision tower, projector and language model on megatron-core, and their way to and from transformers folders."""
+"""Vision tower, projector and language model on megatron-core, and their way to and from transformers folders.
+
+What needs megatron-core is imported when first asked for, because that settles the accelerator of the process.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mindvl_model.accelerator import Accelerator, enter
+from mindvl_model.config import (
+    MindVLConfig,
+    Qwen3LanguageConfig,
+    TokenConfig,
+    VisionConfig,
+    for_tokenizer,
+    named_config,
+)
+from mindvl_model.errors import ModelError, WeightError
+
+if TYPE_CHECKING:
+    from mindvl_model.model import MindVLModel
+
+__all__ = [
+    "Accelerator",
+    "MindVLConfig",
+    "MindVLModel",
+    "ModelError",
+    "Qwen3LanguageConfig",
+    "TokenConfig",
+    "VisionConfig",
+    "WeightError",
+    "enter",
+    "for_tokenizer",
+    "named_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MindVLModel":
+        from mindvl_model.model import MindVLModel
+
+        return MindVLModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the accelerator once per process and make megatron-core run on it.
+
+Comes before everything that imports megatron-core (mindvl_model.megatron calls `enter` on import of its first module).
+"""
+
+import importlib.util
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mindvl_model.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["npu", "cuda", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """The device of this process and the collectives that go with it."""
+
+    kind: Kind
+    collective_backend: str  # name for torch.distributed
+
+    def device(self, local_rank: int = 0) -> torch.device:
+        """The device a process with this local rank computes on."""
+        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, local_rank)
+
+
+BACKENDS: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+
+_entered: Accelerator | None = None
+
+
+def detect() -> Kind:
+    """What this machine has: an NPU, else a CUDA GPU, else the CPU. Imports torch_npu only where it is installed."""
+    if importlib.util.find_spec("torch_npu") is not None:
+        try:
+            import torch_npu  # noqa: F401
+
+            if torch.npu.is_available():
+                return "npu"
+        except (ImportError, RuntimeError, OSError) as error:  # the wheel without CANN raises any of these
+            logger.warning("torch_npu is installed but does not load (%s); looking for other devices", error)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def enter(kind: Kind | None = None) -> Accelerator:
+    """Prepare this process for its accelerator; calling it again returns the first answer.
+
+    Args:
+        kind: Which device to use; detected when None.
+
+    Raises:
+        ModelError: Another kind was entered before, or megatron-core was imported without coming through here.
+    """
+    global _entered
+    if _entered is not None:
+        if kind not in (None, _entered.kind):
+            raise ModelError(
+                f"accelerator: {kind!r} asked for, but this process runs on {_entered.kind!r}. Start anew."
+            )
+        return _entered
+    if "megatron.core" in sys.modules:
+        raise ModelError("accelerator: megatron.core was imported before mindvl_model. Import mindvl_model first.")
+    chosen = kind or detect()
+    if chosen == "cpu":
+        from mindvl_model.accelerator.cpu import let_cuda_mean_cpu, restore_compile
+
+        let_cuda_mean_cpu()
+        _finish_megatron()
+        restore_compile()
+    else:
+        if chosen == "npu":
+            from mindvl_model.accelerator.npu import let_cuda_mean_npu
+
+            let_cuda_mean_npu()
+        _finish_megatron()
+    _entered = Accelerator(kind=chosen, collective_backend=BACKENDS[chosen])
+    logger.info("accelerator: %s, collectives: %s", _entered.kind, _entered.collective_backend)
+    return _entered
+
+
+def _finish_megatron() -> None:
+    from mindvl_model.accelerator.megatron import without_transformer_engine
+
+    without_transformer_engine()

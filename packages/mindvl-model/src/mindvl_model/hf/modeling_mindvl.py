@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exported MindVL model in plain transformers; written beside the weights as remote code.
+
+Imports transformers only, so that the folder works where mindvl is not installed. Rotary positions of the language
+model count tokens one by one, visual ones included, as in training.
+"""
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel, Qwen3Model
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+from .configuration_mindvl import MindVLConfig
+
+
+class MindVLPreTrainedModel(PreTrainedModel):
+    """What transformers must know of the model to load and place it."""
+
+    config_class = MindVLConfig
+    base_model_prefix = "model"
+    input_modalities = ("image", "text")
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Qwen3DecoderLayer", "Qwen2_5_VLVisionBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = "past_key_values"
+    _supports_flash_attn = True
+    _supports_sdpa = True
+
+
+class MindVLModel(MindVLPreTrainedModel):
+    """Vision tower and language model without the output head."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
+        self.language_model = Qwen3Model._from_config(config.text_config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.language_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value):
+        self.language_model.set_input_embeddings(value)
+
+    def get_image_features(self, pixel_values, image_grid_thw):
+        """Visual tokens [G, H] of all images, in order."""
+        return self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        pixel_values=None,
+        image_grid_thw=None,
+        use_cache=None,
+        **kwargs,
+    ):
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        if pixel_values is not None:
+            visual_tokens = self.get_image_features(pixel_values, image_grid_thw).to(inputs_embeds)
+            places = (input_ids == self.config.image_token_id)[..., None]
+            if int(places.sum()) != visual_tokens.shape[0]:
+                raise ValueError(
+                    f"{int(places.sum())} image placeholders in the text, but the images give {visual_tokens.shape[0]} "
+                    "visual tokens. Make text and pixel values with this folder's processor."
+                )
+            inputs_embeds = inputs_embeds.masked_scatter(places.expand_as(inputs_embeds), visual_tokens)
+        if position_ids is None and attention_mask is not None and past_key_values is None:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        outputs = self.language_model(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
+    """The whole model: pictures and text in, text out."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = MindVLModel(config)
+        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        pixel_values=None,
+        image_grid_thw=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            pixel_values=pixel_values,
+            image_grid_thw=image_grid_thw,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def prepare_inputs_for_generation(self, input_ids, is_first_iteration=False, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, is_first_iteration=is_first_iteration, **kwargs)
+        if not is_first_iteration and kwargs.get("use_cache", True):
+            inputs["pixel_values"] = None  # the pictures are in the cache already
+        return inputs
+
+
+__all__ = ["MindVLForConditionalGeneration", "MindVLModel", "MindVLPreTrainedModel"]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a language family must bring; model.py knows families by this Protocol only."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mindvl_model.megatron.blocks import Layout, LanguageModel
+
+
+class LanguageAdapter(Protocol):
+    """One family of language models on megatron-core."""
+
+    def build(
+        self, config: Any, layout: Layout, *, pre_process: bool, post_process: bool, vp_stage: int | None
+    ) -> LanguageModel:
+        """The decoder, or one pipeline stage of it."""
+        ...
+
+    def rotary_angles(self, config: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, D] from position_ids [3, T] (time, height, width)."""
+        ...

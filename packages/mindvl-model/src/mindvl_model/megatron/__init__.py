@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door to megatron-core: its blocks with our operators. The rest of the package names no module of megatron-core."""
+
+from mindvl_model import accelerator
+
+# megatron-core reads torch.cuda while it is imported, so the device is settled first.
+accelerator.enter()

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every layer must know of a packed row, made once per step and handed through megatron-core's blocks.
+
+Comes after the batch, before the layers; megatron's own fields stay unset, because our attention reads ours.
+"""
+
+from dataclasses import dataclass, field
+
+from megatron.core.packed_seq_params import PackedSeqParams
+from mindvl_ops import Segments
+from torch import Tensor
+
+
+@dataclass
+class PackedRow(PackedSeqParams):
+    """Segments and rotary angles of one packed row.
+
+    qkv_format is "sbhd" although rows are packed: megatron's "thd" path copies lengths to the host in every layer.
+    """
+
+    segments: Segments | None = None  # who attends to whom, unless a layer is listed below
+    segments_by_layer: dict[int, Segments] = field(default_factory=dict)  # layer number, from 1
+    cos: Tensor | None = None  # [T, D]
+    sin: Tensor | None = None  # [T, D]
+    qkv_format: str = "sbhd"
+
+    def of_layer(self, layer_number: int) -> Segments:
+        """Segments of one layer (number from 1)."""
+        segments = self.segments_by_layer.get(layer_number, self.segments)
+        assert segments is not None
+        return segments

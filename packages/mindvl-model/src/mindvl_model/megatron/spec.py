@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""megatron-core layers with our operators: one ModuleSpec for vision and language.
+
+Comes after the operators, before tower and language model. The shared PackedAttention is the paper's common attention
+patch (section 3.1.4): vision and language differ only in the segments they hand over and in being causal.
+"""
+
+from typing import Any
+
+import mindvl_ops as ops
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+
+from mindvl_model.errors import ModelError
+from mindvl_model.megatron.packing import PackedRow
+
+
+class RMSNorm(torch.nn.Module):
+    """RMS norm over the last dimension; its weight says when its gradient must be summed over sequence parallel ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__()
+        self.epsilon = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return ops.rms_norm(hidden_states, self.weight, self.epsilon)
+
+
+class SwiGLU(torch.nn.Module):
+    """The activation between the two halves of a gated MLP."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+
+    def forward(self, gate_and_up: Tensor) -> Tensor:
+        return ops.swiglu(gate_and_up)
+
+
+class PackedAttention(MegatronModule):
+    """Attention inside the segments of a packed row: causal for language, full or windowed for vision."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        softmax_scale: float | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        if config.context_parallel_size > 1:
+            raise ModelError(f"context_parallel_size={config.context_parallel_size} is not supported yet. Use 1.")
+        self.layer_number = layer_number
+        self.causal = attn_mask_type == AttnMaskType.causal
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedRow | None = None,
+    ) -> Tensor:
+        assert packed_seq_params is not None
+        segments = packed_seq_params.of_layer(self.layer_number)
+        # [T, 1, N, D] -> [T, N, D]; the 1 is megatron's batch, a packed row is always one.
+        context = ops.attention(
+            query.squeeze(1), key.squeeze(1), value.squeeze(1), segments, causal=self.causal, scale=self.scale
+        )
+        return context.reshape(context.shape[0], 1, -1)  # [T, 1, N*D]
+
+
+class PackedSelfAttention(SelfAttention):
+    """megatron-core's self attention, turning queries and keys by the angles of the packed row."""
+
+    _row: PackedRow
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self._row = kwargs["packed_seq_params"]
+        return super().forward(hidden_states, attention_mask, **kwargs)
+
+    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super().get_query_key_value_tensors(*args, **kwargs)
+        cos, sin = self._row.cos, self._row.sin
+        assert cos is not None
+        assert sin is not None
+        query = ops.rotary(query.squeeze(1), cos, sin).unsqueeze(1)
+        key = ops.rotary(key.squeeze(1), cos, sin).unsqueeze(1)
+        return query, key, value
+
+
+def layer_spec(*, causal: bool, query_key_norm: bool) -> ModuleSpec:
+    """One pre-norm transformer layer with our operators."""
+    mask = AttnMaskType.causal if causal else AttnMaskType.no_mask
+    head_norm = RMSNorm if query_key_norm else IdentityOp
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=ModuleSpec(
+                module=PackedSelfAttention,
+                params={"attn_mask_type": mask},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowParallelLinear,
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=ModuleSpec(
+                module=MLP,
+                submodules=MLPSubmodules(
+                    linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU
+                ),
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )

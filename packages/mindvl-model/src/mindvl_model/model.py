@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MindVLModel: embed, put visual tokens at their placeholders, run the language model, sum the loss.
+
+Comes after the batch (its names are the arguments), before the optimizer step.
+"""
+
+import torch
+from mindvl_ops import Segments
+from torch import Tensor
+
+from mindvl_model.config import MindVLConfig
+from mindvl_model.errors import ModelError
+from mindvl_model.language.base import LanguageAdapter
+from mindvl_model.language.qwen3 import Qwen3Adapter
+from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow
+from mindvl_model.projector import Projector
+from mindvl_model.vision.positions import plan_vision
+from mindvl_model.vision.tower import VisionTower
+
+IGNORE_INDEX = -100
+
+ADAPTERS: dict[str, LanguageAdapter] = {"qwen3": Qwen3Adapter()}
+
+
+class MindVLModel(MegatronModule):
+    """Vision tower and projector on the first pipeline stage, the language model over all stages."""
+
+    def __init__(
+        self,
+        config: MindVLConfig,
+        layout: Layout,
+        *,
+        pre_process: bool = True,
+        post_process: bool = True,
+        vp_stage: int | None = None,
+    ) -> None:
+        self.adapter = ADAPTERS[config.language.kind]
+        language = self.adapter.build(
+            config.language, layout, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage
+        )
+        super().__init__(config=language.config)
+        self.mindvl = config
+        self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
+        self.model_type = language.model_type
+        self.share_embeddings_and_output_weights = config.language.tie_embeddings
+        self.vision = VisionTower(config.vision, layout) if pre_process else None
+        self.projector = Projector(config.vision, config.language.hidden_size, layout) if pre_process else None
+        self.language = language
+
+    def forward(
+        self,
+        *,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        pixel_values: Tensor,
+        image_grid_thw: Tensor,
+    ) -> Tensor:
+        """Summed loss of one packed row (scalar float32); hidden states [T, 1, H] on all but the last stage.
+
+        Args:
+            input_ids, labels: [T]; labels are shifted already, -100 is not learned.
+            position_ids: [3, T], counted inside each segment.
+            cu_seqlens: [num_segments + 1], on the host or the device; copied to the host once here.
+            pixel_values: uint8 [P, C*patch*patch], all images end to end.
+            image_grid_thw: [num_images, 3] patches along time, height, width.
+        """
+        hidden = self._run(input_ids, labels, position_ids, cu_seqlens, pixel_values, image_grid_thw)
+        return hidden.sum(dtype=torch.float32) if self.post_process else hidden
+
+    def logits(self, **inputs: Tensor) -> Tensor:
+        """Logits [T, V] of one packed row; takes what forward takes, labels are ignored. Whole models only."""
+        inputs.pop("max_seqlen", None)
+        inputs["labels"] = None  # type: ignore[assignment]
+        return self._run(**inputs).squeeze(0)
+
+    def set_input_tensor(self, input_tensor: Tensor | list[Tensor]) -> None:
+        """Activations of the previous pipeline stage (called by megatron-core's schedules)."""
+        tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+        self.language.set_input_tensor(tensor)
+
+    def shared_embedding_or_output_weight(self) -> Tensor:
+        """The tied embedding matrix (asked for by megatron-core when gradients of both ends are summed)."""
+        return self.language.shared_embedding_or_output_weight()
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        pixel_values: Tensor,
+        image_grid_thw: Tensor,
+    ) -> Tensor:
+        embeddings = self._embed(input_ids, pixel_values, image_grid_thw) if self.pre_process else None
+        cos, sin = self.adapter.rotary_angles(self.mindvl.language, position_ids)
+        row = PackedRow(segments=Segments.from_cu_seqlens(cu_seqlens), cos=cos, sin=sin)
+        return self.language(
+            None,
+            None,
+            None,
+            decoder_input=embeddings,
+            labels=labels.unsqueeze(0) if labels is not None else None,
+            packed_seq_params=row,
+        )
+
+    def _embed(self, input_ids: Tensor, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        """Token embeddings with visual tokens in place, [T, 1, H] ([T/tp, 1, H] with sequence parallel)."""
+        embeddings = self.language.embedding(input_ids=input_ids.unsqueeze(0), position_ids=None).squeeze(1)  # [T, H]
+        visual_tokens = self.encode_images(pixel_values, image_grid_thw).to(embeddings.dtype)  # [G, H]
+        if image_grid_thw.shape[0]:
+            places = (input_ids == self.mindvl.tokens.image).nonzero().squeeze(1)
+            if len(places) != len(visual_tokens):
+                raise ModelError(
+                    f"batch: {len(places)} image placeholders, but the images give {len(visual_tokens)} visual tokens. "
+                    "The row was packed with other image settings than the model's, or images are missing."
+                )
+            embeddings = embeddings.index_copy(0, places, visual_tokens)
+        else:
+            # Every rank must reach every collective, with pictures or without: a blank one of weight zero.
+            embeddings = embeddings + 0.0 * visual_tokens.sum()
+        embeddings = embeddings.unsqueeze(1)
+        return self.language.scatter(embeddings)
+
+    def encode_images(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        """Visual tokens [G, H] of all images in input order; one blank image when there are none."""
+        assert self.vision is not None
+        assert self.projector is not None
+        vision = self.mindvl.vision
+        grids = [tuple(grid) for grid in image_grid_thw.tolist()]
+        if not grids:
+            side = vision.spatial_merge_size
+            grids, pixel_values = [(1, side, side)], pixel_values.new_zeros(side**2, pixel_values.shape[-1])
+        plan = plan_vision(grids, vision)
+        visual_tokens = self.projector(self.vision(pixel_values, plan))
+        return visual_tokens if plan.restore is None else visual_tokens[plan.restore.to(visual_tokens.device)]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters by part and by name: which group each belongs to, and how a fresh one starts.
+
+Comes after the model is built, before weights are loaded or an optimizer is made.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mindvl_model.config import MindVLConfig
+
+Part = Literal["vision", "projector", "language"]
+PARTS: tuple[Part, ...] = ("vision", "projector", "language")
+
+
+def parameter_group(param_name: str) -> Part:
+    """The part a parameter belongs to, from the first piece of its name."""
+    part = param_name.split(".", 1)[0]
+    assert part in PARTS, param_name
+    return part  # type: ignore[return-value]
+
+
+def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
+    """Freeze every parameter outside these parts (paper, Table 1: the warm-up trains the projector only)."""
+    chosen = set(parts)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter_group(name) in chosen)
+
+
+@torch.no_grad()
+def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
+    """Fill every parameter from a generator seeded by its own name, so that no start depends on build order.
+
+    Norms start at one, biases at zero, matrices at a normal of init_std; matrices that write to the residual stream
+    are scaled down by sqrt(2 * num_layers), as in Megatron.
+    """
+    for name, parameter in model.named_parameters():
+        if "norm" in name.rsplit(".", 2)[-2]:
+            parameter.fill_(1.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.copy_(_normal(name, parameter, _std(name, config), seed))
+
+
+def _std(name: str, config: MindVLConfig) -> float:
+    part = config.language if parameter_group(name) == "language" else config.vision
+    writes_residual = "linear_proj" in name or "linear_fc2" in name
+    return part.init_std / math.sqrt(2 * part.num_layers) if writes_residual else part.init_std
+
+
+def _normal(name: str, like: Tensor, std: float, seed: int) -> Tensor:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(like.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vision transformer of Qwen2.5-VL on megatron-core layers.
+
+Comes after the batch (uint8 patches), before the projector. Images keep their own resolution and are packed end to end;
+patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
+"""
+
+import mindvl_ops as ops
+import torch
+from torch import Tensor
+
+from mindvl_model.config import VisionConfig
+from mindvl_model.errors import ModelError
+from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, build_vision_block, transformer_config
+from mindvl_model.vision.positions import VisionPlan, rotary_angles
+
+
+class VisionTower(MegatronModule):
+    """Patches -> hidden states, in the order of the plan (windows together)."""
+
+    def __init__(self, config: VisionConfig, layout: Layout) -> None:
+        block_config = transformer_config(
+            # The tower is whole on the first pipeline stage and sees every patch of the row.
+            Layout(tp_size=layout.tp_size, dtype=layout.dtype),
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_heads,
+            ffn_hidden_size=config.ffn_hidden_size,
+            layernorm_epsilon=config.norm_epsilon,
+            add_bias_linear=True,
+            sequence_parallel=False,
+        )
+        super().__init__(config=block_config)
+        self.vision = config
+        patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        self.patch_embed = torch.nn.Linear(patch_dim, config.hidden_size, bias=False, dtype=layout.dtype)
+        self.blocks = build_vision_block(block_config)
+        mean = torch.tensor(config.image_mean).repeat_interleave(config.patch_size**2)
+        std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
+        self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("pixel_shift", -mean / std, persistent=False)
+
+    def forward(self, pixel_values: Tensor, plan: VisionPlan) -> Tensor:
+        """Hidden states [P, H] in the order of plan, from uint8 patches [P, C*patch*patch] in merge-block order."""
+        hidden = self.embed(pixel_values)
+        merge_unit = self.vision.spatial_merge_size**2
+        if plan.order is not None:
+            order = plan.order.to(hidden.device)
+            hidden = hidden.view(-1, merge_unit, hidden.shape[-1])[order].view(hidden.shape)
+        cos, sin = rotary_angles(plan.positions.to(hidden.device), self.vision.head_dim, self.vision.rotary_base)
+        row = PackedRow(
+            segments=plan.windows,
+            segments_by_layer={layer + 1: plan.full for layer in self.vision.full_attention_layers},
+            cos=cos,
+            sin=sin,
+        )
+        return self.blocks(hidden.unsqueeze(1), None, packed_seq_params=row).squeeze(1)  # [P, 1, H] inside
+
+    def embed(self, pixel_values: Tensor) -> Tensor:
+        """Normalise uint8 patches and embed them: [P, C*patch*patch] -> [P, H].
+
+        A still picture fills the temporal patch with copies of itself, so the kernel's slices over time are summed
+        instead of the pixels being copied.
+        """
+        config, weight = self.vision, self.patch_embed.weight
+        if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
+            raise ModelError(
+                f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. Check the image settings."
+            )
+        pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
+        over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
+        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights between our parameters and a transformers folder."""
