@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW: optimizer with the contract that megatron-core expects, over one update operator.
 
-megatron-core wants the shape of Apex's and TransformerEngine's FusedAdam: `step` as an int in each parameter group and only
-`exp_avg` and `exp_avg_sq` in the state of a parameter. torch's own AdamW keeps `step` in the state, and the distributed
-optimizer then cannot load its checkpoint. Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+megatron-core wants the shape of Apex's and TransformerEngine's FusedAdam: `step` as an int in each parameter group
+and only `exp_avg` and `exp_avg_sq` in the state of a parameter. torch's own AdamW keeps `step` in the state, and the
+distributed optimizer then cannot load its checkpoint. Source: Loshchilov and Hutter, "Decoupled Weight Decay
+Regularization", 2019.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,8 +38,8 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise OpsError(
-                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} is out of range. AdamW. Use non-negative "
-                "values and 0 <= beta < 1."
+                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} is out of range. AdamW. "
+                "Use non-negative values and 0 <= beta < 1."
             )
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention inside the segments of a packed row: contract and reference.
 
-One operator serves the vision tower (full, or windowed by segments) and the language model (causal): what differs is the
-`Segments` and the flags it is given. Comes after rotary, before the output projection.
+One operator serves the vision tower (full, or windowed by segments) and the language model (causal): what differs is
+the `Segments` and the flags it is given. Comes after rotary, before the output projection.
 """
 
 import torch
@@ -82,18 +82,18 @@ def blocked_mask(length: int, causal: bool, window: Window | None, device: torch
 def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: Window | None) -> None:
     if query.shape[0] != segments.total:
         raise OpsError(
-            f"query has {query.shape[0]} tokens, segments add up to {segments.total}. attention. Make Segments from the "
-            "cu_seqlens of this row, padding included."
+            f"query has {query.shape[0]} tokens, segments add up to {segments.total}. attention. Make "
+            "Segments from the cu_seqlens of this row, padding included."
         )
     if key.shape[:2] != value.shape[:2] or key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:
         raise OpsError(
-            f"shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not agree. attention: query, key, value. "
-            "Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
+            f"shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not agree. attention: "
+            "query, key, value. Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
         )
     if query.shape[1] % key.shape[1]:
         raise OpsError(
-            f"{query.shape[1]} query heads over {key.shape[1]} key-value heads. attention. The first must be a multiple of "
-            "the second."
+            f"{query.shape[1]} query heads over {key.shape[1]} key-value heads. attention. The first must "
+            "be a multiple of the second."
         )
     if window is not None and min(window) < -1:
         raise OpsError(f"window {window} has a side below -1. attention. Use -1 for no limit, 0 for itself only.")

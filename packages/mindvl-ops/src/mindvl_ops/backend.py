@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the implementation of every operator, explicitly and for the whole process.
 
-Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a backend
-that lacks an operator is an error, not a fallback, and `backend_table` says what runs and why not the others.
+Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a
+backend that lacks an operator is an error, not a fallback, and `backend_table` says what runs and why not the others.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from . import registry
-from .config import OpsConfig
+from .config import BackendName, OpsConfig
 
 _DEFAULT = OpsConfig()
 _chosen_config: OpsConfig = _DEFAULT
@@ -41,13 +41,13 @@ def select_backends(config: OpsConfig) -> None:
 
 
 @contextmanager
-def use_backend(backend: str, *operators: str) -> Iterator[None]:
-    """Run a block with another backend, for all operators or only the named ones; the earlier choice comes back after it."""
+def use_backend(backend: BackendName, *operators: str) -> Iterator[None]:
+    """Run a block with another backend, for all operators or only the named ones; the earlier choice comes back."""
     before = _chosen_config
+    config = OpsConfig(backend=backend)
     if operators:
-        config = OpsConfig(backend=before.backend, overrides={**before.overrides, **dict.fromkeys(operators, backend)})  # type: ignore[dict-item]
-    else:
-        config = OpsConfig(backend=backend)  # type: ignore[arg-type]
+        only: dict[str, BackendName] = dict.fromkeys(operators, backend)
+        config = OpsConfig(backend=before.backend, overrides={**before.overrides, **only})
     select_backends(config)
     try:
         yield

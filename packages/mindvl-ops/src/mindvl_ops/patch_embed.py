@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patch embedding as one matmul, and its weights to and from the published convolution.
 
-A convolution whose stride is its kernel never overlaps, so it is a matmul over flattened patches. Published vision towers
-store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d).
+A convolution whose stride is its kernel never overlaps, so it is a matmul over flattened patches. Published vision
+towers store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d).
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def matmul_weight_to_conv(weight: Tensor, kernel: Sequence[int]) -> Tensor:
     """`[H, K]` -> `[H, *kernel]`; `kernel` is (C, h, w) or (C, t, h, w)."""
     if len(kernel) not in (3, 4) or weight.dim() != 2 or prod(kernel) != weight.shape[1]:
         raise OpsError(
-            f"weight {list(weight.shape)} does not fit kernel {tuple(kernel)}. matmul_weight_to_conv. Its columns must be "
-            "C * h * w or C * t * h * w."
+            f"weight {list(weight.shape)} does not fit kernel {tuple(kernel)}. matmul_weight_to_conv. Its "
+            "columns must be C * h * w or C * t * h * w."
         )
     return weight.reshape(weight.shape[0], *kernel)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one table of operators: operator and backend -> function.
 
-Modules enter their functions here when they are imported; `backend.py` chooses among the entries. Entering a function is the
-only thing that happens on import.
+Modules enter their functions here when they are imported; `backend.py` chooses among the entries. Entering a function
+is the only thing that happens on import.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
 
     Args:
         x: `[T, N, D]`, D even.
-        cos, sin: `[T, D]` float32, constants (no gradient flows into them). Half style: the second half repeats the first.
+        cos, sin: `[T, D]` float32, constants (no gradient flows into them). Half style: the second half repeats the
+        first.
             Interleaved: neighbours repeat each other.
         interleaved: Pairs are (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ...
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths of the segments of one packed row, on the host.
 
-Made once per row, before the first layer, and shared by all layers: what a backend derives from it (cumulative lengths on a
-device, gather plans, masks) is computed once and kept with it.
+Made once per row, before the first layer, and shared by all layers: what a backend derives from it (cumulative
+lengths on a device, gather plans, masks) is computed once and kept with it.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,8 @@ class Segments:
         self.lengths: tuple[int, ...] = tuple(int(length) for length in lengths)
         if any(length < 0 for length in self.lengths):
             raise OpsError(
-                f"segment length {min(self.lengths)} is negative. Segments.lengths. Check that cu_seqlens never decreases."
+                f"segment length {min(self.lengths)} is negative. Segments.lengths. Check that cu_seqlens "
+                "never decreases."
             )
         self.total: int = sum(self.lengths)
         self.max_length: int = max(self.lengths, default=0)
@@ -36,14 +37,14 @@ class Segments:
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor) -> "Segments":
-        """From cumulative lengths `[num_segments + 1]` with first entry 0. Copies to the host once: call it once per step."""
+        """From cumulative lengths `[num_segments + 1]`, first entry 0. Copies to the host: call it once per row."""
         bounds = cu_seqlens.tolist()
         if not bounds or bounds[0] != 0:
             raise OpsError(
-                f"cu_seqlens starts with {bounds[:1]}. Segments.from_cu_seqlens. The first entry must be 0, the last one the "
-                "number of tokens."
+                f"cu_seqlens starts with {bounds[:1]}. Segments.from_cu_seqlens. The first entry must be "
+                "0, the last one the number of tokens."
             )
-        return cls(end - start for start, end in zip(bounds, bounds[1:], strict=False))
+        return cls(end - start for start, end in pairwise(bounds))
 
     def cu_seqlens(self, device: torch.device | str) -> Tensor:
         """Cumulative lengths `[num_segments + 1]` int32 on `device`, made once per device."""

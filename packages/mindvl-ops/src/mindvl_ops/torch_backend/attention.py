@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention on scaled_dot_product_attention.
 
-Segments of a row are gathered into a few right-padded batches of similar length, one SDPA call each, and put back. The plan
-(which token goes where) is made once per `Segments` and shared by all layers. On CUDA in 16 bit the variable-length flash
-kernel of PyTorch takes the packed row as it is.
+Segments of a row are gathered into a few right-padded batches of similar length, one SDPA call each, and put back.
+The plan (which token goes where) is made once per `Segments` and shared by all layers. On CUDA in 16 bit the
+variable-length flash kernel of PyTorch takes the packed row as it is.
 """
 
 from dataclasses import dataclass
@@ -64,8 +64,8 @@ def attention_torch(
         gathered = _Gather.apply(plan, query, key, value)
         outputs = []
         for i, bucket in enumerate(plan.buckets):
-            mask = _mask(segments, i, bucket, causal, window, query)
-            outputs.append(_attend(*gathered[3 * i : 3 * i + 3], mask, causal, scale))
+            q, k, v = gathered[3 * i : 3 * i + 3]
+            outputs.append(_attend(q, k, v, _mask(segments, i, bucket, causal, window, query), causal, scale))
         output = _Scatter.apply(plan, *outputs)
     return output[..., :width]
 
@@ -127,7 +127,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 def _mask(
     segments: Segments, number: int, bucket: Bucket, causal: bool, window: Window | None, query: Tensor
 ) -> Tensor | None:
-    """Keep-mask of a bucket, True = may attend. Causal rows padded on the right need none: no real token looks right."""
+    """Keep-mask of a bucket. Causal batches padded on the right need none: no real token looks right."""
     if window is None and (causal or bucket.keep is None):
         return None
 
@@ -148,7 +148,7 @@ def _mask(
 
 
 class _Gather(torch.autograd.Function):
-    """Packed query, key, value -> padded batches. Padding gets no gradient by construction, so backward is a gather too."""
+    """Packed query, key, value -> padded batches. Padding gets no gradient, so backward is a gather too."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -205,7 +205,7 @@ def _flash_varlen(
 
     left, right = window or (-1, -1)
     bounds = segments.cu_seqlens(query.device)
-    output: Tensor = varlen_attn(
+    output = varlen_attn(
         query,
         key,
         value,
@@ -217,4 +217,5 @@ def _flash_varlen(
         window_size=(left, 0 if causal else right),
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    assert isinstance(output, Tensor)  # only a request for extra results makes it a tuple
     return output

@@ -30,7 +30,7 @@ def cross_entropy_torch(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Keeps the 16-bit logits and one log-sum-exp per token; the backward pass makes the softmax again, chunk by chunk."""
+    """Keeps the 16-bit logits and one log-sum-exp per token; backward makes the softmax again, chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
