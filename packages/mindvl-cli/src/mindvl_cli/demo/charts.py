@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw the report's charts as inline SVG: a line, box plots, a heat map.
+
+Used by report.py. Drawn by hand because the colours must follow the page (light, dark, print): every mark takes its
+colour from a CSS class of report.css, which matplotlib's SVG cannot do.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from html import escape
+
+MAX_LINE_POINTS = 400  # more than a chart has pixels; longer curves are thinned evenly
+
+_WIDTH, _HEIGHT = 320, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 10, 12, 26
+
+
+def line_chart(points: Sequence[tuple[float, float]], *, x_label: str, describe: str) -> str:
+    """A curve over steps with its smoothed course on top; `points` are (x, y), at least one."""
+    points = _thinned(points)
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    x_end, y_end = max(xs) or 1, _ceiling(max(ys))
+    x_of = _Scale(0, x_end, _LEFT, _WIDTH - _RIGHT)
+    y_of = _Scale(0, y_end, _HEIGHT - _BOTTOM, _TOP)
+    raw = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
+    smooth = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in zip(xs, _smoothed(ys), strict=True))
+    body = [
+        _y_axis(_ticks(0, y_end), y_of, _LEFT, _WIDTH - _RIGHT, _number),
+        *(_text(x_of(x), _HEIGHT - 8, _number(x), "tick", "middle") for x in _ticks(0, x_end)[1:]),
+        _text(_LEFT, _HEIGHT - 8, x_label, "tick"),
+        f'<polyline class="raw" points="{raw}"/><polyline class="curve" points="{smooth}"/>',
+        f'<circle class="dot" cx="{x_of(xs[-1]):.1f}" cy="{y_of(ys[-1]):.1f}" r="3"/>',
+    ]
+    return _svg(_WIDTH, _HEIGHT, body, describe)
+
+
+def box_plots(groups: Sequence[tuple[str, Sequence[float], bool]], *, describe: str) -> str:
+    """One box for each group: quartiles, whiskers from lowest to highest, a dot for each value.
+
+    Args:
+        groups: (label, shares from 0 to 1, whether to stress it).
+    """
+    width, height = 460, 300
+    values = [value for _, group, _ in groups for value in group]
+    step = 0.05 if max(values) - min(values) < 0.4 else 0.2
+    low = max(0.0, math.floor(min(values) / step - 0.25) * step)
+    high = min(1.0, math.ceil(max(values) / step + 0.25) * step)
+    y_of = _Scale(low, max(high, low + step), height - _BOTTOM, _TOP)
+    body = [_y_axis(_ticks(low, max(high, low + step)), y_of, _LEFT, width - _RIGHT, percent_tick)]
+    slot = (width - _LEFT - _RIGHT) / len(groups)
+    for index, (label, group, stressed) in enumerate(groups):
+        center = _LEFT + slot * (index + 0.5)
+        body.append(_box(center, min(34.0, slot * 0.32), group, y_of, stressed))
+        body.append(_text(center, height - 8, label, "label strong" if stressed else "label", "middle"))
+    return _svg(width, height, body, describe)
+
+
+def heat_map(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    scores: Sequence[Sequence[float | None]],
+    *,
+    chosen: tuple[int, int],
+    row_title: str,
+    column_title: str,
+    describe: str,
+) -> str:
+    """A grid of shares from 0 to 1, darker for higher; `chosen` (row, column) is framed, None is left blank."""
+    left, top, cell_width, cell_height = 76, 44, 62, 40
+    width, height = left + cell_width * len(columns) + 6, top + cell_height * len(rows) + 6
+    known = [score for row in scores for score in row if score is not None]
+    low, span = min(known), max(max(known) - min(known), 1e-9)
+    body = [
+        _text(left + cell_width * len(columns) / 2, 14, column_title, "label", "middle"),
+        *(_text(left + cell_width * (j + 0.5), 34, name, "tick", "middle") for j, name in enumerate(columns)),
+        _text(4, 34, row_title, "label"),
+    ]
+    for i, name in enumerate(rows):
+        y = top + cell_height * i
+        body.append(_text(left - 10, y + cell_height / 2 + 4, name, "tick", "end"))
+        for j, score in enumerate(scores[i]):
+            x = left + cell_width * j
+            if score is None:
+                body.append(
+                    f'<rect class="void" x="{x + 1.5}" y="{y + 1.5}" width="{cell_width - 3}" height="37" rx="4"/>'
+                )
+                continue
+            heat = round(12 + 83 * (score - low) / span)
+            shade = "on-dark" if heat > 55 else "on-light"
+            frame = " chosen" if (i, j) == chosen else ""
+            body.append(
+                f'<rect class="cell{frame}" style="--heat:{heat}%" x="{x + 1.5}" y="{y + 1.5}" '
+                f'width="{cell_width - 3}" height="37" rx="4"/>'
+            )
+            body.append(_text(x + cell_width / 2, y + 24.5, f"{100 * score:.1f}", f"cell-text {shade}", "middle"))
+    return _svg(width, height, body, describe)
+
+
+def percent_tick(share: float) -> str:
+    """A share as whole percent."""
+    return f"{round(100 * share)}%"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile, with linear interpolation between values."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, median, third
+
+
+def _box(center: float, half: float, values: Sequence[float], y_of: "_Scale", stressed: bool) -> str:
+    first, median, third = (y_of(value) for value in quartiles(values))
+    lowest, highest = y_of(min(values)), y_of(max(values))
+    left = center - half / 2
+    marks = [
+        f'<line class="whisker" x1="{center:.1f}" x2="{center:.1f}" y1="{lowest:.1f}" y2="{highest:.1f}"/>',
+        *(
+            f'<line class="whisker" x1="{left:.1f}" x2="{left + half:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            for y in (lowest, highest)
+        ),
+        f'<rect class="box" x="{center - half:.1f}" y="{third:.1f}" width="{2 * half:.1f}" '
+        f'height="{max(first - third, 1):.1f}" rx="3"/>',
+        f'<line class="median" x1="{center - half:.1f}" x2="{center + half:.1f}" y1="{median:.1f}" y2="{median:.1f}"/>',
+    ]
+    for index, value in enumerate(values):  # spread by position, so that two runs draw the same page
+        x = center + half + 8 + 4 * (index % 3)
+        marks.append(f'<circle class="value" cx="{x:.1f}" cy="{y_of(value):.1f}" r="1.6"/>')
+    kind = "boxplot stressed" if stressed else "boxplot"
+    return f'<g class="{kind}">{"".join(marks)}</g>'
+
+
+class _Scale:
+    """A straight map from values to pixels."""
+
+    def __init__(self, start: float, end: float, pixel_start: float, pixel_end: float) -> None:
+        self.start, self.pixel_start = start, pixel_start
+        self.pixels_per_unit = (pixel_end - pixel_start) / ((end - start) or 1)
+
+    def __call__(self, value: float) -> float:
+        return self.pixel_start + (value - self.start) * self.pixels_per_unit
+
+
+def _y_axis(ticks: Sequence[float], y_of: _Scale, left: float, right: float, show: Callable[[float], str]) -> str:
+    marks = []
+    for value in ticks:
+        y = y_of(value)
+        marks.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        marks.append(_text(left - 6, y + 3.5, show(value), "tick", "end"))
+    return "".join(marks)
+
+
+def _ticks(start: float, end: float, about: int = 4) -> list[float]:
+    """Round values from start to end, about that many."""
+    rough = (end - start) / about
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
+    step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * 0.999)
+    count = math.floor((end - start) / step + 1e-6)
+    return [start + step * index for index in range(count + 1)]
+
+
+def _ceiling(value: float) -> float:
+    """A round number a little above the highest value, so that the curve fills the chart."""
+    if value <= 0 or not math.isfinite(value):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * nice for nice in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * nice >= value)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= MAX_LINE_POINTS:
+        return list(points)
+    stride = (len(points) - 1) / (MAX_LINE_POINTS - 1)
+    return [points[round(index * stride)] for index in range(MAX_LINE_POINTS)]
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """A moving mean over a twentieth of the curve, narrower at the ends so that first and last value stay."""
+    reach = max(1, len(values) // 40)
+    smooth = []
+    for index in range(len(values)):
+        near = min(reach, index, len(values) - 1 - index)
+        smooth.append(statistics.fmean(values[index - near : index + near + 1]))
+    return smooth
+
+
+def _number(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:.4g}"
+
+
+def _text(x: float, y: float, content: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+
+
+def _svg(width: float, height: float, body: Sequence[str], describe: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(describe)}" '
+        f'style="max-width:{width * 1.35:.0f}px">{"".join(body)}</svg>'
+    )

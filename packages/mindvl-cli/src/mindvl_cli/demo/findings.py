@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say in sentences what the figures of a demo run show, whether they favour the method or not.
+
+Used by report.py. A difference counts as one only when it is larger than two standard errors; the models answer the
+same items, so treating them as independent overstates the error and errs on the side of saying less.
+"""
+
+import math
+
+from mindvl_cli.demo.charts import quartiles
+from mindvl_cli.demo.results import GridScores, Results, ScoreTable, TableRow
+
+
+def findings(results: Results) -> list[str]:
+    """The sentences at the top of the report, in the order of importance."""
+    sentences = [_headline(results), _merge(results.table)]
+    sentences += [_robustness(results), _chosen(results)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def percent(share: float) -> str:
+    """A share with one decimal, as in "93.4%"."""
+    return f"{100 * share:.1f}%"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people say them: "48 s", "3 min 20 s", "1 h 5 min"."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _headline(results: Results) -> str:
+    headline = results.headline
+    error = 1.96 * math.sqrt(headline.score * (1 - headline.score) / max(headline.num_items, 1))
+    told = (
+        f"{headline.title}: {percent(headline.score)} of {headline.num_items} "
+        f"(95% interval about +-{100 * error:.1f} points)"
+    )
+    if results.is_quick:
+        return f"{told}. A quick run promises nothing here."
+    if headline.score >= headline.wanted:
+        return f"{told}. The demo promises {percent(headline.wanted)} and keeps it."
+    short = _points(headline.wanted - headline.score)
+    return f"{told}. The demo promises {percent(headline.wanted)}: this run misses it by {short}."
+
+
+def _merge(table: ScoreTable) -> str:
+    merged = next((row for row in table.rows if row.role == "merged"), None)
+    parents = [row for row in table.rows if row.role == "parent"]
+    if merged is None or not parents:
+        return ""
+    best = max(parents, key=lambda row: row.overall)
+    mean = sum(row.overall for row in parents) / len(parents)
+    gain = merged.overall - best.overall
+    noise = 2 * math.hypot(_standard_error(merged, table), _standard_error(best, table))
+    beaten = sum(merged.overall > row.overall for row in parents)
+    told = (
+        f"Averaging the {len(parents)} SFT models gives {percent(merged.overall)} overall; the best of them, "
+        f"{best.model}, has {percent(best.overall)}, their mean is {percent(mean)}. "
+        f"The average is ahead of {beaten} of {len(parents)}"
+    )
+    if abs(gain) <= noise:
+        return (
+            f"{told}, but {_points(abs(gain))} {'over' if gain >= 0 else 'under'} the best is less than sampling can "
+            f"explain (+-{100 * noise:.1f} points): here merging does not differ measurably from the best single run."
+        )
+    side, verdict = (
+        ("over", "merging beat its parents, as in the paper")
+        if gain > 0
+        else ("under", "merging lost here, unlike in the paper")
+    )
+    return f"{told}, and {_points(abs(gain))} {side} the best is more than sampling can explain: {verdict}."
+
+
+def _robustness(results: Results) -> str:
+    merged = next((model for model in results.search.models if model.role == "merged"), None)
+    parents = [model for model in results.search.models if model.role == "parent"]
+    if merged is None or not parents:
+        return ""
+    lowest, median, _ = _spread(merged)
+    best_lowest = max(_spread(parent)[0] for parent in parents)
+    best_median = max(_spread(parent)[1] for parent in parents)
+    return (
+        f"Over all resolution settings the merged model's median is {percent(median)} and its lowest score "
+        f"{percent(lowest)}; the best parent values are {percent(best_median)} and {percent(best_lowest)}. "
+        f"{_verdict(median > best_median, lowest > best_lowest)}"
+    )
+
+
+def _verdict(median_is_higher: bool, lowest_is_higher: bool) -> str:
+    if median_is_higher and lowest_is_higher:
+        return "Both are higher, which is what the paper's Figure 4 shows."
+    if median_is_higher or lowest_is_higher:
+        return (
+            f"Only the {'median' if median_is_higher else 'lowest score'} is higher; the paper's Figure 4 shows both."
+        )
+    return "Neither is higher: the gain in robustness of the paper's Figure 4 does not show here."
+
+
+def _chosen(results: Results) -> str:
+    search = results.search
+    return (
+        f"The search chose {search.chosen_min_pixels:,} to {search.chosen_max_pixels:,} pixels: "
+        f"{percent(search.validation_score)} on validation, {percent(search.test_score)} on the test split, "
+        "which it had not seen."
+    )
+
+
+def _spread(model: GridScores) -> tuple[float, float, float]:
+    values = [score for row in model.scores for score in row if score is not None]
+    return min(values), quartiles(values)[1], max(values)
+
+
+def _standard_error(row: TableRow, table: ScoreTable) -> float:
+    """Of the mean over tasks, each a share of so many independent items."""
+    variances = (s * (1 - s) / max(task.num_items, 1) for s, task in zip(row.scores, table.tasks, strict=True))
+    return math.sqrt(sum(variances)) / len(table.tasks)
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:.1f} points"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the charts: valid SVG, values at the right place, the chosen cell framed."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from mindvl_cli.demo.charts import box_plots, heat_map, line_chart, quartiles
+
+
+def _points(svg: str, kind: str) -> list[tuple[float, float]]:
+    line = next(node for node in ElementTree.fromstring(svg).iter("polyline") if node.get("class") == kind)
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+
+
+def test_a_falling_loss_goes_down_the_page() -> None:
+    points = _points(line_chart([(1, 3.0), (2, 2.0), (3, 1.0)], x_label="step", describe="loss"), "raw")
+
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    assert [y for _, y in points] == sorted(y for _, y in points)
+
+
+def test_a_long_curve_is_thinned_but_keeps_both_ends() -> None:
+    svg = line_chart([(float(x), 1.0 + x) for x in range(10_000)], x_label="step", describe="loss")
+    points = _points(svg, "raw")
+
+    assert len(points) == 400
+    assert points[0][0] == pytest.approx(40.0)
+    assert points[-1][0] == pytest.approx(310.0)
+
+
+@pytest.mark.parametrize("points", [[(1.0, 0.0)], [(0.0, 2.0)], [(5.0, 1e-9), (6.0, 1e-9)]])
+def test_a_curve_of_one_or_equal_points_is_drawn(points: list[tuple[float, float]]) -> None:
+    ElementTree.fromstring(line_chart(points, x_label="step", describe="loss"))
+
+
+def test_quartiles_of_hand_worked_values() -> None:
+    assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+    assert quartiles([0.5]) == (0.5, 0.5, 0.5)
+
+
+def test_a_box_plot_shows_each_value_once() -> None:
+    svg = box_plots([("A", [0.1, 0.2, 0.3], False), ("B", [0.9, 0.9], True)], describe="scores")
+
+    assert svg.count('class="value"') == 5
+    assert svg.count("boxplot stressed") == 1
+    ElementTree.fromstring(svg)
+
+
+def test_scores_that_are_all_equal_are_drawn() -> None:
+    ElementTree.fromstring(box_plots([("A", [1.0, 1.0], False)], describe="scores"))
+    ElementTree.fromstring(box_plots([("A", [0.0], False)], describe="scores"))
+
+
+def test_a_heat_map_frames_the_chosen_cell_and_leaves_impossible_ones_blank() -> None:
+    svg = heat_map(
+        ["4", "16"],
+        ["8", "32"],
+        [[0.5, 0.75], [None, 1.0]],
+        chosen=(1, 1),
+        row_title="min",
+        column_title="max",
+        describe="scores",
+    )
+
+    cells = [node.attrib for node in ElementTree.fromstring(svg).iter("rect")]
+    assert [cell["class"] for cell in cells] == ["cell", "cell", "void", "cell chosen"]
+    assert cells[0]["style"] == "--heat:12%"
+    assert cells[3]["style"] == "--heat:95%"

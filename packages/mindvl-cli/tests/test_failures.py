@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of exit codes and of what a failing command prints."""
+
+import click
+import pytest
+
+from mindvl_cli.failures import CliError, is_ours, one_line, run_guarded
+from mindvl_cli.problems import ConfigError, Problem
+
+
+def _raising(error: BaseException) -> int:
+    def invoke() -> None:
+        raise error
+
+    return run_guarded(invoke)
+
+
+def _foreign_error(name: str, module: str) -> type[Exception]:
+    return type(name, (Exception,), {"__module__": module})
+
+
+def test_success_is_zero_and_a_given_exit_code_is_kept() -> None:
+    assert run_guarded(lambda: None) == 0
+    assert run_guarded(lambda: 1) == 1
+
+
+def test_our_error_is_one_line_on_stderr_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
+    data_error = _foreign_error("DataError", "mindvl_data.errors")
+    child = type("BadShard", (data_error,), {"__module__": "mindvl_data.shards"})
+
+    assert _raising(child("shard a.tar is cut off\n  at byte 7. Write it again.")) == 1
+    assert capsys.readouterr() == ("", "error: shard a.tar is cut off at byte 7. Write it again.\n")
+
+
+def test_an_error_of_the_same_name_from_elsewhere_is_not_ours() -> None:
+    assert not is_ours(_foreign_error("DataError", "pandas.errors")("x"))
+    assert is_ours(CliError("x"))
+
+
+def test_an_error_that_is_not_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_guarded(lambda: 1 // 0)
+
+
+def test_wrong_usage_is_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _raising(click.UsageError("no such thing")) == 2
+    assert "no such thing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_an_interrupted_command_is_130(error: BaseException) -> None:
+    assert _raising(error) == 130
+
+
+def test_a_config_error_keeps_one_line_for_each_problem() -> None:
+    error = ConfigError([Problem("a", "x", "is bad", "Mend it."), Problem("b", "y", "is worse", "Drop it.")])
+
+    assert one_line(error) == "error: a: x: is bad. Mend it.\nerror: b: y: is worse. Drop it."

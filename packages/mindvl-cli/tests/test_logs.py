@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the logging set-up."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mindvl_cli.logs import set_up_logging
+
+logger = logging.getLogger("mindvl_train.made_up")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(before):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
+def test_rank_zero_writes_to_the_console_and_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(rank=0, log_dir=tmp_path)
+    logger.info("step %s", 1)
+
+    assert capsys.readouterr().err == "step 1\n"
+    assert "step 1" in (tmp_path / "rank-0000.log").read_text()
+
+
+def test_other_ranks_write_to_their_file_and_only_errors_to_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(rank=3, log_dir=tmp_path)
+    logger.info("quiet")
+    logger.error("loud")
+
+    assert capsys.readouterr().err == "loud\n"
+    assert "quiet" in (tmp_path / "rank-0003.log").read_text()
+
+
+def test_a_second_call_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging()
+    set_up_logging()
+    logger.info("once")
+
+    assert capsys.readouterr().err == "once\n"
+
+
+def test_debug_lines_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging()
+    logger.debug("hidden")
+    set_up_logging(verbose=True)
+    logger.debug("shown")
+
+    assert capsys.readouterr().err == "shown\n"
+
+
+def test_other_libraries_are_heard_from_warnings_on(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(verbose=True)
+    logging.getLogger("some_library").info("chatter")
+    logging.getLogger("some_library").warning("trouble")
+
+    assert capsys.readouterr().err == "trouble\n"
