@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from mindvl_ops import Segments, attention
 from torch import Tensor
+
+from mindvl_ops import Segments, attention
 
 HEADS, WIDTH = 4, 32
 

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+
 from mindvl_ops import OpsError, Segments, attention, use_backend
 from mindvl_ops.attention import attention_reference, blocked_mask
 

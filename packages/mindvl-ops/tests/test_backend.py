@@ -2,6 +2,7 @@
 """Choosing backends: explicit, whole-process, reversible, and told."""
 
 import pytest
+
 from mindvl_ops import OpsConfig, UnknownBackend, backend_table, select_backends, use_backend
 from mindvl_ops.backend import chosen
 from mindvl_ops.registry import lookup

@@ -4,6 +4,7 @@
 import math
 
 import torch
+
 from mindvl_ops.cross_entropy import cross_entropy_reference
 
 

@@ -2,6 +2,7 @@
 """RMSNorm reference: by hand, and its gradients."""
 
 import torch
+
 from mindvl_ops.norm import rms_norm_reference
 
 

@@ -4,6 +4,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+
 from mindvl_ops import OpsError, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 
 

@@ -2,6 +2,7 @@
 """The table of operators: lookups and their errors."""
 
 import pytest
+
 from mindvl_ops import UnknownBackend, registry
 
 OPERATORS = ("adamw", "attention", "cross_entropy", "patch_embed", "rms_norm", "rotary", "swiglu")

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+
 from mindvl_ops.rope import rotary_reference
 
 

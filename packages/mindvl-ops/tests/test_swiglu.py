@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+
 from mindvl_ops import OpsError, swiglu
 from mindvl_ops.swiglu import swiglu_reference
 

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+
 from mindvl_ops import swiglu
 from mindvl_ops.registry import _ENTRIES
 from mindvl_ops.swiglu import swiglu_reference

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+
 from mindvl_ops import AdamW, use_backend
 
 

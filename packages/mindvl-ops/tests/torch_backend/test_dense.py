@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mindvl_ops import cross_entropy, patch_embed
 from mindvl_ops.testing import assert_parity
 from mindvl_ops.torch_backend import dense

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mindvl_ops import rms_norm, rotary, swiglu
 from mindvl_ops.testing import assert_parity
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backend import use_backend
+from ..config import BackendName
 
 # largest difference allowed, relative to the largest value of the expected tensor
 TOLERANCES: dict[torch.dtype, float] = {
@@ -33,7 +34,7 @@ def outputs_and_gradients(function: Callable[..., Tensor], inputs: Sequence[Tens
     ]
 
 
-def assert_parity(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backend: str = "torch") -> None:
+def assert_parity(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backend: BackendName = "torch") -> None:
     """`function`, written with our operators, agrees with the float64 reference in value and gradients on `backend`."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     with use_backend("reference"):
