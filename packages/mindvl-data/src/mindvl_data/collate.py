@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PackedSample -> Batch: the samples of a row end to end, with lengths, positions and padding.
+
+Comes after packing, before the model.
+"""
+
+import numpy as np
+import torch
+
+from mindvl_data.positions import PositionKind, segment_positions
+from mindvl_data.types import IGNORE_INDEX, Batch, PackedSample
+
+
+def collate(
+    packed: PackedSample,
+    *,
+    step: int,
+    position_kind: PositionKind,
+    pad_id: int,
+    image_pad_id: int,
+    pad_multiple: int,
+    patch_dim: int,
+    spatial_merge_size: int,
+) -> Batch:
+    """One row as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
+
+    A row without samples becomes one segment of padding.
+    """
+    lengths = [len(sample.input_ids) for sample in packed.samples]
+    total = sum(lengths)
+    padding = -total % pad_multiple if total else pad_multiple
+    input_ids = np.full(total + padding, pad_id, np.int64)
+    labels = np.full(total + padding, IGNORE_INDEX, np.int64)
+    positions = np.empty((3, total + padding), np.int64)
+    positions[:, total:] = np.arange(padding)
+    start = 0
+    for sample, length in zip(packed.samples, lengths, strict=True):
+        stop = start + length
+        input_ids[start:stop] = sample.input_ids
+        labels[start:stop] = sample.labels
+        positions[:, start:stop] = segment_positions(
+            sample.input_ids,
+            sample.image_grid_thw,
+            kind=position_kind,
+            image_pad_id=image_pad_id,
+            spatial_merge_size=spatial_merge_size,
+        )
+        start = stop
+    if padding:
+        lengths.append(padding)
+    empty_patches, empty_grid = np.zeros((0, patch_dim), np.uint8), np.zeros((0, 3), np.int64)
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(positions),
+        cu_seqlens=torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)),
+        max_seqlen=max(lengths),
+        pixel_values=torch.from_numpy(np.concatenate([empty_patches, *(s.pixel_values for s in packed.samples)])),
+        image_grid_thw=torch.from_numpy(np.concatenate([empty_grid, *(s.image_grid_thw for s in packed.samples)])),
+        num_label_tokens=int((labels != IGNORE_INDEX).sum()),
+        segments=packed.segments,
+        step=step,
+    )

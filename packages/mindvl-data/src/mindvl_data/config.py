@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user says about data: sources and weights, image budgets, row sizes.
+
+Read by the planner and the loader; YAML becomes these classes in mindvl-cli, never here.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """How a picture becomes patches (Qwen2.5-VL's published values)."""
+
+    min_pixels: int = 4 * 28 * 28  # smaller pictures are enlarged to at least this area
+    max_pixels: int = 1280 * 28 * 28  # larger pictures are reduced to at most this area
+    patch_size: int = 14  # side of one patch in pixels
+    spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
+    decode_limit: int = 80_000_000  # pixels; a picture that claims more is not decoded
+
+    def __post_init__(self) -> None:
+        block = (self.patch_size * self.spatial_merge_size) ** 2
+        if not block <= self.min_pixels <= self.max_pixels:
+            raise ValueError(
+                f"min_pixels={self.min_pixels} and max_pixels={self.max_pixels} leave no size to choose. "
+                f"Use {block} <= min_pixels <= max_pixels."
+            )
+
+    @property
+    def multiple(self) -> int:
+        """Resized heights and widths are multiples of this many pixels."""
+        return self.patch_size * self.spatial_merge_size
+
+    @property
+    def patch_dim(self) -> int:
+        """Values in one patch: channels times patch area."""
+        return 3 * self.patch_size**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingConfig:
+    """The two budgets of a row."""
+
+    seq_length: int  # tokens in a row, padding included
+    max_patches: int | None = None  # patches in a row; None: 1.25 times what the mixture asks for on average
+    buffer_size: int = 256  # samples the packer chooses from; bounds how long a sample can wait
+    pad_multiple: int = 8  # rows are padded to a multiple of this
+
+    def __post_init__(self) -> None:
+        if self.seq_length <= 0 or self.seq_length % self.pad_multiple:
+            raise ValueError(
+                f"seq_length={self.seq_length} is not a positive multiple of pad_multiple={self.pad_multiple}. "
+                f"Use {max(1, self.seq_length // self.pad_multiple) * self.pad_multiple}."
+            )
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size={self.buffer_size} holds no sample. Use 256.")
+        if self.max_patches is not None and self.max_patches < 0:
+            raise ValueError(f"max_patches={self.max_patches} is negative. Leave it out to derive it from the data.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """One dataset of the mixture."""
+
+    name: str  # appears in reports, logs and the ledger
+    path: Path  # folder of indexed shards
+    weight: float = 1.0  # share of the mixture, relative to the other sources
+    max_epochs: int | None = None  # how often each sample may be used; None: as often as the mixture asks
+    min_pixels: int | None = None  # overrides image.min_pixels for this source
+    max_pixels: int | None = None  # overrides image.max_pixels for this source
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(
+                f"weight={self.weight} of source {self.name!r} is not positive. Remove the source instead."
+            )
+        if self.max_epochs is not None and self.max_epochs < 1:
+            raise ValueError(f"max_epochs={self.max_epochs} of source {self.name!r} uses nothing. Use 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Everything that decides which sample is trained on when; the plan is a pure function of it and the index."""
+
+    sources: tuple[SourceConfig, ...]  # the mixture
+    tokenizer: Path  # folder with tokenizer files and a chat template, as transformers saves them
+    packing: PackingConfig  # budgets of a row
+    image: ImageConfig = field(default_factory=ImageConfig)  # budgets of a picture
+    seed: int = 0  # decides the order of samples
+    weight_unit: Literal["samples", "tokens"] = "samples"  # what the weights count
+    text_share: float | None = None  # share of text-only sources, e.g. 0.2; None: as the weights say
+    shuffle_window: int = 65_536  # samples shuffled together after shards were shuffled; bounds how far reads spread
+    num_threads: int = 2  # decode threads; 0 decodes in the calling thread
+    prefetch_packs: int = 8  # rows made ahead of the training step
+    max_bad_share: float = 0.01  # the run stops when more samples than this cannot be decoded
+    audit_log: Path | None = None  # append one JSON line for every step handed out
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ValueError("sources is empty. Name at least one folder of indexed shards.")
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"sources {twice} appear twice. Give every source its own name.")
+        if self.text_share is not None and not 0 <= self.text_share <= 1:
+            raise ValueError(f"text_share={self.text_share} is not a share. Use a value from 0 to 1.")
+        if self.num_threads < 0 or self.prefetch_packs < 1 or self.shuffle_window < 1:
+            raise ValueError(
+                f"num_threads={self.num_threads}, prefetch_packs={self.prefetch_packs}, "
+                f"shuffle_window={self.shuffle_window}: use num_threads >= 0 and at least 1 for the others."
+            )

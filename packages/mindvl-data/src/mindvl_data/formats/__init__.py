@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Input formats of `data write`: one file each, entered in one table.
+
+A format is a function from a path to records; to add one, write the function and enter it in FORMATS.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mindvl_data.formats.folder import read_folder
+from mindvl_data.formats.llava import read_llava
+from mindvl_data.formats.messages import read_messages
+from mindvl_data.formats.record import SourceRecord
+from mindvl_data.formats.text import read_text
+
+Reader = Callable[[Path, Path | None], Iterator[SourceRecord]]  # (source, image_root) -> records
+
+FORMATS: dict[str, Reader] = {
+    "folder": read_folder,
+    "llava": read_llava,
+    "messages": read_messages,
+    "text": read_text,
+}
+
+__all__ = ["FORMATS", "Reader", "SourceRecord"]

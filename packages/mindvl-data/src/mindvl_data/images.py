@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded picture -> uint8 patches: decode, resize to the pixel budget, cut.
+
+Comes after shards, before collate. Sizes, resize and patch order are those of transformers' Qwen2-VL image processor
+(Qwen2-VL, arXiv 2409.12191); normalising and the temporal copy are left to the device.
+"""
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from mindvl_data.config import ImageConfig
+from mindvl_data.errors import BadSample
+
+MAX_ASPECT_RATIO = 200
+_FORMATS = ("JPEG", "PNG", "WEBP")
+_ORIENTATION_TAG = 0x0112
+
+
+def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Choose the size nearest to the original that fits the pixel budget; returns (height, width) in pixels.
+
+    Args:
+        multiple: Both results are multiples of this (patch size times merge size).
+        min_pixels, max_pixels: Inclusive budget for height times width.
+
+    Raises:
+        BadSample: One side is more than 200 times the other.
+    """
+    if min(height, width) < 1 or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise BadSample(f"picture of {height}x{width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other")
+    new_height = round(height / multiple) * multiple
+    new_width = round(width / multiple) * multiple
+    if new_height * new_width > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        new_height = max(multiple, math.floor(height / shrink / multiple) * multiple)
+        new_width = max(multiple, math.floor(width / shrink / multiple) * multiple)
+    elif new_height * new_width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        new_height = math.ceil(height * grow / multiple) * multiple
+        new_width = math.ceil(width * grow / multiple) * multiple
+    return new_height, new_width
+
+
+def count_patches(heights: NDArray[Any], widths: NDArray[Any], config: ImageConfig) -> NDArray[np.int64]:
+    """Patches of many pictures at once, by the arithmetic of `smart_resize`; -1 where it would refuse the picture.
+
+    Args:
+        heights, widths: [num_images], pixels of the originals.
+    """
+    height, width = heights.astype(np.float64), widths.astype(np.float64)
+    m = config.multiple
+    refused = np.minimum(height, width) < 1
+    refused |= np.maximum(height, width) > MAX_ASPECT_RATIO * np.minimum(height, width)
+    area = np.where(refused, 1.0, height * width)
+    new_height, new_width = np.rint(height / m) * m, np.rint(width / m) * m
+    too_big = new_height * new_width > config.max_pixels
+    too_small = ~too_big & (new_height * new_width < config.min_pixels)
+    shrink, grow = np.sqrt(area / config.max_pixels), np.sqrt(config.min_pixels / area)
+    new_height = np.where(too_big, np.maximum(m, np.floor(height / shrink / m) * m), new_height)
+    new_width = np.where(too_big, np.maximum(m, np.floor(width / shrink / m) * m), new_width)
+    new_height = np.where(too_small, np.ceil(height * grow / m) * m, new_height)
+    new_width = np.where(too_small, np.ceil(width * grow / m) * m, new_width)
+    patches = (new_height * new_width).astype(np.int64) // config.patch_size**2
+    return np.where(refused, -1, patches)
+
+
+def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
+    """(height, width) as shown, EXIF orientation applied, from the header alone.
+
+    Raises:
+        BadSample: Not a picture of an allowed format, or larger than `decode_limit` pixels.
+    """
+    image = _open(content, decode_limit)
+    width, height = image.size
+    if _may_hold_exif(content) and image.getexif().get(_ORIENTATION_TAG, 1) >= 5:
+        return width, height
+    return height, width
+
+
+def decode(content: bytes, *, decode_limit: int) -> Image.Image:
+    """The picture as 8-bit RGB, upright, on white where it is transparent; the first frame of an animated one.
+
+    Raises:
+        BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` pixels.
+    """
+    if content[:3] == b"\xff\xd8\xff" and not _may_hold_exif(content):
+        fast = _decode_plain_jpeg(content, decode_limit)
+        if fast is not None:
+            return fast
+    image = _open(content, decode_limit)
+    try:
+        image.load()
+        image = ImageOps.exif_transpose(image)
+    except Exception as error:  # Pillow's decoders raise many kinds; each of them means a damaged file
+        raise BadSample(f"picture cannot be decoded: {error}") from error
+    return _to_rgb(image)
+
+
+def to_patches(image: Image.Image, config: ImageConfig) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
+    """Resize and cut.
+
+    Returns:
+        Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
+        (time, height, width) in patches.
+    """
+    height, width = smart_resize(
+        image.height,
+        image.width,
+        multiple=config.multiple,
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
+    )
+    if (height, width) != (image.height, image.width):
+        image = image.resize((width, height), resample=Image.Resampling.BICUBIC)
+    side, merge = config.patch_size, config.spatial_merge_size
+    rows, columns = height // side, width // side
+    pixels = np.asarray(image).reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
+    patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, config.patch_dim)
+    return patches, (1, rows, columns)
+
+
+def _open(content: bytes, decode_limit: int) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Exception as error:  # includes Pillow's own bomb error; all mean that this is not a usable picture
+        raise BadSample(f"picture cannot be opened: {error}".replace(" <_io.BytesIO object", " <bytes")) from error
+    if image.width * image.height > decode_limit:
+        raise BadSample(
+            f"picture of {image.height}x{image.width} pixels is larger than the decode limit of {decode_limit}"
+        )
+    return image
+
+
+def _may_hold_exif(content: bytes) -> bool:
+    return content.find(b"Exif\0\0", 0, 1 << 16) >= 0 or content.find(b"eXIf", 0, 1 << 16) >= 0
+
+
+def _decode_plain_jpeg(content: bytes, decode_limit: int) -> Image.Image | None:
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
+        if colorspace in ("CMYK", "YCCK") or height * width > decode_limit:
+            return None  # Pillow inverts Adobe CMYK correctly, and the slow path words the refusal
+        return Image.fromarray(simplejpeg.decode_jpeg(content, colorspace="RGB"))
+    except ValueError as error:
+        raise BadSample(f"picture cannot be decoded: {error}") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits: Pillow would clip instead of scale
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        layers = image.convert("RGBA")
+        canvas = Image.new("RGBA", layers.size, "white")
+        return Image.alpha_composite(canvas, layers).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

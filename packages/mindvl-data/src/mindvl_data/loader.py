@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loader: plan, read, parse, tokenize, decode, collate, in order, on one screen.
+
+The front of this package: an iterator over the packed rows of one data-parallel rank. Threads make rows ahead of the training
+step; the order is always the plan's. The only state is the plan's, so a resumed run gives the very same rows.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import numpy as np
+
+from mindvl_data.collate import collate
+from mindvl_data.config import DataConfig
+from mindvl_data.errors import BadSample, DataError
+from mindvl_data.images import decode, to_patches
+from mindvl_data.lengths import SourceIndex, image_scales
+from mindvl_data.planner import PlannedSample, PlannedStep, Planner, Row, rows_of_rank
+from mindvl_data.positions import PositionKind
+from mindvl_data.samples import parse_sample
+from mindvl_data.shards import ShardFiles
+from mindvl_data.tokenization import expand, load_tokenizer
+from mindvl_data.tracker import AuditLog, identities, open_state, seal_state
+from mindvl_data.types import IGNORE_INDEX, Batch, PackedSample, Segment, TokenizedSample
+
+logger = logging.getLogger(__name__)
+
+_BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
+
+
+class Loader:
+    """Iterates over packed rows; `packs_per_step / dp_size` of them make one optimizer step on this rank.
+
+    Args:
+        packs_per_step: Rows of one step over all data-parallel ranks.
+        dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
+        position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
+
+    Raises:
+        DataError: A source is not indexed, or the settings do not fit each other.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        packs_per_step: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        position_kind: PositionKind,
+    ) -> None:
+        if packs_per_step < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
+            raise DataError(
+                f"packs_per_step={packs_per_step} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
+                "Use a multiple of dp_size."
+            )
+        self._config = config
+        self._packs_per_step = packs_per_step
+        self._dp_rank, self._dp_size = dp_rank, dp_size
+        self._position_kind: PositionKind = position_kind
+        self._files = ShardFiles()
+        self._tokenizer = load_tokenizer(config.tokenizer)
+        self._sources = [SourceIndex(s, config.image, self._tokenizer, self._files) for s in config.sources]
+        self._identities = identities(config, self._sources, self._tokenizer, packs_per_step)
+        self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
+        self._threads = (
+            ThreadPoolExecutor(config.num_threads, thread_name_prefix="mindvl-data") if config.num_threads else None
+        )
+        self._start(plan_state=None)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next row of this rank; StopIteration once every source with an epoch cap is used up."""
+        self._plan_ahead()
+        if not self._pending:
+            raise StopIteration
+        step, is_last, made = self._pending.popleft()
+        batch = made.result() if isinstance(made, Future) else self._make(step, made)
+        self._count(batch)
+        if is_last:
+            self._state = step.state_after
+            if self._audit is not None:
+                self._audit.record(step)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last complete step handed out; JSON values, the same on every rank."""
+        return seal_state(self._state, self._identities)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
+
+        Raises:
+            DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor.
+        """
+        self._start(plan_state=open_state(state, self._identities))
+
+    def report(self) -> dict[str, Any]:
+        """Figures of the rows this rank was handed since the loader was made or restored, and of the plan so far."""
+        rows = max(1, self._totals["rows"])
+        visual = np.array(self._visual_tokens or [0], np.float64)
+        return {
+            "rows": self._totals["rows"],
+            "steps": self._state["step"],
+            "tokens": self._totals["tokens"],
+            "label_tokens": self._totals["label_tokens"],
+            "fill": self._totals["tokens"] / (rows * self._config.packing.seq_length),
+            "visual_tokens": {
+                "mean": float(visual.mean()),
+                "max": int(visual.max()),
+                "cv": float(visual.std() / visual.mean()) if visual.mean() else 0.0,
+                "limit": (self._planner.max_patches or 0) // self._config.image.spatial_merge_size**2,
+            },
+            "tokens_by_source": dict(self._tokens_by_source),
+            "samples_by_source": dict(self._state["drawn"]),
+            "dropped": dict(self._state["dropped"]),
+            "bad_samples": self._totals["bad_samples"],
+        }
+
+    def close(self) -> None:
+        """Stop the threads and close all files."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+        self._files.close()
+        if self._audit is not None:
+            self._audit.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, plan_state: dict[str, Any] | None) -> None:
+        self._planner = Planner(self._config, self._sources, rows_per_step=self._packs_per_step)
+        if plan_state is not None:
+            self._planner.load_state(plan_state)
+        self._state = self._planner.state()
+        self._pending: deque[tuple[PlannedStep, bool, Future[Batch] | Row]] = deque()
+        self._totals: Counter[str] = Counter()
+        self._tokens_by_source: Counter[str] = Counter()
+        self._visual_tokens: list[int] = []
+
+    def _plan_ahead(self) -> None:
+        """Keep `prefetch_packs` rows in the making; whole steps, since the plan is cut by steps."""
+        while len(self._pending) < self._config.prefetch_packs:
+            step = self._planner.next_step()
+            if step is None:
+                return
+            rows = rows_of_rank(step.rows, dp_rank=self._dp_rank, dp_size=self._dp_size)
+            for number, row in enumerate(rows, 1):
+                made = row if self._threads is None else self._threads.submit(self._make, step, row)
+                self._pending.append((step, number == len(rows), made))
+
+    def _make(self, step: PlannedStep, row: Row) -> Batch:
+        made = [self._load(planned) for planned in row]
+        return collate(
+            PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
+            step=step.step,
+            position_kind=self._position_kind,
+            pad_id=self._tokenizer.pad_id,
+            image_pad_id=self._tokenizer.image_pad_id,
+            pad_multiple=self._config.packing.pad_multiple,
+            patch_dim=self._config.image.patch_dim,
+            spatial_merge_size=self._config.image.spatial_merge_size,
+        )
+
+    def _load(self, planned: PlannedSample) -> tuple[TokenizedSample, Segment]:
+        source = self._sources[planned.source]
+        shard = source.index.shards[planned.shard].path
+        key, bad = "", False
+        try:
+            raw = source.read(planned.shard, planned.row)
+            key = raw.key
+            sample = parse_sample(raw)
+            scales = image_scales(source.image_sizes(planned.shard, planned.row), source.image)
+            pictures = [decode(content, decode_limit=source.image.decode_limit) for content in raw.media]
+            if any((p.height, p.width) != size for p, (size, _) in zip(pictures, scales, strict=True)):
+                raise BadSample("picture has another size than the index says")
+            patches = [to_patches(picture, source.image) for picture in pictures]
+            encoded = self._tokenizer.encode(sample, scales)
+            merged = [t * h * w // source.image.spatial_merge_size**2 for _, (t, h, w) in patches]
+            input_ids, labels = expand(encoded, merged, self._tokenizer.image_pad_id)
+            if len(input_ids) != planned.length:
+                raise BadSample(f"{len(input_ids)} tokens instead of the planned {planned.length}")
+            tokenized = TokenizedSample(
+                input_ids=input_ids,
+                labels=labels,
+                pixel_values=np.concatenate([_no_patches(source.image.patch_dim), *(p for p, _ in patches)]),
+                image_grid_thw=np.array([grid for _, grid in patches], np.int64).reshape(-1, 3),
+            )
+        except BadSample as error:
+            logger.warning(
+                "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
+                error, source.name, shard, planned.row, key,
+            )  # fmt: skip
+            tokenized, bad = self._placeholder(planned.length, source.image.patch_dim), True
+        segment = Segment(
+            source=source.name, epoch=planned.epoch, shard=shard.name, row=planned.row, key=key,
+            length=planned.length, bad=bad,
+        )  # fmt: skip
+        return tokenized, segment
+
+    def _placeholder(self, length: int, patch_dim: int) -> TokenizedSample:
+        """Keeps rows and ranks as planned when a sample cannot be decoded."""
+        return TokenizedSample(
+            input_ids=np.full(length, self._tokenizer.pad_id, np.int64),
+            labels=np.full(length, IGNORE_INDEX, np.int64),
+            pixel_values=_no_patches(patch_dim),
+            image_grid_thw=np.zeros((0, 3), np.int64),
+        )
+
+    def _count(self, batch: Batch) -> None:
+        bad = sum(segment.bad for segment in batch.segments)
+        self._totals.update(
+            rows=1,
+            samples=len(batch.segments),
+            tokens=sum(segment.length for segment in batch.segments),
+            label_tokens=batch.num_label_tokens,
+            bad_samples=bad,
+        )
+        for segment in batch.segments:
+            self._tokens_by_source[segment.source] += segment.length
+        self._visual_tokens.append(len(batch.pixel_values) // self._config.image.spatial_merge_size**2)
+        limit = max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._totals["samples"])
+        if bad and self._totals["bad_samples"] > limit:
+            raise DataError(
+                f"{self._totals['bad_samples']} of {self._totals['samples']} samples could not be decoded. "
+                f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
+            )
+
+
+def _no_patches(patch_dim: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.zeros((0, patch_dim), np.uint8)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sample -> token ids with a learned/not mask; the only file that knows transformers' tokenizers.
+
+Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, cut where the
+learned spans begin and end: this is how a model meets its prompt when it generates.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, ChatTemplate, Piece, Scale
+from mindvl_data.errors import BadSample, DataError
+from mindvl_data.types import IGNORE_INDEX, Sample
+
+_VERSION = 1  # part of the identity: lengths measured by other rules are not mixed with ours
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """Tokens of a sample with exactly one placeholder per picture, not yet repeated."""
+
+    ids: NDArray[np.int64]  # [S]
+    learned: NDArray[np.bool_]  # [S]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """A transformers tokenizer, its template, and the ids this package needs."""
+
+    hf: Any  # the transformers object, for saving and decoding
+    template: ChatTemplate
+    backend: tokenizers.Tokenizer  # private copy that never reads a special token out of text
+    pad_id: int
+    end_id: int
+    vision_start_id: int
+    image_pad_id: int
+    vision_end_id: int
+    identity: str  # hash of vocabulary, merges and template
+    special_ids: dict[str, int] = field(repr=False)
+
+    def encode(self, sample: Sample, scales: Sequence[Scale]) -> EncodedText:
+        """Tokens and what is learned of them.
+
+        Args:
+            scales: Original and resized size of each picture; used where the text holds coordinates.
+
+        Raises:
+            BadSample: The template refuses the sample.
+        """
+        if sample.messages:
+            pieces = self.template.chat_pieces(sample.messages, scales)
+        else:
+            pieces = self.template.content_pieces(sample.content, scales)
+        ids: list[int] = []
+        learned: list[bool] = []
+        for piece in pieces:
+            self._encode_piece(piece, ids, learned)
+        encoded = EncodedText(np.array(ids, np.int64), np.array(learned, np.bool_))
+        num_pads = int((encoded.ids == self.image_pad_id).sum())
+        if num_pads != sample.num_images:
+            raise BadSample(f"chat template shows {num_pads} of {sample.num_images} images")
+        return encoded
+
+    def _encode_piece(self, piece: Piece, ids: list[int], learned: list[bool]) -> None:
+        for text in self.template.special_tokens.split(piece.text):
+            if not text:
+                continue
+            special = self.special_ids.get(text)
+            if special is not None:
+                ids.append(special)
+                learned.append(piece.learned)
+                continue
+            for number, run in enumerate(text.split(IMAGE_MARK)):
+                if number:
+                    ids += [self.vision_start_id, self.image_pad_id, self.vision_end_id]
+                    learned += [False] * 3
+                if run:
+                    tokens = self.backend.encode(run.replace(SPLIT_MARK, ""), add_special_tokens=False).ids
+                    ids += tokens
+                    learned += [piece.learned] * len(tokens)
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """Read a tokenizer folder as transformers saves it; nothing is fetched.
+
+    Raises:
+        DataError: The folder has no fast tokenizer, no chat template, or lacks a token that pictures need.
+    """
+    from transformers import AutoTokenizer  # here: the import takes a second, and the planner does not need it
+
+    if not Path(folder).is_dir():
+        raise DataError(f"tokenizer folder {folder} does not exist. Name a folder that holds tokenizer.json.")
+    hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    backend = getattr(hf, "backend_tokenizer", None)
+    if backend is None or not hf.chat_template:
+        missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"
+        raise DataError(f"no {missing}. {folder}. Save the tokenizer with transformers, template included.")
+    return wrap_tokenizer(hf, where=str(folder))
+
+
+def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
+    """The same for a transformers tokenizer that is already in memory."""
+    serialized: str = hf.backend_tokenizer.to_str()
+    backend = tokenizers.Tokenizer.from_str(serialized)
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    special_ids = {
+        token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special
+    }
+    needed = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    lacking = [token for token in needed if token not in special_ids]
+    if lacking or hf.eos_token is None or hf.pad_token_id is None:
+        what = f"special tokens {lacking}" if lacking else "an eos or a pad token"
+        raise DataError(f"tokenizer lacks {what}. {where}. Add them and save the tokenizer again.")
+    pattern = "(" + "|".join(re.escape(token) for token in sorted(special_ids, key=len, reverse=True)) + ")"
+
+    def render(messages: list[dict[str, str]], generation_prompt: bool) -> str:
+        text: str = hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+        return text
+
+    digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}".encode())
+    return Tokenizer(
+        hf=hf,
+        template=ChatTemplate(render=render, special_tokens=re.compile(pattern), end_token=hf.eos_token),
+        backend=backend,
+        pad_id=hf.pad_token_id,
+        end_id=hf.eos_token_id,
+        vision_start_id=special_ids["<|vision_start|>"],
+        image_pad_id=special_ids["<|image_pad|>"],
+        vision_end_id=special_ids["<|vision_end|>"],
+        identity=digest.hexdigest(),
+        special_ids=special_ids,
+    )
+
+
+def expand(encoded: EncodedText, tokens_per_image: Sequence[int], image_pad_id: int) -> tuple[Any, Any]:
+    """Repeat each placeholder and shift the labels.
+
+    Returns:
+        input_ids and labels, both int64 [S]; `labels[i]` is the token after `input_ids[i]` where that is learned.
+    """
+    repeats = np.ones(len(encoded.ids), np.int64)
+    repeats[encoded.ids == image_pad_id] = tokens_per_image
+    input_ids = np.repeat(encoded.ids, repeats)
+    learned = np.repeat(encoded.learned, repeats)
+    labels = np.full(len(input_ids), IGNORE_INDEX, np.int64)
+    labels[:-1][learned[1:]] = input_ids[1:][learned[1:]]
+    return input_ids, labels

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms of a sample, in the order in which it takes them: raw, parsed, tokenized, packed, batch.
+
+Every other file of the package turns one of these into the next.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IGNORE_INDEX = -100
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSample:
+    """The bytes of one sample, as they lie in the shard."""
+
+    key: str
+    record: bytes  # KEY.json, or KEY.txt of a plain caption
+    is_json: bool
+    media: tuple[bytes, ...]  # pictures in the order in which the text mentions them
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Image:
+    index: int  # into the sample's media
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original picture, EXIF orientation applied."""
+
+    image: int
+    values: tuple[float, ...]
+
+
+Part = Text | Image | Coordinates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    role: Role
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a record says, checked. Exactly one of `messages` (chat) and `content` (no template) is filled."""
+
+    messages: tuple[Message, ...] = ()
+    content: tuple[Part, ...] = ()
+    num_images: int
+    has_coordinates: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedSample:
+    """One sample as the model sees it; labels already shifted."""
+
+    input_ids: NDArray[np.int64]  # [S]
+    labels: NDArray[np.int64]  # [S]
+    pixel_values: NDArray[np.uint8]  # [P, patch_dim]
+    image_grid_thw: NDArray[np.int64]  # [num_images, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Where one part of a row comes from."""
+
+    source: str
+    epoch: int
+    shard: str
+    row: int  # position inside the shard
+    key: str
+    length: int  # tokens
+    bad: bool = False  # could not be decoded; a zero-loss placeholder stands here
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSample:
+    """The samples of one row, in order, with where they come from."""
+
+    samples: tuple[TokenizedSample, ...]
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One packed row: what the model takes as one microbatch."""
+
+    input_ids: torch.Tensor  # int64 [T]
+    labels: torch.Tensor  # int64 [T], shifted inside each segment, IGNORE_INDEX where nothing is learned
+    position_ids: torch.Tensor  # int64 [3, T]
+    cu_seqlens: torch.Tensor  # int32 [num_segments + 1]; padding is its own last segment
+    max_seqlen: int
+    pixel_values: torch.Tensor  # uint8 [P, patch_dim], merge-block order
+    image_grid_thw: torch.Tensor  # int64 [num_images, 3]
+    num_label_tokens: int
+    segments: tuple[Segment, ...]  # without the padding
+    step: int  # the optimizer step this row belongs to
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same row with its tensors on `device`."""
+        moved = {
+            f.name: value.to(device, non_blocking=True)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
+    def model_inputs(self) -> dict[str, Any]:
+        """The keyword arguments of the model's forward."""
+        return {
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "position_ids": self.position_ids,
+            "cu_seqlens": self.cu_seqlens,
+            "max_seqlen": self.max_seqlen,
+            "pixel_values": self.pixel_values,
+            "image_grid_thw": self.image_grid_thw,
+        }
