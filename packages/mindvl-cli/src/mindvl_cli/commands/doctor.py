@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl doctor`: what this machine offers, what would go wrong on it, what to change and why.
+
+Reads files, variables and package metadata only, so that it works where torch itself does not import.
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from mindvl_cli import machine
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+# distribution: (first version that is tested, first that is not any more, whether an untested one is known to break)
+REQUIRED = {
+    "torch": ("2.13", "2.14", False),
+    "megatron-core": ("0.16.1", "0.16.2", True),  # the accelerator's doorway knows this version by heart
+    "transformers": ("5.23", "5.24", False),
+}
+OURS = ("mindvl-data", "mindvl-ops", "mindvl-model", "mindvl-train", "mindvl-merge", "mindvl-cli")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""  # what to change, and why; empty when all is well
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check this machine: what to change, and why. Exit code 1 when something is broken.
+
+    Example: mindvl doctor
+    """
+    rows = list(examine(os.environ))
+    if as_json:
+        click.echo(json.dumps({"ok": all(row.status != "fail" for row in rows), "rows": [asdict(r) for r in rows]}))
+    else:
+        _print_table(rows)
+    ctx.exit(1 if any(row.status == "fail" for row in rows) else 0)
+
+
+def examine(environment: Mapping[str, str]) -> Iterator[Row]:
+    """Look at everything, in the order of the table."""
+    yield check_python(sys.version_info[:3])
+    yield Row(name="system", status="ok", found=f"{platform.system()} {platform.release()} {platform.machine()}")
+    cores = machine.num_cores()
+    yield check_cores(cores)
+    yield check_memory(machine.memory_bytes())
+    yield check_disk(shutil.disk_usage(".").free)
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        yield check_shared_memory(shutil.disk_usage(shared).total)
+    for name in REQUIRED:
+        yield check_version(name, machine.installed_version(name))
+    for name in OURS:
+        version = machine.installed_version(name)
+        advice = "" if version else f"Install it: pip install {name}."
+        yield Row(name=name, status="ok" if version else "fail", found=version or "not installed", advice=advice)
+    torch, torch_npu = machine.installed_version("torch"), machine.installed_version("torch-npu")
+    yield check_cuda(machine.num_cuda_devices(), torch)
+    yield check_npu(machine.num_npu_devices(), torch, torch_npu, environment)
+    yield check_threads(environment.get("OMP_NUM_THREADS"), cores)
+
+
+def check_python(version: tuple[int, int, int]) -> Row:
+    """Python 3.11 to 3.13 are tested."""
+    found = ".".join(map(str, version))
+    if version < (3, 11, 0):
+        return Row(
+            name="python", status="fail", found=found, advice="Use Python 3.11 or newer: older ones lack syntax."
+        )
+    if version >= (3, 14, 0):
+        return Row(name="python", status="warn", found=found, advice="Use 3.11 to 3.13: newer ones are not tested.")
+    return Row(name="python", status="ok", found=found)
+
+
+def check_cores(cores: int) -> Row:
+    """Two cores are the least on which the demo was measured."""
+    advice = (
+        "" if cores > 1 else "Give it 2 or more: reading data and training share one core here, the demo takes longer."
+    )
+    return Row(name="cores", status="ok" if cores > 1 else "warn", found=str(cores), advice=advice)
+
+
+def check_memory(memory_bytes: int) -> Row:
+    """The quick demo fits into 4 GiB."""
+    low = memory_bytes < 4 * GIB
+    advice = "Give it 4 GiB or more: with less, training the demo may be killed." if low else ""
+    return Row(name="memory", status="warn" if low else "ok", found=f"{memory_bytes / GIB:.1f} GiB", advice=advice)
+
+
+def check_disk(free_bytes: int) -> Row:
+    """Checkpoints that cannot be written are the most expensive way to find out."""
+    found = f"{free_bytes / GIB:.1f} GiB free in {Path.cwd().name or 'the working folder'}"
+    if free_bytes < GIB // 2:
+        return Row(name="disk", status="fail", found=found, advice="Free some space: checkpoints will not fit.")
+    if free_bytes < 5 * GIB:
+        return Row(name="disk", status="warn", found=found, advice="Free some space: a few checkpoints will fill it.")
+    return Row(name="disk", status="ok", found=found)
+
+
+def check_shared_memory(total_bytes: int) -> Row:
+    """Containers are often started with 64 MiB."""
+    low = total_bytes < 512 * MIB
+    found = f"{total_bytes / MIB:.0f} MiB in /dev/shm"
+    advice = "Start the container with --shm-size=8g: processes of one run exchange tensors through it." if low else ""
+    return Row(name="shared memory", status="warn" if low else "ok", found=found, advice=advice)
+
+
+def check_version(name: str, version: str | None) -> Row:
+    """A library of the tested set against the range it was tested in."""
+    first, end, breaks = REQUIRED[name]
+    if version is None:
+        return Row(
+            name=name, status="fail", found="not installed", advice=f"Install it: pip install '{name}>={first}'."
+        )
+    if _numbers(first) <= _numbers(version) < _numbers(end):
+        return Row(name=name, status="ok", found=version)
+    why = "others are known to break" if breaks else "others are not tested"
+    advice = f"Use {name}>={first},<{end}: {why}."
+    return Row(name=name, status="fail" if breaks else "warn", found=version, advice=advice)
+
+
+def check_cuda(num_devices: int, torch: str | None) -> Row:
+    """Devices that the installed torch cannot use are worth a word."""
+    if num_devices and torch and "+cpu" in torch:
+        advice = "Install the CUDA build of torch: this one uses the CPU only."
+        return Row(name="cuda", status="warn", found=f"{num_devices} devices, torch {torch}", advice=advice)
+    return Row(name="cuda", status="ok", found=f"{num_devices} devices" if num_devices else "none")
+
+
+def check_npu(num_devices: int, torch: str | None, torch_npu: str | None, environment: Mapping[str, str]) -> Row:
+    """NPUs need torch_npu of the same minor version as torch, and the variables of the CANN toolkit."""
+    found = f"{num_devices} devices, torch-npu {torch_npu or 'not installed'}" if num_devices or torch_npu else "none"
+    if num_devices and not torch_npu:
+        advice = "Install it: pip install 'mindvl-ops[npu]'; without it training runs on the CPU."
+        return Row(name="npu", status="fail", found=found, advice=advice)
+    if torch and torch_npu and _numbers(torch)[:2] != _numbers(torch_npu)[:2]:
+        advice = f"Install torch-npu of the same minor version as torch {torch}: it will not import otherwise."
+        return Row(name="npu", status="fail", found=found, advice=advice)
+    if num_devices and not environment.get("ASCEND_HOME_PATH"):
+        advice = "Source set_env.sh of the CANN toolkit: torch-npu finds its libraries through ASCEND_HOME_PATH."
+        return Row(name="npu", status="fail", found=found, advice=advice)
+    return Row(name="npu", status="ok", found=found)
+
+
+def check_threads(omp_num_threads: str | None, cores: int) -> Row:
+    """OMP_NUM_THREADS decides how many cores one training process uses on a CPU."""
+    name = "OMP_NUM_THREADS"
+    if omp_num_threads is None:
+        return Row(name=name, status="ok", found="not set: one process uses every core")
+    if not omp_num_threads.isdigit() or int(omp_num_threads) < 1:
+        return Row(name=name, status="warn", found=repr(omp_num_threads), advice="Set a whole number, or unset it.")
+    if int(omp_num_threads) > cores:
+        advice = f"Set {cores} or less: more threads than cores slow each other down."
+        return Row(name=name, status="warn", found=omp_num_threads, advice=advice)
+    if int(omp_num_threads) < cores:
+        advice = f"Unset it for one process on the CPU: it would use {omp_num_threads} of {cores} cores."
+        return Row(name=name, status="warn", found=omp_num_threads, advice=advice)
+    return Row(name=name, status="ok", found=omp_num_threads)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    numbers = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _print_table(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "", "found", "what to change, and why"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(f"[{colours[row.status]}]{row.status}[/]", row.name, row.found, row.advice)
+    Console().print(table)
