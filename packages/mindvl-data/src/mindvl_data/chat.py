@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample -> pieces of text, each marked learned or not, by the tokenizer's own Jinja template.
 
-Comes after samples, before tokenization. The template is never taken apart: each assistant content goes through it between
-two marks, and the marks are looked for in the result. Where a template rewrites what an assistant said, so that the
-marks do not come through, growing prefixes of the conversation are compared instead.
+Comes after samples, before tokenization. The template is never taken apart: each assistant content goes through it
+between two marks, and the marks are looked for in the result. Where a template rewrites what an assistant said, so
+that the marks do not come through, growing prefixes of the conversation are compared instead.
 
-Marks are Unicode noncharacters; they are removed from what users wrote, so text can forge neither a learned span nor a
-picture.
+Marks are Unicode noncharacters; they are removed from what users wrote, so text can forge neither a learned span nor
+a picture.
 """
 
 import re

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards -> a validated, fixed-width, memory-mapped index and a manifest.
 
-Comes after the shards are written; planner and reader know samples only through it. Picture sizes are stored, not token
-counts, so that pixel budgets can change without a new index. Beside each shard `NAME.tar` lies `NAME.idx`: magic (8 bytes),
-three little-endian uint64 (samples, members, bytes of the shard), then the two arrays below.
+Comes after the shards are written; planner and reader know samples only through it. Picture sizes are stored, not
+token counts, so that pixel budgets can change without a new index. Beside each shard `NAME.tar` lies `NAME.idx`:
+magic (8 bytes), three little-endian uint64 (samples, members, bytes of the shard), then the two arrays below.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def index_folder(
     total_bytes = sum(path.stat().st_size for path in paths)
     done_bytes = 0
     seen: dict[int, str] = {}
-    entries = []
+    entries: list[dict[str, Any]] = []
     for path in paths:
         samples, members, digest = _index_shard(path, seen, decode_limit)
         size = path.stat().st_size

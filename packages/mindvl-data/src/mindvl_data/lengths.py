@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many tokens and patches each sample of a source takes, exactly, before anything is decoded.
 
-Comes after the index, before the planner. Text is measured once per tokenizer, by the code that encodes it at run time, and
-kept beside the index. Where a text holds coordinates its length depends on the pixel budget too, so for shards with
-coordinates the budget is part of the file's name. A row can therefore never overflow.
+Comes after the index, before the planner. Text is measured once per tokenizer, by the code that encodes it at run
+time, and kept beside the index. Where a text holds coordinates its length depends on the pixel budget too, so for
+shards with coordinates the budget is part of the file's name. A row can therefore never overflow.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader: plan, read, parse, tokenize, decode, collate, in order, on one screen.
 
-The front of this package: an iterator over the packed rows of one data-parallel rank. Threads make rows ahead of the training
-step; the order is always the plan's. The only state is the plan's, so a resumed run gives the very same rows.
+The front of this package: an iterator over the packed rows of one data-parallel rank. Threads make rows ahead of the
+training step; the order is always the plan's. The only state is the plan's, so a resumed run gives the very same
+rows.
 """
 
 import logging

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which source comes next: the one that is furthest behind its share.
 
-Used by the planner. No random draw: over any prefix each source is within about one sample (or one sample's tokens) of its
-share, where independent draws wander off with the square root of the length.
+Used by the planner. No random draw: over any prefix each source is within about one sample (or one sample's tokens)
+of its share, where independent draws wander off with the square root of the length.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack samples into rows of two hard budgets, tokens and patches.
 
-Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each row starts
-with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual density is nearest
-to what the row still wants until little more than a third is free, and is then completed exactly: a bitset of reachable sums over the
-candidates nearest in density, then whatever largest sample still fits. No random draw: the rows depend on the input alone.
+Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each
+row starts with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual
+density is nearest to what the row still wants until little more than a third is free, and is then completed exactly:
+a bitset of reachable sums over the candidates nearest in density, then whatever largest sample still fits. No random
+draw: the rows depend on the input alone.
 """
 
 from typing import Generic, TypeVar
@@ -50,7 +51,9 @@ class Packer(Generic[Item]):
 
     def add(self, item: Item, length: int, patches: int) -> None:
         """Put one sample into the buffer; it must fit into an empty row, and the buffer must not be full."""
-        assert 0 < length <= self._capacity and 0 <= patches <= self._max_patches and not self.is_full
+        assert 0 < length <= self._capacity
+        assert 0 <= patches <= self._max_patches
+        assert not self.is_full
         self._lengths[len(self._items)] = length
         self._patches[len(self._items)] = patches
         self._items.append(item)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: mixture -> sample -> row -> step, a pure function of index, configuration, seed and position.
 
-Comes after the index and lengths, before any byte of content is read. Every process computes the same plan; which rank works
-on which row is decided last (`rows_of_rank`), so the members of a step do not depend on how many ranks there are. A step is
-cut from a window of rows in `_fill_window`: reordering rows for balance belongs there and nowhere else.
+Comes after the index and lengths, before any byte of content is read. Every process computes the same plan; which
+rank works on which row is decided last (`rows_of_rank`), so the members of a step do not depend on how many ranks
+there are. A step is cut from a window of rows in `_fill_window`: reordering rows for balance belongs there and
+nowhere else.
 """
 
 import logging

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three-axis position ids of one segment.
 
-Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" gives visual tokens their
-place in the picture (M-RoPE of Qwen2-VL, arXiv 2409.12191, as in transformers' Qwen2.5-VL).
+Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" gives visual tokens
+their place in the picture (M-RoPE of Qwen2-VL, arXiv 2409.12191, as in transformers' Qwen2.5-VL).
 """
 
 from typing import Literal

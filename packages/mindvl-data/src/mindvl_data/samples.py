@@ -57,7 +57,7 @@ def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
         raise BadSample("`messages` is not a list with at least one message")
     messages = []
     for number, item in enumerate(value):
-        role = item.get("role") if isinstance(item, dict) else None
+        role: Any = item.get("role") if isinstance(item, dict) else None
         if role not in _ROLES:
             raise BadSample(f"message {number} has role {role!r}; use one of {', '.join(_ROLES)}")
         parts = reader.read(item.get("content"))

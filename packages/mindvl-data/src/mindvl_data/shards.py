@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tar shards: written with the same bytes every time, scanned without trust, read by offset.
 
-Comes after the input formats, before the index. Format: POSIX ustar in the WebDataset convention (members that share the
-name up to the first dot are one sample). Nothing is ever extracted to disk or unpickled.
+Comes after the input formats, before the index. Format: POSIX ustar in the WebDataset convention (members that share
+the name up to the first dot are one sample). Nothing is ever extracted to disk or unpickled.
 """
 
 import os
@@ -163,7 +163,7 @@ def _octal(field: bytes) -> int:
 
 
 class ShardFiles:
-    """Open shards, read at any offset from any thread; the least recently used one is closed when there are too many."""
+    """Open shards, read at any offset from any thread; of too many, the least recently used one is closed."""
 
     def __init__(self, max_open: int = 256) -> None:
         self._open: OrderedDict[Path, int] = OrderedDict()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample -> token ids with a learned/not mask; the only file that knows transformers' tokenizers.
 
-Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, cut where the
-learned spans begin and end: this is how a model meets its prompt when it generates.
+Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, cut
+where the learned spans begin and end: this is how a model meets its prompt when it generates.
 """
 
 import hashlib

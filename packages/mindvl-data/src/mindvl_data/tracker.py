@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger: what was consumed, by which recipe, on which data; saved with checkpoints and as an append-only log.
 
-Stands beside planner and loader. The state says where the plan stands after the last complete step, and the identities of
-everything the plan depends on; restoring refuses a mismatch by name. It does not depend on the number of ranks.
+Stands beside planner and loader. The state says where the plan stands after the last complete step, and the
+identities of everything the plan depends on; restoring refuses a mismatch by name. It does not depend on the number
+of ranks.
 """
 
 import dataclasses
@@ -77,7 +78,10 @@ def open_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 class AuditLog:
-    """Appends one JSON line per step: which samples it consumed. After a resume a step may appear again; the last counts."""
+    """Appends one JSON line per step: which samples it consumed.
+
+    After a resume a step may appear again; the last line counts.
+    """
 
     def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same row with its tensors on `device`."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), torch.Tensor)

@@ -16,7 +16,7 @@ from mindvl_data.shards import SHARD_PATTERN, ShardWriter
 
 _SIGNATURES = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"))
 
-WriteProgress = Callable[[int], None]  # samples written so far
+WriteProgress = Callable[[int, int], None]  # (done, total) in samples
 
 
 def write_shards(
@@ -46,12 +46,12 @@ def write_shards(
     if any(out.glob(SHARD_PATTERN)):
         raise DataError(f"folder holds shards already. {out}. Name an empty folder, or remove them first.")
     out.mkdir(parents=True, exist_ok=True)
-    records = FORMATS[format](source, None if image_root is None else Path(image_root))
+    found = FORMATS[format](source, None if image_root is None else Path(image_root))
     name = source_name or out.name
     writer: ShardWriter | None = None
     count = 0
     try:
-        for record in records:
+        for record in found.records:
             if writer is None:
                 writer = ShardWriter(out / f"shard-{count // samples_per_shard:06d}.tar")
             _write_sample(writer, f"{count:09d}", record, name)
@@ -60,7 +60,7 @@ def write_shards(
                 writer.commit()
                 writer = None
             if progress is not None:
-                progress(count)
+                progress(count, found.total)
         if writer is not None:
             writer.commit()
             writer = None

@@ -4,16 +4,16 @@
 A format is a function from a path to records; to add one, write the function and enter it in FORMATS.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from mindvl_data.formats.folder import read_folder
 from mindvl_data.formats.llava import read_llava
 from mindvl_data.formats.messages import read_messages
-from mindvl_data.formats.record import SourceRecord
+from mindvl_data.formats.record import Records, SourceRecord
 from mindvl_data.formats.text import read_text
 
-Reader = Callable[[Path, Path | None], Iterator[SourceRecord]]  # (source, image_root) -> records
+Reader = Callable[[Path, Path | None], Records]  # (source, image_root) -> records
 
 FORMATS: dict[str, Reader] = {
     "folder": read_folder,
@@ -22,4 +22,4 @@ FORMATS: dict[str, Reader] = {
     "text": read_text,
 }
 
-__all__ = ["FORMATS", "Reader", "SourceRecord"]
+__all__ = ["FORMATS", "Reader", "Records", "SourceRecord"]

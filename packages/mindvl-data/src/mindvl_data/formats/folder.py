@@ -8,23 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindvl_data.errors import DataError
-from mindvl_data.formats.record import SourceRecord, extras, image_paths, read_json_lines
+from mindvl_data.formats.record import Records, SourceRecord, count_lines, extras, image_paths, read_json_lines
 from mindvl_data.shards import IMAGE_EXTENSIONS
 
 CAPTIONS_NAME = "captions.jsonl"
 
 
-def read_folder(path: Path, image_root: Path | None) -> Iterator[SourceRecord]:
+def read_folder(path: Path, image_root: Path | None) -> Records:
     """Records of a folder, pictures in name order; subfolders included."""
     if not path.is_dir():
         raise DataError(f"folder does not exist. {path}. Name a folder of pictures.")
     captions = path / CAPTIONS_NAME
     if captions.is_file():
-        yield from _read_captions(captions, path if image_root is None else image_root)
-        return
+        root = path if image_root is None else image_root
+        return Records(total=count_lines(captions), records=_read_captions(captions, root))
     pictures = [p for p in sorted(path.rglob("*")) if p.suffix[1:].lower() in IMAGE_EXTENSIONS]
     if not pictures:
         raise DataError(f"folder holds no picture ({', '.join(IMAGE_EXTENSIONS)}). {path}. Name another folder.")
+    return Records(total=len(pictures), records=_read_pairs(path, pictures))
+
+
+def _read_pairs(path: Path, pictures: list[Path]) -> Iterator[SourceRecord]:
     for picture in pictures:
         caption = picture.with_suffix(".txt")
         if not caption.is_file():

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLaVA and ShareGPT: one JSON list (or JSON lines) of conversations with `<image>` marks.
 
-A row: `{"id", "image": NAME | [NAME, ...], "conversations": [{"from": "human", "value": "<image>\\nRead it."}, ...]}`.
-Optional `boxes` ([x1, y1, x2, y2]) and `points` ([x, y]) hold pixels of the original picture; the text refers to them
-as `<box:0>` and `<point:0>`. For another picture than the first, an entry is `{"image": 1, "xyxy": [...]}` (or `xy`).
+A row: `{"id", "image": NAME | [NAME, ...], "conversations": [{"from": "human", "value": "<image>\\nRead it."},
+...]}`. Optional `boxes` ([x1, y1, x2, y2]) and `points` ([x, y]) hold pixels of the original picture; the text
+refers to them as `<box:0>` and `<point:0>`. For another picture than the first, an entry is `{"image": 1, "xyxy":
+[...]}` (or `xy`).
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
+    Records,
     SourceRecord,
     check_object,
+    count_lines,
     extras,
     image_paths,
     read_json_lines,
@@ -33,10 +36,18 @@ _MARK = re.compile(r"<image>|<(box|point):(\d+)>")
 _USED = ("image", "images", "conversations", "boxes", "points")
 
 
-def read_llava(path: Path, image_root: Path | None) -> Iterator[SourceRecord]:
+def read_llava(path: Path, image_root: Path | None) -> Records:
     """Records of a LLaVA or ShareGPT file; image names are relative to `image_root`, else to the file's folder."""
     root = path.parent if image_root is None else image_root
-    for where, row in _rows(path):
+    if path.suffix == ".jsonl":
+        return Records(total=count_lines(path), records=_records(read_json_lines(path), root))
+    rows = _load_list(path)
+    numbered = ((where := f"{path} row {number}", check_object(row, where)) for number, row in enumerate(rows, 1))
+    return Records(total=len(rows), records=_records(numbered, root))
+
+
+def _records(rows: Iterable[tuple[str, dict[str, Any]]], root: Path) -> Iterator[SourceRecord]:
+    for where, row in rows:
         turns = row.get("conversations")
         if not isinstance(turns, list):
             raise DataError(f"row has no list `conversations`. {where}. Is this a LLaVA or ShareGPT file?")
@@ -45,10 +56,7 @@ def read_llava(path: Path, image_root: Path | None) -> Iterator[SourceRecord]:
         yield SourceRecord(body={"messages": messages, **extras(row, _USED)}, images=images, where=where)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if path.suffix == ".jsonl":
-        yield from read_json_lines(path)
-        return
+def _load_list(path: Path) -> list[Any]:
     if not path.is_file():
         raise DataError(f"file does not exist. {path}. Name a LLaVA or ShareGPT JSON file.")
     try:
@@ -57,9 +65,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"broken JSON: {error}. {path}. Mend the file.") from error
     if not isinstance(rows, list):
         raise DataError(f"file holds {type(rows).__name__} instead of a list. {path}. Use a list of rows, or .jsonl.")
-    for number, row in enumerate(rows, 1):
-        where = f"{path} row {number}"
-        yield where, check_object(row, where)
+    return rows
 
 
 def _message(turn: Any, row: dict[str, Any], where: str) -> dict[str, Any]:

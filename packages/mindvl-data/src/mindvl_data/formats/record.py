@@ -22,14 +22,28 @@ class SourceRecord:
     where: str  # file and row, for error messages
 
 
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a format found: the records, read one by one, and how many there are."""
+
+    total: int  # for progress only; blank lines count
+    records: Iterator[SourceRecord]
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file, without decoding it."""
+    if not path.is_file():
+        raise DataError(f"file does not exist. {path}. Name a JSON lines file.")
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, object) of each line that is not blank.
 
     Raises:
         DataError: A line is not a JSON object.
     """
-    if not path.is_file():
-        raise DataError(f"file does not exist. {path}. Name a JSON lines file.")
     with open(path, encoding="utf-8") as file:
         try:
             for number, line in enumerate(file, 1):
