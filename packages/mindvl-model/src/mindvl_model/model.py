@@ -5,7 +5,6 @@ Comes after the batch (its names are the arguments), before the optimizer step.
 """
 
 import torch
-from mindvl_ops import Segments
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
@@ -16,6 +15,7 @@ from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow
 from mindvl_model.projector import Projector
 from mindvl_model.vision.positions import plan_vision
 from mindvl_model.vision.tower import VisionTower
+from mindvl_ops import Segments
 
 IGNORE_INDEX = -100
 

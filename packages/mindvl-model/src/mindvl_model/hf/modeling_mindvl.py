@@ -5,7 +5,6 @@ Imports transformers only, so that the folder works where mindvl is not installe
 model count tokens one by one, visual ones included, as in training.
 """
 
-import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel, Qwen3Model
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mindvl_model.megatron.blocks import Layout, LanguageModel
+from mindvl_model.megatron.blocks import LanguageModel, Layout
 
 
 class LanguageAdapter(Protocol):

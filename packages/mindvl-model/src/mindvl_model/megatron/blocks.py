@@ -7,7 +7,6 @@ Comes after spec.py; its callers hand over plain numbers and get modules back.
 from dataclasses import dataclass
 from typing import Any
 
-import mindvl_ops as ops
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
@@ -26,6 +25,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+import mindvl_ops as ops
 from mindvl_model.megatron.packing import PackedRow
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 

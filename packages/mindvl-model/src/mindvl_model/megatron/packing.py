@@ -7,8 +7,9 @@ Comes after the batch, before the layers; megatron's own fields stay unset, beca
 from dataclasses import dataclass, field
 
 from megatron.core.packed_seq_params import PackedSeqParams
-from mindvl_ops import Segments
 from torch import Tensor
+
+from mindvl_ops import Segments
 
 
 @dataclass

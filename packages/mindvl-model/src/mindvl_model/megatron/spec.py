@@ -7,7 +7,6 @@ patch (section 3.1.4): vision and language differ only in the segments they hand
 
 from typing import Any
 
-import mindvl_ops as ops
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -22,12 +21,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
+import mindvl_ops as ops
 from mindvl_model.errors import ModelError
 from mindvl_model.megatron.packing import PackedRow
 
 
 class RMSNorm(torch.nn.Module):
-    """RMS norm over the last dimension; its weight says when its gradient must be summed over sequence parallel ranks."""
+    """RMS norm over the last dimension; its weight says when sequence-parallel ranks must sum its gradient."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -39,11 +39,8 @@ class RMSNorm(torch.nn.Module):
         return ops.rms_norm(hidden_states, self.weight, self.epsilon)
 
 
-class SwiGLU(torch.nn.Module):
+class SwiGLU(MegatronModule):
     """The activation between the two halves of a gated MLP."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
 
     def forward(self, gate_and_up: Tensor) -> Tensor:
         return ops.swiglu(gate_and_up)

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from mindvl_ops import Segments
 from torch import Tensor
 
 from mindvl_model.config import VisionConfig
+from mindvl_ops import Segments
 
 Grid = tuple[int, int, int]  # patches along time, height, width
 

@@ -5,10 +5,10 @@ Comes after the batch (uint8 patches), before the projector. Images keep their o
 patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
 """
 
-import mindvl_ops as ops
 import torch
 from torch import Tensor
 
+import mindvl_ops as ops
 from mindvl_model.config import VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, build_vision_block, transformer_config
@@ -66,7 +66,8 @@ class VisionTower(MegatronModule):
         if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
             raise ModelError(
                 f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
-                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. Check the image settings."
+                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. "
+                "Check the image settings."
             )
         pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
         over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)

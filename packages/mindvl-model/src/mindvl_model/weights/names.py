@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, VisionConfig
 from mindvl_model.errors import WeightError
+from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 
 
 @dataclass(frozen=True)

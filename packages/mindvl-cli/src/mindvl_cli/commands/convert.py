@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl convert`: a mindvl checkpoint to a folder that transformers loads, and such a folder to a checkpoint."""
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+
+@click.command(epilog="Example: mindvl convert runs/sft model")
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Default: the run's.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="Type of the written weights; default: as they are.")
+@click.option("--min-pixels", type=int, help="Smallest picture area of the processor; default: the run's.")
+@click.option("--max-pixels", type=int, help="Largest picture area of the processor; default: the run's.")
+def convert(
+    source: Path,
+    destination: Path,
+    tokenizer: Path | None,
+    dtype: Literal["fp32", "bf16"] | None,
+    min_pixels: int | None,
+    max_pixels: int | None,
+) -> None:
+    """Write the newest checkpoint of SOURCE (a run folder or a checkpoint) as a transformers folder DESTINATION."""
+    from mindvl_train.export import export_checkpoint
+
+    export_checkpoint(
+        source, destination, tokenizer=tokenizer, dtype=dtype, min_pixels=min_pixels, max_pixels=max_pixels
+    )
+    click.echo(f"wrote {destination}", err=True)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: saved whole or not at all, found again, pruned.
+
+One folder per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, versions, parents),
+`ledger.json` (position in the data) and `tensors/` (megatron-core's distributed format). A folder is complete when it
+has its final name; while being written it ends in `.unfinished` and is never chosen.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mindvl_train.errors import CheckpointError
+from mindvl_train.megatron.checkpoint import load_tensors, save_tensors
+from mindvl_train.state import TrainState
+
+FORMAT = 1
+_COMPLETE = re.compile(r"step-(\d{8})")
+_VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "megatron-core", "transformers")
+
+
+def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: int) -> Path:
+    """Save the state under folder and drop the oldest beyond keep_last; called by every rank.
+
+    Args:
+        described: What the manifest says of the run: configuration and parents, plain JSON values.
+    """
+    final = folder / f"step-{state.step:08d}"
+    unfinished = folder / f"{final.name}.unfinished"
+    first = dist.get_rank() == 0
+    if first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        (unfinished / "tensors").mkdir(parents=True)
+    dist.barrier()
+    save_tensors(unfinished / "tensors", state.model, state.optimizer)
+    dist.barrier()
+    if first:
+        _write_json(unfinished / "ledger.json", state.source.state_dict())
+        _write_json(unfinished / "manifest.json", _manifest(state, described))
+        _sync_tree(unfinished)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(unfinished, final)
+        for old in complete(folder)[:-keep_last]:
+            shutil.rmtree(old)
+    dist.barrier()
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _COMPLETE.fullmatch(path.name))
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or it is of a format this version does not read.
+    """
+    manifest = _read_json(checkpoint / "manifest.json")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint}: format {manifest.get('format')}, but this version reads {FORMAT}. "
+            "Read it with the mindvl version named in its manifest.json."
+        )
+    return manifest
+
+
+def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> None:
+    """Restore everything, so that the next step is the one that would have followed.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model, or damaged.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest["model"] != described["model"]:
+        differing = sorted(
+            f"{part}.{name}"
+            for part in ("vision", "language", "tokens")
+            for name in manifest["model"][part].keys() | described["model"][part].keys()
+            if manifest["model"][part].get(name) != described["model"][part].get(name)
+        )
+        raise CheckpointError(
+            f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "
+            "Resume with the recipe it was made with, or name another `out`."
+        )
+    _load_tensors(checkpoint, state.model, state.optimizer)
+    state.source.load_state_dict(_read_json(checkpoint / "ledger.json"))
+    state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
+
+
+def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
+    """Take only the weights of a checkpoint, as the hand-over between phases does.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+    read_manifest(checkpoint)
+    _load_tensors(checkpoint, model, None)
+
+
+def newest(path: Path) -> Path:
+    """The newest complete checkpoint of a run folder, or the path itself when it is one.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if _COMPLETE.fullmatch(path.name):
+        return path
+    found = complete(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"{path}: no complete checkpoint here. Name a run folder or one of its checkpoints.")
+    return found[-1]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, paths and tuples as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _load_tensors(checkpoint: Path, model: torch.nn.Module, optimizer: Any | None) -> None:
+    try:
+        load_tensors(checkpoint / "tensors", model, optimizer)
+    except (OSError, RuntimeError, ValueError, KeyError, torch.distributed.checkpoint.CheckpointException) as error:
+        raise CheckpointError(
+            f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
+            "Name an older checkpoint with --resume PATH."
+        ) from error
+
+
+def _manifest(state: TrainState, described: dict[str, Any]) -> dict[str, Any]:
+    versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    counters = {"step": state.step, "tokens": state.tokens, "label_tokens": state.label_tokens}
+    return {"format": FORMAT, **counters, "versions": versions, **described}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file. Name a complete checkpoint folder.") from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: damaged ({error}). Name an older checkpoint with --resume PATH.") from error
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything one training run is told, as one tree of frozen dataclasses.
+
+Comes from a recipe through mindvl_cli; run.py hands each object the part it uses.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mindvl_data import DataConfig
+from mindvl_model import MindVLConfig, ModelError, Qwen3LanguageConfig, TokenConfig, VisionConfig, named_config
+from mindvl_ops import OpsConfig
+
+Phase = Literal["warmup", "multitask", "sft"]
+Part = Literal["vision", "projector", "language"]
+
+# Paper, Table 1: the warm-up trains the projector, the later phases everything.
+TRAINABLE: dict[Phase, tuple[Part, ...]] = {
+    "warmup": ("projector",),
+    "multitask": ("vision", "projector", "language"),
+    "sft": ("vision", "projector", "language"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """Which model: a named size, or its two halves written out. Token ids come from the tokenizer."""
+
+    size: str | None = None  # a name such as "tiny" or "mindvl-8b"
+    vision: VisionConfig | None = None  # in place of size
+    language: Qwen3LanguageConfig | None = None  # in place of size
+
+    def __post_init__(self) -> None:
+        halves = (self.vision is not None, self.language is not None)
+        if (self.size is not None) == any(halves) or (any(halves) and not all(halves)):
+            raise ValueError("give either size, or both vision and language. Remove the one or complete the other.")
+        if self.size is not None:
+            try:
+                named_config(self.size)
+            except ModelError as error:
+                raise ValueError(str(error)) from None
+
+    def resolve(self) -> MindVLConfig:
+        """The model before it knows its tokenizer."""
+        if self.size is not None:
+            return named_config(self.size)
+        assert self.vision is not None
+        assert self.language is not None
+        return MindVLConfig(
+            vision=self.vision,
+            language=self.language,
+            tokens=TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitSection:
+    """Where weights come from before the first step; what is not named starts at random from `seed`."""
+
+    checkpoint: Path | None = None  # a mindvl checkpoint of an earlier phase: all parts
+    model: Path | None = None  # a transformers folder of a whole MindVL model
+    vision: Path | None = None  # a transformers folder whose vision tower is taken (MindVL or Qwen2.5-VL)
+    language: Path | None = None  # a transformers folder whose language model is taken (MindVL or Qwen3)
+
+    def __post_init__(self) -> None:
+        whole = [name for name in ("checkpoint", "model") if getattr(self, name) is not None]
+        if len(whole) + (self.vision is not None or self.language is not None) > 1:
+            raise ValueError("checkpoint, model and vision/language exclude each other. Keep one of the three.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate over the run: linear warm-up from zero, then a cosine down to the minimum."""
+
+    steps: int  # optimizer updates in this run
+    peak_lr: float  # learning rate after warm-up
+    min_lr: float = 0.0  # learning rate at the last step
+    lr_warmup_ratio: float = 0.1  # share of the steps spent on warm-up (paper, Table 1)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} trains nothing. Use 1 or more.")
+        if not 0 <= self.min_lr <= self.peak_lr:
+            raise ValueError(f"min_lr={self.min_lr} must lie between 0 and peak_lr={self.peak_lr}. Change one of them.")
+        if not 0 <= self.lr_warmup_ratio < 1:
+            raise ValueError(f"lr_warmup_ratio={self.lr_warmup_ratio} is not a share below 1. Use for example 0.1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with decoupled weight decay; biases and norms are not decayed."""
+
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    clip_grad_norm: float = 1.0  # over all parameters; 0 turns clipping off
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save and what to keep, under OUT/checkpoints. The last step is always saved."""
+
+    every_steps: int = 1000
+    keep_last: int = 2  # newest ones kept
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or self.keep_last < 1:
+            raise ValueError(f"every_steps={self.every_steps}, keep_last={self.keep_last}: both must be 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """How often numbers are reduced over ranks and written."""
+
+    every_steps: int = 10
+    tensorboard: bool = True  # event files under OUT/tensorboard
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"every_steps={self.every_steps} reports nothing. Use 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run: one phase of training, from its weights to its last checkpoint."""
+
+    phase: Phase  # decides which parts are trained
+    out: Path  # folder of the run: checkpoints, metrics, resolved recipe
+    data: DataConfig
+    model: ModelSection
+    schedule: ScheduleConfig
+    packs_per_step: int  # packed rows in one global batch, over all data-parallel ranks
+    init: InitSection = field(default_factory=InitSection)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    ops: OpsConfig = field(default_factory=OpsConfig)
+    trainable: tuple[Part, ...] | None = None  # in place of what the phase trains
+    precision: Literal["fp32", "bf16"] = "fp32"  # of weights and activations; the optimizer keeps fp32
+    seed: int = 0  # of weights that start at random
+
+    def __post_init__(self) -> None:
+        if self.packs_per_step < 1:
+            raise ValueError(f"packs_per_step={self.packs_per_step} is no batch. Use 1 or more.")
+        if self.trainable is not None and not self.trainable:
+            raise ValueError("trainable is empty, so nothing would be trained. Name parts or leave it out.")
+        vision = self.model.resolve().vision
+        image = self.data.image
+        for name in ("patch_size", "spatial_merge_size"):
+            ours, theirs = getattr(vision, name), getattr(image, name)
+            if ours != theirs:
+                raise ValueError(f"data.image.{name}={theirs}, but the model's {name} is {ours}. Set them equal.")
+
+    @property
+    def trained_parts(self) -> tuple[Part, ...]:
+        """The parts of the model this run trains."""
+        return self.trainable if self.trainable is not None else TRAINABLE[self.phase]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of model and optimizer to and from megatron-core's distributed checkpoint format."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.validation import StrictHandling
+
+# Optimizer state in whole tensors: the form that loads under another number of processes (0.16.1's default raises).
+_SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+def save_tensors(folder: Path, model: torch.nn.Module, optimizer: Any) -> None:
+    """Write the shards of this process into an existing folder."""
+    dist_checkpointing.save(_state(model, optimizer, is_loading=False), str(folder), content_metadata=_SHARDING)
+
+
+def load_tensors(folder: Path, model: torch.nn.Module, optimizer: Any | None) -> None:
+    """Fill a wrapped model, and its optimizer where one is given, from a folder of save_tensors."""
+    state = dist_checkpointing.load(
+        _state(model, optimizer, is_loading=True), str(folder), strict=StrictHandling.ASSUME_OK_UNEXPECTED
+    )
+    unwrap(model).load_state_dict(state["model"])
+    if optimizer is not None:
+        with torch.no_grad():
+            optimizer.load_state_dict(state["optimizer"])
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The MindVLModel inside gradient buffers and precision wrappers."""
+    while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+        model = inner
+    return model
+
+
+def _state(model: torch.nn.Module, optimizer: Any | None, *, is_loading: bool) -> dict[str, Any]:
+    metadata = {
+        **_SHARDING,
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    inner: Any = unwrap(model)
+    state = {"model": inner.sharded_state_dict(metadata=metadata)}
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+    return state

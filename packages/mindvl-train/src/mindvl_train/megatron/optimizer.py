@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient buffers and the distributed optimizer around a model.
+
+Comes after the model is built and loaded, before the first step. The distributed optimizer is always used, also by one
+process, so that a checkpoint loads whatever the number of processes.
+"""
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.transformer.module import Float16Module
+
+from mindvl_train.config import OptimizerConfig
+from mindvl_train.errors import TrainError
+
+
+def wrap_model(model: torch.nn.Module) -> torch.nn.Module:
+    """Give a model gradient buffers that are reduced over data-parallel ranks."""
+    config: Any = model.config
+    inner = Float16Module(config, model) if config.bf16 else model
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    wrapped = DistributedDataParallel(config, ddp_config, inner)
+    config.finalize_model_grads_func = finalize_model_grads
+    return wrapped
+
+
+def build_optimizer(wrapped: torch.nn.Module, config: OptimizerConfig) -> Any:
+    """AdamW over the parameters that are trained; vectors (norms and biases) are not decayed."""
+    options = MegatronOptimizerConfig(
+        optimizer="adam",
+        lr=0.0,  # set before every step
+        weight_decay=config.weight_decay,
+        adam_beta1=config.beta1,
+        adam_beta2=config.beta2,
+        adam_eps=config.epsilon,
+        clip_grad=config.clip_grad_norm,
+        bf16=wrapped.config.bf16,
+        params_dtype=wrapped.config.params_dtype,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(options, [wrapped], config_overrides=get_standard_config_overrides(options))
+    wrapped.config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+@torch.no_grad()
+def update(optimizer: Any, learning_rate: float) -> float:
+    """Clip and apply the gradients left by forward_backward; returns their norm over all ranks, before clipping.
+
+    Raises:
+        TrainError: The norm is not finite (the same on every rank); nothing was updated.
+    """
+    found_inf = optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if found_inf or not math.isfinite(norm):
+        raise TrainError(
+            f"gradient norm is {norm}, so nothing was updated. Lower schedule.peak_lr, or look at the samples of this "
+            "step in the audit log of the data."
+        )
+    if optimizer.config.clip_grad > 0:
+        for part in optimizer.chained_optimizers:
+            clip_grad_by_total_norm_fp32(part.get_parameters(), optimizer.config.clip_grad, norm)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step_with_ready_grads()
+    return norm

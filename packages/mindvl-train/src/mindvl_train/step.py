@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer update: microbatches, forward, backward, clip, update.
+
+Comes after the loader, inside the loop. Numbers stay on the device until metrics.py asks for them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindvl_train.interfaces import Batch, BatchSource
+from mindvl_train.megatron.optimizer import update
+from mindvl_train.megatron.pipeline import forward_backward
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one update did on this rank."""
+
+    loss_sum: Tensor  # over learned tokens of this rank
+    num_label_tokens: Tensor  # learned tokens of this rank
+    grad_norm: float  # over all ranks, before clipping
+    learning_rate: float
+    num_tokens: int  # tokens of this rank, padding included
+    num_patches: int  # image patches of this rank
+
+
+def train_step(
+    model: torch.nn.Module,
+    optimizer: Any,
+    source: BatchSource,
+    *,
+    num_microbatches: int,
+    learning_rate: float,
+    device: torch.device,
+) -> StepReport:
+    """Take the rows of one step from the source and update the model once.
+
+    Raises:
+        TrainError: The gradient norm is not finite; nothing was updated.
+    """
+    microbatches: list[Batch] = [next(source).to(device) for _ in range(num_microbatches)]
+    model.zero_grad_buffer()  # type: ignore[operator]
+    optimizer.zero_grad()
+    sums = forward_backward(model, microbatches)
+    grad_norm = update(optimizer, learning_rate)
+    inputs = [batch.model_inputs() for batch in microbatches]
+    return StepReport(
+        loss_sum=sums["loss_sum"],
+        num_label_tokens=sums["num_label_tokens"],
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        num_tokens=sum(row["input_ids"].shape[0] for row in inputs),
+        num_patches=sum(row["pixel_values"].shape[0] for row in inputs),
+    )

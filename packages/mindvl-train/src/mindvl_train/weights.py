@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a run with its starting weights: from an earlier phase, from transformers folders, or at random.
+
+Comes after the process groups, before gradient buffers.
+"""
+
+import logging
+
+import torch
+
+from mindvl_model import MindVLConfig, MindVLModel
+from mindvl_model.hf.export import load_hf_folder
+from mindvl_model.megatron.blocks import Layout
+from mindvl_model.parameters import Part, initialize, set_trainable
+from mindvl_train import checkpoints
+from mindvl_train.config import InitSection, RunConfig
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def build_model(config: RunConfig, model_config: MindVLConfig, device: torch.device, *, load_init: bool) -> MindVLModel:
+    """Build the model, fill it, freeze what the phase does not train.
+
+    Args:
+        load_init: False when a checkpoint of this run follows and would overwrite everything.
+    """
+    model = MindVLModel(model_config, Layout(dtype=DTYPES[config.precision]))
+    if load_init:
+        initialize(model, model_config, config.seed)
+        _load_init(model, model_config, config.init)
+    set_trainable(model, config.trained_parts)
+    return model.to(device)
+
+
+def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection) -> None:
+    if init.checkpoint is not None:
+        checkpoint = checkpoints.newest(init.checkpoint)
+        checkpoints.load_weights(checkpoint, model)
+        logger.info("weights of all parts from %s", checkpoint)
+    takes: list[tuple[str, tuple[Part, ...]]] = [
+        ("model", ("vision", "projector", "language")),
+        ("vision", ("vision",)),
+        ("language", ("language",)),
+    ]
+    for name, parts in takes:
+        folder = getattr(init, name)
+        if folder is not None:
+            report = load_hf_folder(model, model_config, folder, parts)
+            logger.info(
+                "%d parameters of %s from %s, %d of its tensors left out",
+                len(report.loaded),
+                "/".join(parts),
+                folder,
+                len(report.unused),
+            )
