@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every task of the workspace: `nox -l` lists them, plain `nox` runs all that a change must pass.
+
+Each session makes its own environment from the pins in pyproject.toml; uv links files from its cache, so that one more
+environment costs a second and no space.
+"""
+
+import re
+import tempfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import nox
+
+PACKAGES = ("ops", "data", "model", "train", "merge", "cli")
+ROOT = Path(__file__).parent
+SOURCES = [f"packages/mindvl-{package}/src" for package in PACKAGES]
+
+# Held when the pins are renewed: the accelerator's doorway knows this version of megatron-core by heart.
+HELD = ("megatron-core==0.16.1",)
+
+nox.needs_version = ">=2025.2"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests", "flow", "build"]
+
+
+def _sync(session: nox.Session, *arguments: str) -> None:
+    """Bring the session's environment to exactly what the arguments ask of the workspace, no more."""
+    environment = {"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
+    session.run_install("uv", "sync", "--quiet", "--exact", *arguments, env=environment, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format, and who may import whom."""
+    _sync(session, "--only-group", "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / source) for source in SOURCES)})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types of all packages, checked together."""
+    _sync(session, "--no-default-groups", "--group", "types")
+    session.run("mypy", *SOURCES)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """Tests of one package, with only what it declares installed; arguments after -- go to pytest."""
+    _sync(session, "--package", f"mindvl-{package}", "--no-default-groups", "--group", "test")
+    session.run("pytest", "-q", f"packages/mindvl-{package}/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def flow(session: nox.Session) -> None:
+    """Tests across packages and documents, and the quick demo from nothing to its report."""
+    _sync(session, "--no-default-groups", "--group", "test")
+    session.run("pytest", "-q", "tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("mindvl", "demo", "--quick", "--fresh", "--out", str(Path(session.create_tmp()) / "demo"))
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build every wheel, look inside, and install one alone."""
+    wheels = Path(session.create_tmp()) / "wheels"
+    for old in wheels.glob("*"):
+        old.unlink()
+    session.run("uv", "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(wheels), external=True)
+    built = {_check_wheel(session, wheel) for wheel in sorted(wheels.glob("*.whl"))}
+    missing = {f"mindvl-{package}" for package in PACKAGES} - built
+    if missing:
+        session.error(f"no wheel was built for {', '.join(sorted(missing))}")
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("\n".join(_pins()))
+        python = ["--python", session.virtualenv.location]
+        (merge_wheel,) = wheels.glob("mindvl_merge-*.whl")
+        session.run_install(
+            *("uv", "pip", "install", "--quiet", "--reinstall-package", "mindvl-merge", *python),
+            *("--constraint", str(constraints), str(merge_wheel)),
+            external=True,
+        )
+    session.chdir(session.create_tmp())  # away from the sources, so that the wheel is what is imported
+    session.run("python", "-c", "import mindvl_merge, sys; assert 'site-packages' in mindvl_merge.__file__")
+    listed = session.run("uv", "pip", "list", "--quiet", *python, silent=True, external=True) or ""
+    others = set(re.findall(r"^mindvl-\w+", listed, re.MULTILINE)) - {"mindvl-merge"}
+    if others:
+        session.error(f"mindvl-merge alone brought {', '.join(sorted(others))}")
+
+
+@nox.session
+def pins(session: nox.Session) -> None:
+    """Renew the exact pins in pyproject.toml from a fresh resolution; not part of plain `nox`."""
+    pyproject = ROOT / "pyproject.toml"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        (copy / "pyproject.toml").write_text(_with_pins(pyproject.read_text(), HELD))
+        for package in PACKAGES:
+            target = copy / "packages" / f"mindvl-{package}"
+            target.mkdir(parents=True)
+            content = (ROOT / "packages" / f"mindvl-{package}" / "pyproject.toml").read_text()
+            (target / "pyproject.toml").write_text(content)
+        session.run("uv", "lock", "--quiet", "--project", str(copy), external=True)
+        lock = tomllib.loads((copy / "uv.lock").read_text())
+    new = _pins_of(lock)
+    changed = sorted(set(new) ^ set(_pins()))
+    pyproject.write_text(_with_pins(pyproject.read_text(), new))
+    session.log("nothing changed" if not changed else "changed: " + ", ".join(changed))
+
+
+def _check_wheel(session: nox.Session, wheel: Path) -> str:
+    """Look at what is in a wheel and what its metadata says; returns the name of the distribution."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata_name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(metadata_name).decode())
+    name = str(metadata["Name"])
+    module = name.replace("-", "_")
+    wanted = [f"{module}/__init__.py", f"{module}/py.typed"]
+    problems = [f"lacks {path}" for path in wanted if path not in names]
+    problems += [f"holds {path}" for path in names if not path.startswith((f"{module}/", f"{module}-"))]
+    problems += [f"lacks {source.name}" for source in _data_files(name) if not any(source.name in n for n in names)]
+    if not any(path.endswith("/LICENSE") for path in names):
+        problems.append("lacks LICENSE")
+    problems += [
+        f"has no {field} in its metadata" for field in ("Summary", "License-Expression") if not metadata[field]
+    ]
+    problems += [f"names a local path: {line}" for line in metadata.get_all("Requires-Dist", []) if "file:" in line]
+    if problems:
+        session.error(f"{wheel.name} " + "; ".join(problems))
+    session.log(f"{wheel.name}: {len(names)} files")
+    return name
+
+
+def _data_files(name: str) -> list[Path]:
+    """What a package needs besides Python: styles, recipes."""
+    source = ROOT / "packages" / name / "src"
+    return [path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".typed")]
+
+
+def _pins() -> list[str]:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return list(document["tool"]["uv"]["constraint-dependencies"])
+
+
+def _with_pins(pyproject: str, requirements: tuple[str, ...] | list[str]) -> str:
+    lines = "".join(f'    "{requirement}",\n' for requirement in requirements)
+    text, count = re.subn(
+        r"^constraint-dependencies = \[.*?^\]$",
+        lambda _: f"constraint-dependencies = [\n{lines}]",
+        pyproject,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    assert count == 1, "pyproject.toml has no constraint-dependencies"
+    return text
+
+
+def _pins_of(lock: dict) -> list[str]:
+    """One exact requirement for each resolved distribution; with a marker where versions differ by Python."""
+    requirements = []
+    for package in lock["package"]:
+        if "registry" not in package["source"]:
+            continue  # ours
+        markers = " or ".join(f"({marker})" for marker in package.get("resolution-markers", []))
+        suffix = f" ; {markers}" if markers else ""
+        requirements.append(f"{package['name']}=={package['version']}{suffix}")
+    return sorted(requirements)
