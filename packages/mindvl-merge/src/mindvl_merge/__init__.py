@@ -1,2 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens after training: average weights, score models, search the test-time resolution."""
+
+from .config import MergeConfig
+from .errors import FolderError, MergeConfigError, MergeError
+from .resolution import Cell, ResolutionGrid
+from .run import merge
+from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
+
+__all__ = [
+    "Box",
+    "Cell",
+    "CellScore",
+    "FolderError",
+    "MergeConfig",
+    "MergeConfigError",
+    "MergeError",
+    "Request",
+    "ResolutionGrid",
+    "ResolutionSearch",
+    "Scorer",
+    "box_of",
+    "choose_cell",
+    "merge",
+    "search_resolution",
+]

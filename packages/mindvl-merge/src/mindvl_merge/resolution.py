@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grid of image size limits that a test-time resolution search looks at.
+
+Limits are counted in visual-token areas of 28x28 pixels (patch 14, merge 2), as in the paper's section on test-time
+resolution search: min 4, 16, 32, 64 and max 1280, 2048, 2560, 3072, 4096, 8192.
+"""
+
+from dataclasses import dataclass
+
+from .errors import MergeConfigError
+
+UNIT_PIXELS = 28 * 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One pair of limits, in pixels."""
+
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolutionGrid:
+    """Every pair of a minimum and a maximum; pairs with min > max are left out."""
+
+    min_units: tuple[int, ...]
+    max_units: tuple[int, ...]
+    unit_pixels: int = UNIT_PIXELS  # pixels of one visual token
+
+    def __post_init__(self) -> None:
+        for name in ("min_units", "max_units"):
+            units = getattr(self, name)
+            if not units or min(units) <= 0 or len(set(units)) != len(units):
+                raise MergeConfigError(f"{name}={units} is not usable. grid. Give different positive whole numbers.")
+        if not self.cells():
+            raise MergeConfigError(
+                f"every minimum of {self.min_units} is over every maximum of {self.max_units}. grid. Swap them."
+            )
+
+    @classmethod
+    def paper(cls) -> "ResolutionGrid":
+        """The 24 cells of the paper."""
+        return cls(min_units=(4, 16, 32, 64), max_units=(1280, 2048, 2560, 3072, 4096, 8192))
+
+    @classmethod
+    def parse(cls, text: str) -> "ResolutionGrid":
+        """`paper`, or minimums and maximums such as `4,16x64,128`, in units of 28x28 pixels."""
+        if text == "paper":
+            return cls.paper()
+        try:
+            minimums, maximums = text.split("x")
+            return cls(
+                min_units=tuple(int(unit) for unit in minimums.split(",")),
+                max_units=tuple(int(unit) for unit in maximums.split(",")),
+            )
+        except MergeConfigError:
+            raise
+        except ValueError as error:
+            raise MergeConfigError(
+                f"{text!r} is no grid. grid. Write paper, or MIN,MIN,...xMAX,MAX,... such as 4,16x64,128."
+            ) from error
+
+    def cells(self) -> list[Cell]:
+        """All cells, minimum by minimum."""
+        unit = self.unit_pixels
+        return [
+            Cell(min_pixels=low * unit, max_pixels=high * unit)
+            for low in self.min_units
+            for high in self.max_units
+            if low <= high
+        ]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that do not fit are refused before anything is written."""
+
+import pytest
+import torch
+
+from mindvl_merge import MergeConfig, MergeError, merge
+
+
+def _merge(tmp_path, models, **values):
+    return merge(MergeConfig(models=tuple(models), out=tmp_path / "out", **values))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("language.norm"), r"1 tensors are in one model only, first language\.norm"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), r"1 tensors are in one model only, first extra"),
+        (
+            lambda tensors: tensors.update({"language.norm": torch.zeros(5)}),
+            r"\[4\] and \[5\].*model\.safetensors: language\.norm",
+        ),
+        (lambda tensors: tensors.update({"language.norm": torch.zeros(4).half()}), r"float32 and torch\.float16"),
+    ],
+)
+def test_models_that_differ_are_refused_by_name(tmp_path, make_folder, random_tensors, change, message):
+    other = random_tensors(1)
+    change(other)
+    models = [make_folder("a", random_tensors(0)), make_folder("b", other)]
+    with pytest.raises(MergeError, match=message):
+        _merge(tmp_path, models)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_prefix_that_names_nothing_is_refused(tmp_path, make_folder, random_tensors):
+    with pytest.raises(MergeError, match=r"no tensor begins with 'lnguage'.*language\., vision\."):
+        _merge(tmp_path, [make_folder("a", random_tensors(0))], only=("lnguage",))
+
+
+def test_an_output_on_an_input_is_refused(tmp_path, make_folder, random_tensors):
+    model = make_folder("a", random_tensors(0))
+    for out in (model, model / "inside", tmp_path):
+        with pytest.raises(MergeError, match="lies on the input"):
+            merge(MergeConfig(models=(model,), out=out, overwrite=True))
+    assert model.exists()
+
+
+def test_an_existing_output_is_kept_unless_told(tmp_path, make_folder, random_tensors):
+    model = make_folder("a", random_tensors(0))
+    _merge(tmp_path, [model])
+    (tmp_path / "out" / "note").write_text("mine")
+    with pytest.raises(MergeError, match="--force"):
+        _merge(tmp_path, [model])
+    assert (tmp_path / "out" / "note").exists()
+    _merge(tmp_path, [model], overwrite=True)
+    assert not (tmp_path / "out" / "note").exists()
