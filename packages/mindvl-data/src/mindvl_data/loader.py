@@ -115,7 +115,7 @@ class Loader:
                 "mean": float(visual.mean()),
                 "max": int(visual.max()),
                 "cv": float(visual.std() / visual.mean()) if visual.mean() else 0.0,
-                "limit": (self._planner.max_patches or 0) // self._config.image.spatial_merge_size**2,
+                "limit": self._planner.max_patches // self._config.image.spatial_merge_size**2,
             },
             "tokens_by_source": dict(self._tokens_by_source),
             "samples_by_source": dict(self._state["drawn"]),

@@ -70,9 +70,8 @@ class Planner:
                 self._mixture.exhaust(number)
         capacity = config.packing.seq_length
         self.patches_per_token, largest = _visual_demand(sources, weights, config)
-        self.max_patches = config.packing.max_patches
-        if self.max_patches is None:
-            self.max_patches = max(int(_PATCH_MARGIN * self.patches_per_token * capacity), largest)
+        derived = max(int(_PATCH_MARGIN * self.patches_per_token * capacity), largest)
+        self.max_patches: int = derived if config.packing.max_patches is None else config.packing.max_patches
         self._packer: Packer[PlannedSample] = Packer(
             capacity=capacity,
             max_patches=self.max_patches,
@@ -167,7 +166,7 @@ class Planner:
             return "unusable"
         if sample.length > self._config.packing.seq_length:
             return "too long"
-        return "too many patches" if sample.patches > (self.max_patches or 0) else None
+        return "too many patches" if sample.patches > self.max_patches else None
 
 
 def rows_of_rank(rows: Sequence[Row], *, dp_rank: int, dp_size: int) -> tuple[Row, ...]:

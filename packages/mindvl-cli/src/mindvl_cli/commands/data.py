@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl data`: write, index, show and count training data.
+
+Thin: options become arguments of mindvl-data, results become tables or JSON.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindvl_cli.progress import Advance, progress
+
+if TYPE_CHECKING:
+    from mindvl_data.preview import Preview
+
+JSON_HELP = "Print one JSON document and nothing else."
+existing = click.Path(exists=True, path_type=Path)
+any_path = click.Path(path_type=Path)
+
+
+@click.group()
+def data() -> None:
+    """Write, index, show and count training data."""
+
+
+@data.command()
+@click.argument("source", type=existing)
+@click.option("--format", "format_name", required=True, type=click.Choice(["folder", "llava", "messages", "text"]))
+@click.option("--out", required=True, type=any_path, help="New folder for the shards.")
+@click.option("--image-root", type=existing, help="Where image names start; the folder of SOURCE if left out.")
+@click.option("--name", help="Source name kept in each sample; the name of the folder if left out.")
+@click.option("--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def write(
+    source: Path,
+    format_name: str,
+    out: Path,
+    image_root: Path | None,
+    name: str | None,
+    samples_per_shard: int,
+    as_json: bool,
+) -> None:
+    """Write the samples of SOURCE as shards; pictures are copied byte for byte.
+
+    Example: mindvl data write photos/ --format folder --out shards/photos
+    """
+    from mindvl_data import write_shards
+
+    with _bar("write", "samples") as report:
+        count = write_shards(
+            source,
+            out,
+            format=format_name,
+            image_root=image_root,
+            source_name=name,
+            samples_per_shard=samples_per_shard,
+            progress=report,
+        )
+    _say(as_json, {"out": str(out), "samples": count}, f"{count} samples in {out}. Next: mindvl data index {out}")
+
+
+@data.command()
+@click.argument("folders", nargs=-1, required=True, type=existing)
+@click.option("--tokenizer", type=existing, help="Measure text lengths now instead of at the first run.")
+@click.option("--min-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
+@click.option("--max-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def index(
+    folders: tuple[Path, ...], tokenizer: Path | None, min_pixels: int | None, max_pixels: int | None, as_json: bool
+) -> None:
+    """Validate the shards of each folder and write their index; damage is refused by name.
+
+    Example: mindvl data index shards/photos --tokenizer model/
+    """
+    from mindvl_data import index_folder, load_tokenizer
+    from mindvl_data.lengths import measure_folder
+
+    rows = []
+    for folder in folders:
+        with _bar(f"index {folder.name}", "MB", scale=1_000_000) as report:
+            manifest = index_folder(folder, progress=report)
+        row = {"folder": str(folder)} | {key: manifest[key] for key in ("samples", "images", "bytes")}
+        if tokenizer is not None:
+            image = _image_config(min_pixels, max_pixels)
+            with _bar(f"measure {folder.name}", "shards") as report:
+                row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), image, progress=report)
+        rows.append(row)
+    lines = [f"{row['folder']}: {row['samples']} samples, {row['images']} images" for row in rows]
+    _say(as_json, {"folders": rows}, "\n".join(lines))
+
+
+@data.command()
+@click.argument("folder", type=existing)
+@click.option("--key", help="Sample to show; the first if left out.")
+@click.option("--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True)
+@click.option("--out", type=any_path, help="Write a page with every stage here.")
+@click.option("--tokenizer", type=existing, help="Needed for the stages tokens and pack.")
+@click.option("--seq-length", type=int, default=2048, show_default=True, help="Row size of the stage pack.")
+@click.option("--min-pixels", type=int)
+@click.option("--max-pixels", type=int)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def show(
+    folder: Path,
+    key: str | None,
+    stage: str,
+    out: Path | None,
+    tokenizer: Path | None,
+    seq_length: int,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    as_json: bool,
+) -> None:
+    """Show one sample of an indexed FOLDER at any stage, with its picture when a page is written.
+
+    Example: mindvl data show shards/photos --tokenizer model/ --stage tokens --out sample.html
+    """
+    from mindvl_data import load_tokenizer, preview
+
+    if stage in ("tokens", "pack") and tokenizer is None:
+        raise click.UsageError(f"Stage {stage} needs --tokenizer.")
+    image = _image_config(min_pixels, max_pixels)
+    if stage == "pack":
+        page, document = _first_row(folder, Path(str(tokenizer)), image, seq_length)
+        text = "\n".join(f"{s['start']:>7} {s['length']:>6}  {s['source']} / {s['key']}" for s in document["segments"])
+    else:
+        shown = preview.preview_sample(
+            folder, key=key, image=image, tokenizer=None if tokenizer is None else load_tokenizer(tokenizer)
+        )
+        page, document, text = preview.sample_page(shown, image), shown.as_json(stage), _as_text(shown, stage)
+    if out is not None:
+        out.write_text(page, encoding="utf-8")
+        text = f"{text}\npage: {out}"
+    _say(as_json, document, text)
+
+
+@data.command()
+@click.argument("recipe", type=existing)
+@click.argument("overrides", nargs=-1)
+@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows to plan.")
+@click.option("--dp", type=click.IntRange(min=1), default=8, show_default=True, help="Ranks for the imbalance.")
+@click.option(
+    "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
+)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def stats(recipe: Path, overrides: tuple[str, ...], packs: int, dp: int, microbatches: int, as_json: bool) -> None:
+    """Plan rows of the data section of RECIPE and count: fill, visual load, imbalance, sources, drops.
+
+    Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 data.packing.seq_length=4096
+    """
+    from mindvl_cli.load import load_section
+    from mindvl_data import DataConfig
+    from mindvl_data.stats import plan_stats
+
+    config = load_section(recipe, "data", DataConfig, overrides)
+    figures = plan_stats(config, num_rows=packs, dp_size=dp, microbatches=microbatches)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        _print_stats(figures)
+
+
+def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
+    from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, preview
+    from mindvl_data.tokenization import load_tokenizer
+
+    config = DataConfig(
+        sources=(SourceConfig(name=folder.name or "data", path=folder, max_epochs=1),),
+        tokenizer=tokenizer,
+        packing=PackingConfig(seq_length=seq_length),
+        image=image,
+        num_threads=0,
+        prefetch_packs=1,
+    )
+    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+        batch = next(loader)
+    starts = batch.cu_seqlens.tolist()
+    segments = [
+        {"start": start, "length": s.length, "source": s.source, "key": s.key}
+        for start, s in zip(starts, batch.segments, strict=False)
+    ]
+    document = {"stage": "pack", "tokens": starts[-1], "patches": len(batch.pixel_values), "segments": segments}
+    return preview.row_page(batch, load_tokenizer(tokenizer)), document
+
+
+def _as_text(shown: "Preview", stage: str) -> str:
+    head = f"{shown.key} in {shown.shard}"
+    sizes = [f"  picture {old[1]}x{old[0]} -> {new[1]}x{new[0]}" for old, new in shown.scales]
+    if stage == "raw":
+        return "\n".join([head, shown.raw.record.decode(), *(f"  {len(m)} bytes" for m in shown.raw.media)])
+    if stage == "sample":
+        turns: list[tuple[str, Any]] = [(m.role, m.parts) for m in shown.sample.messages] or [
+            ("content", shown.sample.content)
+        ]
+        lines = [f"  {role}: {' '.join(str(part) for part in parts)}" for role, parts in turns]
+        return "\n".join([head, *sizes, *lines])
+    runs = [
+        click.style(run.text + (f" x{run.count}" if run.count > 1 else ""), fg="green" if run.learned else None)
+        for run in shown.tokens
+    ]
+    return "\n".join([head, *sizes, "".join(runs), "(green is learned)"])
+
+
+def _print_stats(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.2f} %"
+
+    visual = figures["visual_tokens"]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("rows", f"{figures['rows']:,}")
+    table.add_row("samples in a row", f"{figures['samples_per_row']:.1f}")
+    table.add_row("fill", percent(figures["fill"]))
+    table.add_row("visual tokens", f"mean {visual['mean']:.0f}, max {visual['max']}, limit {visual['limit']}")
+    table.add_row("variation of visual tokens", f"{visual['cv']:.3f}")
+    layout = f"{figures['dp_size']} ranks, {figures['microbatches']} microbatches"
+    table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
+    table.add_row("the same, waiting each microbatch", percent(figures["lockstep_imbalance"]))
+    for name, tokens in figures["tokens_by_source"].items():
+        share = percent(tokens / max(1, figures["tokens"]))
+        table.add_row(
+            f"tokens of {name}", f"{tokens:,} ({share}), {figures['samples_by_source'].get(name, 0):,} samples drawn"
+        )
+    for reason, count in figures["dropped"].items():
+        table.add_row("dropped", f"{count:,} of {reason}")
+    Console().print(table)
+
+
+def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:
+    from mindvl_data import DataError, ImageConfig
+
+    given = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    try:
+        return ImageConfig(**{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+@contextmanager
+def _bar(label: str, unit: str, *, scale: int = 1) -> Iterator[Callable[[int, int], None]]:
+    """A callback (done, total) that opens the bar once the total is known."""
+    with ExitStack() as stack:
+        advance: Advance | None = None
+        seen = 0
+
+        def report(done: int, total: int) -> None:
+            nonlocal advance, seen
+            if advance is None:
+                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
+            advance((done - seen) / scale)
+            seen = done
+
+        yield report
+
+
+def _say(as_json: bool, document: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(document) if as_json else text)

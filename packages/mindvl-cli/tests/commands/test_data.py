@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `mindvl data`: the four commands one after another, as a user meets them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mindvl_cli.commands.data import data
+from mindvl_data import DataError
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(data, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL
+    )
+    wrapped.chat_template = CHATML
+    wrapped.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    rows = []
+    for number in range(6):
+        Image.new("RGB", (84, 56), (number * 40, 0, 0)).save(tmp_path / "raw" / f"{number}.png")
+        turns = [
+            {"from": "human", "value": "<image>\nWhere?"},
+            {"from": "gpt", "value": f"At <box:0>, number {number}."},
+        ]
+        rows.append({"id": number, "image": f"{number}.png", "conversations": turns, "boxes": [[4, 4, 42, 28]]})
+    (tmp_path / "raw" / "rows.json").write_text(json.dumps(rows))
+    written = run_json("write", tmp_path / "raw" / "rows.json", "--format", "llava", "--out", tmp_path / "shards")
+    assert written["samples"] == 6
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def indexed(shards: Path) -> Path:
+    assert run_json("index", shards)["folders"][0]["images"] == 6
+    return shards
+
+
+def test_writing_and_indexing_say_what_to_do_next(shards: Path, tokenizer: Path) -> None:
+    result = run("index", shards, "--tokenizer", tokenizer)
+
+    assert "6 samples, 6 images" in result.stdout
+    assert list(shards.glob("*.len"))
+
+
+def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None:
+    assert "Where?" in run("show", indexed, "--stage", "raw").stdout
+    assert "assistant" in run("show", indexed).stdout
+    tokens = run_json("show", indexed, "--key", "000000002", "--stage", "tokens", "--tokenizer", tokenizer)
+    learned = "".join(run["text"] for run in tokens["tokens"] if run["learned"])
+    assert learned == "At (4,4),(42,28), number 2.<|im_end|>"
+    pack = run_json("show", indexed, "--stage", "pack", "--tokenizer", tokenizer)
+    assert len(pack["segments"]) == 6
+
+
+def test_a_page_holds_the_picture_and_colours_what_is_learned(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    run("show", indexed, "--tokenizer", tokenizer, "--stage", "tokens", "--out", out)
+
+    page = out.read_text()
+    assert "data:image/png;base64," in page
+    assert '<span class="t l">&lt;|im_end|&gt;</span>' in page
+    assert "http" not in page
+
+
+def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model: left alone\ndata:\n  tokenizer: {tokenizer}\n  packing: {{seq_length: 256}}\n"
+        f"  sources:\n    - {{name: boxes, path: {indexed}}}\n"
+    )
+    figures = run_json("stats", recipe, "--packs", 20, "--dp", 2, "--microbatches", 2)
+    assert figures["rows"] == 20
+    assert figures["tokens_by_source"].keys() == {"boxes"}
+    assert 0.7 < figures["fill"] <= 1
+    assert figures["rank_imbalance"] >= 0
+    assert "fill" in run("stats", recipe, "--packs", 4, "data.packing.seq_length=128").stdout
+
+
+def test_tokens_cannot_be_shown_without_a_tokenizer(indexed: Path) -> None:
+    result = run("show", indexed, "--stage", "tokens")
+
+    assert result.exit_code == 2
+    assert "--tokenizer" in result.stderr
+
+
+def test_an_unknown_key_is_named(indexed: Path) -> None:
+    with pytest.raises(DataError, match="key 'nobody' does not exist"):
+        run("show", indexed, "--key", "nobody")
