@@ -7,6 +7,7 @@ Comes before everything that imports megatron-core (mindvl_model.megatron calls 
 import importlib.util
 import logging
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,7 @@ def enter(kind: Kind | None = None) -> Accelerator:
     if "megatron.core" in sys.modules:
         raise ModelError("accelerator: megatron.core was imported before mindvl_model. Import mindvl_model first.")
     chosen = kind or detect()
+    _silence()
     if chosen == "cpu":
         from mindvl_model.accelerator.cpu import let_cuda_mean_cpu, restore_compile
 
@@ -83,6 +85,19 @@ def enter(kind: Kind | None = None) -> Accelerator:
     _entered = Accelerator(kind=chosen, collective_backend=BACKENDS[chosen])
     logger.info("accelerator: %s, collectives: %s", _entered.kind, _entered.collective_backend)
     return _entered
+
+
+def _silence() -> None:
+    """Keep back what megatron-core and torch say in every run and nobody can act on."""
+    for message in (
+        r"(Transformer Engine and )?Apex (is|are) not installed",  # we bring our own norm and optimizer
+        r"full scope is deprecated",
+        r"The \.grad attribute of a Tensor that is not a leaf",  # its optimizer looks at shards of parameters
+        r"`torch\.distributed\.\w+` is deprecated",
+        r"Please use DTensor instead",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a CUDA toolkit without a GPU
 
 
 def _finish_megatron() -> None:

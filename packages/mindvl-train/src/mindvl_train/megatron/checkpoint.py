@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 # Optimizer state in whole tensors: the form that loads under another number of processes (0.16.1's default raises).
@@ -14,7 +21,25 @@ _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 def save_tensors(folder: Path, model: torch.nn.Module, optimizer: Any) -> None:
     """Write the shards of this process into an existing folder."""
-    dist_checkpointing.save(_state(model, optimizer, is_loading=False), str(folder), content_metadata=_SHARDING)
+    state = _state(model, optimizer, is_loading=False)
+    dist_checkpointing.save(state, str(folder), _SaveInProcess("torch_dist", 1), content_metadata=_SHARDING)
+
+
+class _SaveInProcess(TorchDistSaveShardedStrategy):
+    """The same format, written by this process.
+
+    megatron's own writer starts a manager process, which outlives a killed parent, and forks writers beside the threads
+    of the loader.
+    """
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+        """Write this rank's shards."""
+        keyed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        torch_checkpoint.save(
+            mcore_to_pyt_state_dict(keyed, False),
+            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=True),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
 
 
 def load_tensors(folder: Path, model: torch.nn.Module, optimizer: Any | None) -> None:
