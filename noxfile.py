@@ -44,9 +44,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types of all packages, checked together."""
+    """Types of all packages and of the tests across them, checked together."""
     _sync(session, "--no-default-groups", "--group", "types")
-    session.run("mypy", *SOURCES)
+    session.run("mypy", *SOURCES, "tests", "noxfile.py")
 
 
 @nox.session
