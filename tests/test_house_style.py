@@ -15,7 +15,7 @@ PACKAGES = ("mindvl_ops", "mindvl_data", "mindvl_model", "mindvl_train", "mindvl
 # Names, dataclasses and Protocols alone; what they do shows in the tests of the files that use them.
 NO_TEST_NEEDED = {"__init__.py", "config.py", "errors.py", "types.py", "interfaces.py"}
 
-# Source file -> the test that covers it, both relative to the package, where the mirrored place would be the wrong one.
+# Source file (below src) -> test that covers it (below tests), where the mirrored place would be the wrong one.
 TESTED_ELSEWHERE: dict[str, str] = {}
 
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".css", ".html", ".json", ".csv", ".txt", ".typed", ""}
