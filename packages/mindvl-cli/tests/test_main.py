@@ -37,9 +37,12 @@ def test_help_lists_every_command_in_order() -> None:
 def test_every_command_loads_and_has_help_with_an_example(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    help_text = CliRunner().invoke(cli, [name, "--help"]).output
+    calls = [[name, part] for part in command.commands] if isinstance(command, click.Group) else [[name]]
 
-    assert f"mindvl {name}" in help_text
+    for call in calls:
+        help_text = CliRunner().invoke(cli, [*call, "--help"], prog_name="mindvl").output
+        _, _, below_usage = help_text.partition("\n")
+        assert f"mindvl {' '.join(call)}" in below_usage, help_text
 
 
 def test_the_shell_sees_our_exit_codes() -> None:
