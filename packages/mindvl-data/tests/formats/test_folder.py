@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of pictures with captions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindvl_data import DataError
+from mindvl_data.formats.folder import read_folder
+
+
+def test_a_text_file_beside_a_picture_is_its_caption(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.jpg", "sub/a.PNG"):
+        (tmp_path / name).touch()
+        (tmp_path / name).with_suffix(".txt").write_text(f"about {name}\n")
+    found = read_folder(tmp_path, None)
+    records = list(found.records)
+    assert found.total == 2
+    assert [r.body["id"] for r in records] == ["b.jpg", "sub/a.PNG"]
+    assert records[0].body["content"] == [{"type": "image"}, "about b.jpg"]
+
+
+def test_one_captions_file_can_hold_all(tmp_path: Path) -> None:
+    rows = [{"image": "a.png", "text": "one"}, {"image": ["a.png", "b.png"], "text": "two", "by": "me"}]
+    (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    one, two = read_folder(tmp_path, None).records
+    assert one.images == (tmp_path / "a.png",)
+    assert two.body == {"content": [{"type": "image"}, {"type": "image"}, "two"], "meta": {"by": "me"}}
+
+
+def test_a_picture_without_a_caption_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no picture"):
+        read_folder(tmp_path, None)
+    (tmp_path / "a.webp").touch()
+    with pytest.raises(DataError, match=r"no caption.*a\.webp.*a\.txt"):
+        list(read_folder(tmp_path, None).records)
+    with pytest.raises(DataError, match="does not exist"):
+        read_folder(tmp_path / "nowhere", None)

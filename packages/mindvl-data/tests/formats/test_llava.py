@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLaVA and ShareGPT rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import DataError
+from mindvl_data.formats import SourceRecord
+from mindvl_data.formats.llava import read_llava
+
+
+def read(path: Path, rows: Any, root: Path | None = None) -> list[SourceRecord]:
+    path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
+    found = read_llava(path, root)
+    records = list(found.records)
+    assert found.total >= len(records)
+    return records
+
+
+def row(value: str, **more: Any) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "ok"}], **more}
+
+
+def test_marks_become_parts_in_place(tmp_path: Path) -> None:
+    boxes = [[1, 2, 3, 4], {"image": 1, "xyxy": [5, 6, 7, 8]}]
+    text = "<image><image>\nIs <box:1> left of <point:0>?"
+    (record,) = read(tmp_path / "r.json", [row(text, image=["a", "b"], boxes=boxes, points=[[9, 9]])])
+    assert record.body["messages"][0]["content"] == [
+        {"type": "image"},
+        {"type": "image"},
+        {"type": "text", "text": "\nIs "},
+        {"type": "box", "image": 1, "xyxy": [5, 6, 7, 8]},
+        {"type": "text", "text": " left of "},
+        {"type": "point", "image": 0, "xy": [9, 9]},
+        {"type": "text", "text": "?"},
+    ]
+    assert record.images == (tmp_path / "a", tmp_path / "b")
+    assert "meta" not in record.body
+
+
+def test_a_text_only_row_needs_no_image(tmp_path: Path) -> None:
+    (record,) = read(tmp_path / "r.json", [row("hello")])
+    assert record.images == ()
+
+
+def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps(row("<image>", image=name)) for name in "ab")
+    records = read(tmp_path / "r.jsonl", lines, tmp_path / "pictures")
+    assert [r.images[0] for r in records] == [tmp_path / "pictures" / name for name in "ab"]
+    assert records[1].where.endswith("r.jsonl row 2")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("[{", r"broken JSON.*r\.json"),
+        ({}, "instead of a list"),
+        ([row("a"), 5], r"r\.json row 2"),
+        ([{"id": 1}], "no list `conversations`"),
+        ([{"conversations": [{"from": "bot", "value": "a"}]}], r"from 'bot'.*row 1 turn 0"),
+        ([{"conversations": ["a"]}], "turn 0"),
+        ([row("<box:0>")], "`boxes` does not hold"),
+        ([row("a", image=3)], "images are 3"),
+    ],
+)
+def test_what_is_wrong_is_named_by_file_and_row(tmp_path: Path, rows: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "r.json", rows)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Config: values that cannot work are refused when they are written down."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig
+
+SOURCE = SourceConfig(name="a", path=Path("a"))
+
+
+def make(**changes: Any) -> DataConfig:
+    settings: dict[str, Any] = {
+        "sources": (SOURCE,),
+        "tokenizer": Path("t"),
+        "packing": PackingConfig(seq_length=64),
+    }
+    return DataConfig(**(settings | changes))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ImageConfig(min_pixels=5000, max_pixels=4000), "leave no size"),
+        (lambda: PackingConfig(seq_length=100), "Use 96"),
+        (lambda: PackingConfig(seq_length=64, buffer_size=0), "buffer_size=0"),
+        (lambda: PackingConfig(seq_length=64, max_patches=-1), "max_patches=-1"),
+        (lambda: SourceConfig(name="a", path=Path("a"), weight=0), "weight=0"),
+        (lambda: SourceConfig(name="a", path=Path("a"), max_epochs=0), "max_epochs=0"),
+        (lambda: make(sources=()), "sources is empty"),
+        (lambda: make(sources=(SOURCE, SOURCE)), r"\['a'\] appear twice"),
+        (lambda: make(text_share=1.5), "text_share=1.5"),
+        (lambda: make(num_threads=-1), "num_threads=-1"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_sizes_follow_from_the_patch() -> None:
+    assert ImageConfig().multiple == 28
+    assert ImageConfig().patch_dim == 588

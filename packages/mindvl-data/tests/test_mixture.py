@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture: shares hold over every prefix, by samples and by tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindvl_data import DataError
+from mindvl_data.mixture import Mixture, effective_weights
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=20))
+def test_no_source_is_ever_more_than_one_sample_off_its_share(weights: list[float]) -> None:
+    mixture = Mixture(weights)
+    counts, share = np.zeros(len(weights)), np.array(weights) / sum(weights)
+    for drawn in range(1, 300):
+        source = mixture.next_source()
+        assert source is not None
+        mixture.took(source)
+        counts[source] += 1
+        assert np.abs(counts - share * drawn).max() <= 1
+
+
+def test_weights_can_count_tokens() -> None:
+    mixture = Mixture([1, 1])
+    tokens = [0, 0]
+    for _ in range(500):
+        source = mixture.next_source()
+        assert source is not None
+        amount = (10, 90)[source]
+        mixture.took(source, amount)
+        tokens[source] += amount
+    assert abs(tokens[0] - tokens[1]) <= 100
+
+
+def test_when_a_source_is_exhausted_the_others_keep_their_proportions() -> None:
+    mixture = Mixture([6, 3, 1])
+    mixture.exhaust(0)
+    counts = [0, 0, 0]
+    for _ in range(400):
+        source = mixture.next_source()
+        assert source is not None
+        mixture.took(source)
+        counts[source] += 1
+    assert counts == [0, 300, 100]
+    mixture.exhaust(1)
+    mixture.exhaust(2)
+    assert mixture.next_source() is None
+
+
+def test_a_text_share_scales_text_sources_together() -> None:
+    weights = effective_weights([1, 3, 4], [True, True, False], 0.2)
+    assert weights == pytest.approx([0.05, 0.15, 0.8])
+    assert effective_weights([1, 3], [True, False], None) == [0.25, 0.75]
+
+
+def test_a_text_share_that_no_source_can_give_is_refused() -> None:
+    with pytest.raises(DataError, match="no source is text-only"):
+        effective_weights([1], [False], 0.2)
+    with pytest.raises(DataError, match="all sources are text-only"):
+        effective_weights([1], [True], 0.2)
