@@ -169,6 +169,21 @@ def test_a_cross_field_error_of_the_whole_names_the_file(recipe: Path) -> None:
     ]
 
 
+def test_a_dataclass_that_refuses_with_its_packages_own_error_names_the_file(recipe: Path) -> None:
+    model_error = type("ModelError", (Exception,), {"__module__": "mindvl_model.errors"})
+
+    @dataclass(frozen=True)
+    class Model:
+        schedule: Schedule
+
+        def __post_init__(self) -> None:
+            raise model_error("head_dim=3 is odd. Use an even size.")
+
+    recipe.write_text("schedule: {peak_lr: 1, steps: 1}")
+    with pytest.raises(ConfigError, match=r"run\.yaml: head_dim=3 is odd\. Use an even size\."):
+        load_config(recipe, Model)
+
+
 def test_all_problems_are_listed_at_once(recipe: Path) -> None:
     assert len(_problems(recipe, "schedule: {steps: x}\nsize: [1]\nsahres: {}\n")) == 4
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from mindvl_cli.failures import is_ours
 from mindvl_cli.problems import ConfigError, Problem, explain
 from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
 
@@ -102,6 +103,11 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
             full = section + key_path
             problems.append(Problem(_place(path, full, lines, overridden), _dotted(full), what, to_do))
         raise ConfigError(problems) from None
+    except Exception as error:
+        if not is_ours(error):
+            raise
+        # A dataclass refused with its package's own error; pydantic places only ValueError.
+        raise ConfigError([Problem(str(path), _dotted(section), str(error), "")]) from error
 
 
 def _read(path: Path) -> tuple[Any, dict[KeyPath, int]]:
