@@ -3,6 +3,7 @@
 
 from .config import MergeConfig
 from .errors import FolderError, MergeConfigError, MergeError
+from .folder import weights_sha256
 from .resolution import Cell, ResolutionGrid
 from .run import merge
 from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
@@ -23,4 +24,5 @@ __all__ = [
     "choose_cell",
     "merge",
     "search_resolution",
+    "weights_sha256",
 ]

@@ -180,6 +180,12 @@ class FolderWriter:
         (self.path / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
+def weights_sha256(path: Path) -> str:
+    """One hash of all weight files of a folder: equal exactly if names and bytes of the files are."""
+    hashes = json.dumps(ModelFolder(path).sha256(), sort_keys=True)
+    return hashlib.sha256(hashes.encode()).hexdigest()
+
+
 def _cut_into_shards(infos: list[TensorInfo], max_shard_bytes: int) -> list[list[TensorInfo]]:
     shards: list[list[TensorInfo]] = [[]]
     size = 0

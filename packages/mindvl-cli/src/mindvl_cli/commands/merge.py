@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl merge`: average the weights of model folders."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from mindvl_cli.progress import progress
+
+
+@click.command(
+    epilog="Example: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge recipes/tiny/merge.yaml"
+)
+@click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="New folder; needed unless a recipe names it.")
+@click.option("--weights", help="One number per model, such as 0.5,0.25,0.25; default: equal.")
+@click.option("--only", multiple=True, help="Merge only tensors whose name begins so; may be given several times.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Type of the result.")
+@click.option("--any-weight-sum", is_flag=True, help="Accept weights that do not sum to 1.")
+@click.option("--force", is_flag=True, help="Replace an existing --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest on stdout.")
+def merge(
+    sources: tuple[Path, ...],
+    out: Path | None,
+    weights: str | None,
+    only: tuple[str, ...],
+    dtype: Literal["float32", "bfloat16", "float16"] | None,
+    any_weight_sum: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Average SOURCES, model folders of one architecture; or one SOURCE, a YAML recipe that says all of it."""
+    from dataclasses import replace
+
+    from mindvl_cli.load import load_config
+    from mindvl_merge import MergeConfig
+    from mindvl_merge import merge as merge_folders
+
+    if len(sources) == 1 and sources[0].is_file():
+        if out or weights or only or dtype or any_weight_sum:
+            raise click.UsageError("a recipe says all of it; of the options only --force and --json go with one")
+        config = load_config(sources[0], MergeConfig)
+        config = replace(config, overwrite=config.overwrite or force)
+    elif out is None:
+        raise click.UsageError("--out is needed: the new folder")
+    else:
+        config = MergeConfig(
+            models=sources,
+            out=out,
+            weights=_parse_weights(weights),
+            only=only,
+            dtype=dtype,
+            any_weight_sum=any_weight_sum,
+            overwrite=force,
+        )
+    with progress("merge", total=1.0) as advance:
+        shown = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal shown
+            advance(done / total - shown)
+            shown = done / total
+
+        manifest = merge_folders(config, progress=report)
+    if as_json:
+        click.echo(json.dumps(manifest))
+    else:
+        click.echo(
+            f"{manifest['num_merged']} tensors of {len(config.models)} models averaged into {config.out}", err=True
+        )
+
+
+def _parse_weights(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no list of numbers", param_hint="--weights") from error

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl search-resolution`: the image size limits at which a model scores best on held-out items."""
+
+import json
+from pathlib import Path
+
+import click
+
+from mindvl_cli.commands.eval import answers_progress
+
+
+@click.command(
+    "search-resolution",
+    epilog='Example: mindvl search-resolution model --benchmark validation --grid "4,16x64,128" --out search --apply',
+)
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "-b",
+    "--benchmark",
+    "paths",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    required=True,
+    help="A validation JSONL file, or a folder of them; may be given several times.",
+)
+@click.option(
+    "--grid", "grid_text", default="paper", show_default=True, help="paper, or MIN,..xMAX,.. in 28x28 pixels."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for scores, plots and answers.")
+@click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into MODEL's processor.")
+@click.option("--copy-to", type=click.Path(path_type=Path), help="Write them into a copy of MODEL instead.")
+@click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def search_resolution(
+    model: Path,
+    paths: tuple[Path, ...],
+    grid_text: str,
+    out: Path | None,
+    apply_here: bool,
+    copy_to: Path | None,
+    device: str,
+    batch_size: int,
+    max_new_tokens: int,
+    as_json: bool,
+) -> None:
+    """Score MODEL at every pair of a grid of min and max pixels, and choose the cheapest of the best.
+
+    Use held-out items that the final test does not use. The folder's own code runs (trust_remote_code).
+    """
+    from mindvl_cli.evaluation import resolution
+    from mindvl_cli.evaluation.benchmark import load_benchmarks
+    from mindvl_cli.evaluation.predict import PredictConfig, Predictor
+    from mindvl_cli.evaluation.run import CACHE_NAME
+    from mindvl_merge import ResolutionGrid
+
+    if apply_here and copy_to:
+        raise click.UsageError("--apply and --copy-to exclude each other")
+    grid = ResolutionGrid.parse(grid_text)
+    items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
+    config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
+    predictor = Predictor(model, config=config, cache=out / CACHE_NAME if out else None)
+    with answers_progress("search") as report:
+        result = resolution.search(predictor, items, grid, progress=report)
+    if out:
+        resolution.write_search(result, out, model=str(model))
+    chosen = result.chosen
+    if apply_here or copy_to:
+        limits = {"min_pixels": chosen.min_pixels, "max_pixels": chosen.max_pixels}
+        changed = resolution.apply_limits(model, **limits, out=copy_to)
+        click.echo(f"wrote {changed}", err=True)
+    if as_json:
+        click.echo(json.dumps({"model": str(model), **resolution.search_report(result)}))
+        return
+    click.echo(
+        f"best: min {chosen.min_pixels}, max {chosen.max_pixels} pixels, score {100 * chosen.score:.1f} % "
+        f"({result.num_evaluations} evaluations instead of {result.num_requests})"
+    )

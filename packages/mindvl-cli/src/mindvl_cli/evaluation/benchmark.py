@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read benchmarks: JSONL files of questions with pictures and answers.
+
+Comes first in an evaluation. One row: {"id", "task", "images": [paths beside the file], "question" with one <image>
+mark per picture, "answer", "score": "exact" | "point" | "box", "box": [left, top, right, bottom] in pixels of the
+first picture}. `id`, `task` (name of the file), `images` (none) and `score` (exact) may be left out.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mindvl_cli.failures import CliError
+
+ScoreKind = Literal["exact", "point", "box"]
+Box = tuple[float, float, float, float]
+
+IMAGE_MARK = "<image>"
+
+_FIELDS = frozenset({"id", "task", "images", "question", "answer", "score", "box"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question."""
+
+    id: str
+    task: str
+    images: tuple[Path, ...]
+    question: str
+    answer: str
+    score: ScoreKind = "exact"
+    box: Box | None = None  # left, top, right, bottom in pixels of the first picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A named list of questions."""
+
+    name: str
+    items: tuple[Item, ...]
+
+
+def load_benchmarks(path: Path) -> list[Benchmark]:
+    """One benchmark from a JSONL file, or one from each JSONL file of a folder, by name.
+
+    Raises:
+        CliError: Names file, row and what is wrong with it.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise CliError(f"folder holds no .jsonl file. {path}. Name a benchmark file or a folder of them.")
+    elif path.is_file():
+        files = [path]
+    else:
+        raise CliError(f"benchmark does not exist. {path}. Name a .jsonl file or a folder of them.")
+    return [Benchmark(name=file.stem, items=tuple(_read_file(file))) for file in files]
+
+
+def _read_file(path: Path) -> Iterator[Item]:
+    seen: set[str] = set()
+    number = 0
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise CliError(f"row is no JSON ({error}). {where}. Write one object per line.") from error
+        item = _read_row(row, path, number, where)
+        if item.id in seen:
+            raise CliError(f"id {item.id!r} is used twice. {where}. Give every row its own.")
+        seen.add(item.id)
+        yield item
+    if not seen:
+        raise CliError(f"benchmark has no row. {path}. Write one JSON object per line.")
+
+
+def _read_row(row: Any, path: Path, number: int, where: str) -> Item:
+    if not isinstance(row, dict):
+        raise CliError(
+            f'row is {type(row).__name__}, not an object. {where}. Write {{"question": ..., "answer": ...}}.'
+        )
+    unknown = sorted(row.keys() - _FIELDS)
+    if unknown:
+        raise CliError(f"field {unknown[0]!r} is not known. {where}. Use {', '.join(sorted(_FIELDS))}.")
+    for field in ("question", "answer"):
+        if not isinstance(row.get(field), str):
+            raise CliError(f"{field} is {row.get(field)!r}. {where}. Give a text.")
+    score = row.get("score", "exact")
+    if score not in get_args(ScoreKind):
+        raise CliError(f"score {score!r} is not known. {where}. Use {', '.join(get_args(ScoreKind))}.")
+    return Item(
+        id=str(row.get("id", f"{path.stem}-{number:05d}")),
+        task=str(row.get("task", path.stem)),
+        images=_read_images(row, path, where),
+        question=row["question"],
+        answer=row["answer"],
+        score=score,
+        box=_read_box(row, score, where),
+    )
+
+
+def _read_images(row: dict[str, Any], path: Path, where: str) -> tuple[Path, ...]:
+    names = row.get("images", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CliError(f"images is {names!r}. {where}. Give a list of paths beside the file.")
+    marks = row["question"].count(IMAGE_MARK)
+    if marks != len(names):
+        raise CliError(
+            f"question has {marks} {IMAGE_MARK} marks for {len(names)} images. {where}. Write one per image."
+        )
+    images = tuple(path.parent / name for name in names)
+    for image in images:
+        if not image.is_file():
+            raise CliError(f"image does not exist: {image}. {where}. Correct the path; it is relative to the file.")
+    return images
+
+
+def _read_box(row: dict[str, Any], score: str, where: str) -> Box | None:
+    values = row.get("box")
+    if values is None:
+        if score != "exact":
+            raise CliError(f"score {score!r} needs a box. {where}. Give [left, top, right, bottom] in pixels.")
+        return None
+    numbers = isinstance(values, list) and len(values) == 4 and all(isinstance(v, int | float) for v in values)
+    if not numbers or values[0] >= values[2] or values[1] >= values[3] or not row.get("images"):
+        raise CliError(f"box is {values!r}. {where}. Give [left, top, right, bottom] in pixels of the first image.")
+    return (float(values[0]), float(values[1]), float(values[2]), float(values[3]))

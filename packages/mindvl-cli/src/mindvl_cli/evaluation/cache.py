@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers on disk, so that a killed evaluation goes on and a search asks nothing twice: JSONL of key and answer."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class AnswerCache:
+    """Answers by key, in memory, and in a file when a path is given.
+
+    A last line cut off by a kill is dropped; the file is only ever appended to.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.answers: dict[str, str] = {}
+        if path is not None and path.is_file():
+            self._read(path)
+
+    def add(self, answers: Mapping[str, str]) -> None:
+        """Keep a batch of answers; they are on disk when this returns."""
+        self.answers.update(answers)
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"key": key, "answer": answer}) + "\n" for key, answer in answers.items())
+
+    def _read(self, path: Path) -> None:
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with open(path, "r+b") as file:
+                file.truncate(len(whole))
+        for line in whole.splitlines():
+            row = json.loads(line)
+            self.answers[row["key"]] = row["answer"]

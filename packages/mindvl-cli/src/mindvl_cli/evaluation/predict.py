@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer benchmark items with an exported model folder through transformers: batched, greedy, cached.
+
+Comes after benchmark.py, before score.py. Items of similar length share a batch, padded on the left. Batches are made
+from all requests, answered before or not, so that a killed run that goes on computes the same batches and gives the
+same answers.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from mindvl_cli.evaluation.benchmark import IMAGE_MARK, Item
+from mindvl_cli.evaluation.cache import AnswerCache
+from mindvl_cli.evaluation.score import Size
+from mindvl_cli.failures import CliError
+
+Progress = Callable[[int, int], None]  # requests answered, requests in all
+
+# What besides the weights decides an answer; limits of the processor are part of a request.
+_TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    """How answers are made."""
+
+    device: str = "auto"  # auto: an accelerator if there is one, else cpu
+    batch_size: int = 64  # items in one generate call
+    max_batch_tokens: int = 32768  # prompt tokens in one generate call, padding included
+    max_new_tokens: int = 64  # longest answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """An item with the size limits of its pictures."""
+
+    item: Item
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """An answer, and the sizes that coordinates in it refer to."""
+
+    item: Item
+    answer: str
+    original: tuple[Size, ...]  # of each picture
+    resized: tuple[Size, ...]  # as the model saw it
+
+
+class Predictor:
+    """A model folder that answers; processor and model are loaded when first needed.
+
+    Args:
+        folder: Model in the transformers layout. Its own code runs if it brings any (trust_remote_code): evaluate only
+            folders that you trust.
+        cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
+    """
+
+    def __init__(self, folder: Path, *, config: PredictConfig | None = None, cache: Path | None = None) -> None:
+        if not (folder / "config.json").is_file():
+            raise CliError(f"this is no model folder, it has no config.json. {folder}. Give an exported model.")
+        self.folder = folder
+        self.config = config or PredictConfig()
+        self.cache = AnswerCache(cache)
+
+    @cached_property
+    def processor(self) -> Any:
+        """The folder's processor, padding on the left."""
+        from transformers import AutoProcessor
+
+        processor = AutoProcessor.from_pretrained(str(self.folder), trust_remote_code=True, local_files_only=True)
+        processor.tokenizer.padding_side = "left"
+        return processor
+
+    @cached_property
+    def device(self) -> str:
+        """Where the model runs."""
+        import torch
+
+        if self.config.device != "auto":
+            return self.config.device
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if accelerator is None else accelerator.type
+
+    @cached_property
+    def model(self) -> Any:
+        """The folder's model, ready to generate."""
+        import torch
+        from transformers import AutoModelForImageTextToText
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()  # it would cut into our own
+        model: Any = AutoModelForImageTextToText.from_pretrained(
+            str(self.folder), trust_remote_code=True, local_files_only=True, dtype="auto"
+        )
+        if self.device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
+            model = model.float()  # 16 bit is emulated on most CPUs
+        return model.to(self.device).eval()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the weights and of every file that decides how text becomes tokens."""
+        from mindvl_merge import weights_sha256
+
+        digest = hashlib.sha256(weights_sha256(self.folder).encode())
+        for name in _TEXT_FILES:
+            path = self.folder / name
+            digest.update(path.read_bytes() if path.is_file() else b"")
+        return digest.hexdigest()
+
+    @property
+    def default_limits(self) -> tuple[int, int]:
+        """min_pixels and max_pixels of the folder's processor."""
+        size = self.processor.image_processor.size
+        return int(size["shortest_edge"]), int(size["longest_edge"])
+
+    def questions(self, items: Sequence[Item], *, min_pixels: int | None, max_pixels: int | None) -> list[Question]:
+        """Items with these limits, the processor's where None."""
+        low, high = self.default_limits
+        low, high = low if min_pixels is None else min_pixels, high if max_pixels is None else max_pixels
+        if low > high:
+            raise CliError(f"min_pixels {low} is over max_pixels {high}. eval. Raise one or lower the other.")
+        return [Question(item=item, min_pixels=low, max_pixels=high) for item in items]
+
+    def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
+        """Size of each picture of an item after resizing."""
+        from mindvl_data import BadSample, smart_resize
+
+        images = self.processor.image_processor
+        multiple = images.patch_size * images.merge_size
+        try:
+            return tuple(
+                smart_resize(*image_size(path), multiple=multiple, min_pixels=min_pixels, max_pixels=max_pixels)
+                for path in item.images
+            )
+        except BadSample as error:
+            raise CliError(f"{error}. item {item.id}: {item.images}. Remove the item.") from error
+
+    def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
+        """Answer every question, from the cache where it has been asked before; the order is kept."""
+        keys = [self._key(question) for question in questions]
+        distinct = {key: question for key, question in zip(keys, questions, strict=True)}
+        done = 0
+        for batch in self._batches(distinct):
+            if any(key not in self.cache.answers for key in batch):
+                answers = self._answer([distinct[key] for key in batch])
+                self.cache.add(dict(zip(batch, answers, strict=True)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(distinct))
+        return [
+            Prediction(
+                item=question.item,
+                answer=self.cache.answers[key],
+                original=tuple(image_size(path) for path in question.item.images),
+                resized=self.sizes(question.item, question.min_pixels, question.max_pixels),
+            )
+            for key, question in zip(keys, questions, strict=True)
+        ]
+
+    def _key(self, question: Question) -> str:
+        item = question.item
+        images = [_file_hash(path, path.stat().st_mtime_ns) for path in item.images]
+        sizes = self.sizes(item, question.min_pixels, question.max_pixels)
+        parts = [self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _batches(self, questions: dict[str, Question]) -> list[list[str]]:
+        """Keys in batches of one kind (pictures or none, one pair of limits), longest first: memory fails early."""
+
+        def group(key: str) -> tuple[bool, int, int]:
+            question = questions[key]
+            has_images = bool(question.item.images)
+            return has_images, question.min_pixels * has_images, question.max_pixels * has_images
+
+        lengths = {key: self._length(question) for key, question in questions.items()}
+        batches: list[list[str]] = []
+        for key in sorted(questions, key=lambda key: (group(key), -lengths[key], key)):
+            last = batches[-1] if batches else []
+            fits = len(last) < self.config.batch_size and bool(last) and group(last[0]) == group(key)
+            if fits and (len(last) + 1) * lengths[last[0]] <= self.config.max_batch_tokens:
+                last.append(key)
+            else:
+                batches.append([key])
+        return batches
+
+    def _length(self, question: Question) -> int:
+        """Prompt tokens, near enough to sort by."""
+        images = self.processor.image_processor
+        area = (images.patch_size * images.merge_size) ** 2
+        sizes = self.sizes(question.item, question.min_pixels, question.max_pixels)
+        return sum(height * width // area for height, width in sizes) + len(question.item.question)
+
+    def _answer(self, questions: Sequence[Question]) -> list[str]:
+        import torch
+        from transformers import GenerationConfig
+
+        tokenizer = self.processor.tokenizer
+        texts = [self._prompt(question.item) for question in questions]
+        images = [_open_image(path) for question in questions for path in question.item.images]
+        options: dict[str, Any] = {}
+        if images:
+            limits = {"shortest_edge": questions[0].min_pixels, "longest_edge": questions[0].max_pixels}
+            options = {"images": images, "images_kwargs": {"size": limits}}
+        inputs = self.processor(text=texts, return_tensors="pt", padding=True, **options).to(self.device)
+        if images:
+            self._check_sizes(questions, inputs["image_grid_thw"])
+        greedy = GenerationConfig(
+            max_new_tokens=self.config.max_new_tokens,
+            do_sample=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        with torch.inference_mode():
+            output = self.model.generate(**inputs, generation_config=greedy)
+        answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return [answer.strip() for answer in answers]
+
+    def _check_sizes(self, questions: Sequence[Question], grids: Any) -> None:
+        """Coordinates and cache rest on the sizes computed here; another way of resizing would falsify both."""
+        patch = self.processor.image_processor.patch_size
+        expected = [
+            size
+            for question in questions
+            for size in self.sizes(question.item, question.min_pixels, question.max_pixels)
+        ]
+        actual = [(height * patch, width * patch) for _, height, width in grids.tolist()]
+        if actual != expected:
+            raise CliError(
+                f"the processor resizes to {actual[:3]}, expected {expected[:3]} (height, width). "
+                f"{self.folder}. Use a model "
+                "whose processor resizes as Qwen2-VL's does."
+            )
+
+    def _prompt(self, item: Item) -> str:
+        content: list[dict[str, str]] = []
+        for number, text in enumerate(item.question.split(IMAGE_MARK)):
+            if number:
+                content.append({"type": "image"})
+            if text:
+                content.append({"type": "text", "text": text})
+        message = {"role": "user", "content": content}
+        prompt: str = self.processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        return prompt
+
+
+def image_size(path: Path) -> Size:
+    """Height and width of a picture as it is shown (EXIF orientation applied), from its header."""
+    return _image_size(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=100_000)
+def _image_size(path: Path, modified_ns: int) -> Size:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(0x0112, 1) >= 5  # EXIF orientations 5 to 8 swap the sides
+    except (OSError, Image.DecompressionBombError) as error:
+        raise CliError(f"picture cannot be read ({error}). {path}. Replace the file or remove the item.") from error
+    return (width, height) if turned else (height, width)
+
+
+@lru_cache(maxsize=100_000)
+def _file_hash(path: Path, modified_ns: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _open_image(path: Path) -> Any:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, Image.DecompressionBombError) as error:
+        raise CliError(f"picture cannot be read ({error}). {path}. Replace the file or remove the item.") from error

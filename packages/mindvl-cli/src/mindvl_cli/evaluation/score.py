@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare an answer with the truth, and gather scores by task.
+
+Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the picture as the model saw it,
+after resizing; they are moved back to the original picture before they are compared.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mindvl_cli.evaluation.benchmark import Box, Item
+
+Size = tuple[int, int]  # height, width in pixels
+
+MIN_OVERLAP = 0.5  # intersection over union from which a box is right, as in RefCOCO
+
+_NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
+_POINT = re.compile(rf"\({_NUMBER},{_NUMBER}\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """Mean score of a task, from 0 to 1."""
+
+    score: float
+    num_items: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores of a model."""
+
+    overall: float  # unweighted mean over tasks, as in the paper
+    by_task: dict[str, TaskScore]
+
+
+def score_answer(item: Item, answer: str, *, original: Size | None = None, resized: Size | None = None) -> float:
+    """1.0 for a right answer, else 0.0.
+
+    Args:
+        original, resized: Size of the item's first picture before and after resizing; needed for `point` and `box`.
+    """
+    if item.score == "exact":
+        return float(_plain(answer) == _plain(item.answer))
+    assert item.box is not None
+    assert original is not None
+    assert resized is not None
+    points = find_points(answer, original=original, resized=resized)
+    if item.score == "point":
+        return float(len(points) == 1 and _is_inside(points[0], item.box))
+    if len(points) != 2:
+        return 0.0
+    return float(overlap((*points[0], *points[1]), item.box) >= MIN_OVERLAP)
+
+
+def find_points(answer: str, *, original: Size, resized: Size) -> list[tuple[float, float]]:
+    """All `(x,y)` of a text, moved to pixels of the original picture."""
+    scale_y, scale_x = original[0] / resized[0], original[1] / resized[1]
+    return [(float(x) * scale_x, float(y) * scale_y) for x, y in _POINT.findall(answer)]
+
+
+def overlap(first: Box, second: Box) -> float:
+    """Intersection over union of two boxes; 0 for a box turned inside out."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return width * height / (sum(areas) - width * height)
+
+
+def gather(items: Sequence[Item], scores: Sequence[float]) -> Scores:
+    """Mean by task, and the unweighted mean of those."""
+    groups: dict[str, list[float]] = {}
+    for item, score in zip(items, scores, strict=True):
+        groups.setdefault(item.task, []).append(score)
+    by_task = {task: TaskScore(score=fmean(values), num_items=len(values)) for task, values in groups.items()}
+    return Scores(overall=fmean(score.score for score in by_task.values()), by_task=by_task)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _is_inside(point: tuple[float, float], box: Box) -> bool:
+    return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]

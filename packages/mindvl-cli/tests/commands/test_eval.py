@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl eval` prints a table or JSON and leaves a report."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from mindvl_cli.commands.eval import answers_progress, evaluate
+from mindvl_cli.evaluation.predict import Predictor
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A folder that answers 2 to everything; the real model is tested beside predict.py."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(Predictor, "fingerprint", "f")
+    monkeypatch.setattr(Predictor, "default_limits", (784, 7840))
+    monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
+    monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ())
+    monkeypatch.setattr(Predictor, "_answer", lambda self, questions: ["2"] * len(questions))
+    (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
+    return folder
+
+
+def test_a_table_is_shown_and_a_report_left(model, tmp_path):
+    arguments = [str(model), "-b", str(tmp_path / "sum.jsonl"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "overall" in result.stdout
+    assert "50.0" in result.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.json", "sum.html", "predictions.jsonl"}
+
+
+def test_json_is_one_document(model, tmp_path):
+    arguments = [str(model), "-b", str(tmp_path / "sum.jsonl"), "--json", "--max-pixels", "1568"]
+    result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    document = json.loads(result.stdout)
+    assert (document["overall"], document["min_pixels"], document["max_pixels"]) == (0.5, 784, 1568)
+
+
+def test_progress_that_never_starts_is_no_error():
+    with answers_progress("eval"):
+        pass

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl merge` by arguments and by recipe."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from mindvl_cli.commands.merge import merge
+from mindvl_merge import MergeError
+
+
+@pytest.fixture
+def models(tmp_path):
+    paths = []
+    for name, value in (("a", 1.0), ("b", 5.0)):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.full((2,), value)}, tmp_path / name / "model.safetensors")
+        paths.append(str(tmp_path / name))
+    return paths
+
+
+def _value(folder):
+    return load_file(folder / "model.safetensors")["w"][0].item()
+
+
+def test_models_are_averaged_and_the_manifest_printed(models, tmp_path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(merge, [*models, "--out", str(out), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["num_merged"] == 1
+    assert _value(out) == 3.0
+
+
+def test_weights_and_force(models, tmp_path):
+    out = tmp_path / "out"
+    arguments = [*models, "--out", str(out), "--weights", "0.75,0.25"]
+    assert CliRunner().invoke(merge, arguments, catch_exceptions=False).exit_code == 0
+    assert _value(out) == 2.0
+    with pytest.raises(MergeError, match="--force"):
+        CliRunner().invoke(merge, arguments, catch_exceptions=False)
+    assert CliRunner().invoke(merge, [*arguments, "--force"], catch_exceptions=False).exit_code == 0
+
+
+def test_a_recipe_says_it_all(models, tmp_path):
+    recipe = tmp_path / "merge.yaml"
+    recipe.write_text(json.dumps({"models": models, "out": str(tmp_path / "out"), "weights": [1, 0]}))
+    assert CliRunner().invoke(merge, [str(recipe)], catch_exceptions=False).exit_code == 0
+    assert _value(tmp_path / "out") == 1.0
+    assert CliRunner().invoke(merge, [str(recipe), "--weights", "1"]).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x", "--weights", "a,b"]])
+def test_wrong_usage_exits_with_two(models, arguments):
+    assert CliRunner().invoke(merge, [*models, *arguments]).exit_code == 2

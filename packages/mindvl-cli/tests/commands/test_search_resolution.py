@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl search-resolution` chooses, draws and applies."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from mindvl_cli.commands.search_resolution import search_resolution
+from mindvl_cli.evaluation.predict import Predictor
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    """A folder whose answers are right from 16 units on."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    size = {"shortest_edge": 784, "longest_edge": 7840}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {"size": size}}))
+    monkeypatch.setattr(Predictor, "fingerprint", "f")
+    monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
+    monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ((high, 1),))
+    monkeypatch.setattr(
+        Predictor, "_answer", lambda self, questions: ["2" if q.max_pixels >= 16 * 784 else "1" for q in questions]
+    )
+    (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    return [str(folder), "-b", str(tmp_path / "sum.jsonl"), "--grid", "4,8x8,16,32"]
+
+
+def test_the_choice_is_printed_drawn_and_applied(arguments, tmp_path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(search_resolution, [*arguments, "--out", str(out), "--apply"], catch_exceptions=False)
+    assert "min 3136, max 12544 pixels, score 100.0 % (3 evaluations instead of 6)" in result.stdout
+    assert (out / "heat_map.png").exists()
+    stored = json.loads((tmp_path / "model" / "processor_config.json").read_text())
+    assert stored["image_processor"]["size"] == {"shortest_edge": 3136, "longest_edge": 12544}
+
+
+def test_json_and_copy(arguments, tmp_path):
+    copy = tmp_path / "copy"
+    result = CliRunner().invoke(
+        search_resolution, [*arguments, "--json", "--copy-to", str(copy)], catch_exceptions=False
+    )
+    assert json.loads(result.stdout)["chosen"]["max_pixels"] == 16 * 784
+    assert json.loads((copy / "processor_config.json").read_text())["image_processor"]["size"]["longest_edge"] == 12544
+
+
+def test_apply_and_copy_exclude_each_other(arguments):
+    assert CliRunner().invoke(search_resolution, [*arguments, "--apply", "--copy-to", "x"]).exit_code == 2

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark files: what is read, and errors by file and row."""
+
+import json
+
+import pytest
+
+from mindvl_cli.evaluation.benchmark import load_benchmarks
+from mindvl_cli.failures import CliError
+
+
+def test_rows_become_items(benchmark_file):
+    (benchmark,) = load_benchmarks(benchmark_file)
+    assert (benchmark.name, len(benchmark.items)) == ("mixed", 9)
+    point = benchmark.items[6]
+    assert (point.task, point.score, point.box) == ("locate", "point", (10, 10, 30, 30))
+    assert point.images == (benchmark_file.parent / "0.png",)
+
+
+def test_a_folder_gives_one_benchmark_per_file(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text('{"question": "1+1", "answer": "2"}\n\n')
+    first, second = load_benchmarks(tmp_path)
+    assert (first.name, second.name) == ("a", "b")
+    assert (first.items[0].id, first.items[0].task, first.items[0].score) == ("a-00001", "a", "exact")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", r"bench\.jsonl:2\. Write one object per line"),
+        ("[1]", "row is list"),
+        ({"question": 3}, "question is 3"),
+        ({"question": "a"}, "answer is None"),
+        ({"answr": "a"}, "field 'answr' is not known"),
+        ({"question": "a", "answer": "b", "score": "fuzzy"}, "score 'fuzzy' is not known"),
+        ({"question": "<image>", "answer": "b"}, "1 <image> marks for 0 images"),
+        ({"question": "<image>", "answer": "b", "images": ["no.png"]}, "image does not exist"),
+        ({"question": "a", "answer": "b", "images": "no.png"}, "images is 'no.png'"),
+        ({"question": "a", "answer": "b", "score": "box"}, "score 'box' needs a box"),
+        ({"question": "a", "answer": "b", "box": [5, 5, 1, 9]}, "box is"),
+        ({"id": "x", "question": "a", "answer": "b"}, "id 'x' is used twice"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, row, message):
+    path = tmp_path / "bench.jsonl"
+    text = row if isinstance(row, str) else json.dumps(row)
+    path.write_text('{"id": "x", "question": "a", "answer": "b"}\n' + text + "\n")
+    with pytest.raises(CliError, match=message) as caught:
+        load_benchmarks(path)
+    assert f"{path}:2" in str(caught.value)
+
+
+def test_missing_and_empty_benchmarks_are_named(tmp_path):
+    with pytest.raises(CliError, match="does not exist"):
+        load_benchmarks(tmp_path / "no.jsonl")
+    with pytest.raises(CliError, match=r"no \.jsonl file"):
+        load_benchmarks(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(CliError, match="has no row"):
+        load_benchmarks(tmp_path / "empty.jsonl")

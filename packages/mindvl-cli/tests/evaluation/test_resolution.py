@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search over a real processor: equal to evaluating every cell; its files; limits written into a folder."""
+
+import json
+import shutil
+
+import pytest
+
+from mindvl_cli.evaluation import resolution, run
+from mindvl_cli.evaluation.benchmark import load_benchmarks
+from mindvl_cli.evaluation.predict import Predictor
+from mindvl_cli.failures import CliError
+from mindvl_merge import ResolutionGrid
+
+GRID = ResolutionGrid(min_units=(4, 12), max_units=(8, 16, 64))
+
+
+@pytest.fixture
+def predictor(model_folder, monkeypatch):
+    """Reads right exactly if the picture is larger than ten visual tokens."""
+    predictor = Predictor(model_folder)
+    asked = []
+
+    def answer(questions):
+        asked.extend(questions)
+        sizes = [predictor.sizes(q.item, q.min_pixels, q.max_pixels) for q in questions]
+        return ["1" if sum(h * w for h, w in size) > 10 * 784 else "2" for size in sizes]
+
+    monkeypatch.setattr(predictor, "_answer", answer)
+    predictor.asked = asked
+    return predictor
+
+
+def test_equal_to_evaluating_every_cell(predictor, benchmark_file):
+    benchmarks = load_benchmarks(benchmark_file)
+    result = resolution.search(predictor, benchmarks[0].items, GRID)
+    assert len(predictor.asked) == result.num_evaluations < result.num_requests
+    for cell in result.cells:
+        whole = run.evaluate(predictor, benchmarks, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels)
+        assert cell.score == pytest.approx(whole.scores.overall)
+    assert len(predictor.asked) == result.num_evaluations  # the cells were in the cache
+
+
+def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
+    result = resolution.search(predictor, load_benchmarks(benchmark_file)[0].items, GRID)
+    files = resolution.write_search(result, tmp_path / "out", model="m")
+    assert [file.name for file in files] == [
+        "resolution.json", "heat_map.png", "heat_map.svg", "box_plot.png", "box_plot.svg",
+    ]  # fmt: skip
+    assert all(file.stat().st_size > 1000 for file in files)
+    report = json.loads(files[0].read_text())
+    assert len(report["cells"]) == 5
+    assert report["chosen"]["max_pixels"] in (16 * 784, 64 * 784)
+    assert set(report["box_by_task"]) == {"read", "text", "locate", "compare"}
+
+
+def test_limits_are_written_into_a_copy_or_in_place(model_folder, tmp_path):
+    copy = tmp_path / "copy"
+    resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
+    assert Predictor(copy).default_limits == (784, 7840)
+    assert Predictor(model_folder).default_limits == (4 * 784, 16 * 784)
+    resolution.apply_limits(copy, min_pixels=1568, max_pixels=7840)
+    assert Predictor(copy).default_limits == (1568, 7840)
+    with pytest.raises(CliError, match="the folder exists"):
+        resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
+    shutil.rmtree(copy)
+    (copy / "empty").mkdir(parents=True)
+    with pytest.raises(CliError, match="no image processor"):
+        resolution.apply_limits(copy, min_pixels=784, max_pixels=7840)
