@@ -23,11 +23,12 @@ def _as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_rank_zero_writes_to_the_console_and_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_zero_warns_on_the_console_and_writes_all_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(rank=0, log_dir=tmp_path)
     logger.info("step %s", 1)
+    logger.warning("bad sample")
 
-    assert capsys.readouterr().err == "step 1\n"
+    assert capsys.readouterr().err == "bad sample\n"
     assert "step 1" in (tmp_path / "rank-0000.log").read_text()
 
 
@@ -45,7 +46,7 @@ def test_other_ranks_write_to_their_file_and_only_errors_to_the_console(
 def test_a_second_call_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging()
     set_up_logging()
-    logger.info("once")
+    logger.warning("once")
 
     assert capsys.readouterr().err == "once\n"
 

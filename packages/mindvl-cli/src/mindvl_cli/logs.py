@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set the handlers of Python's logging, once: rank 0 to the console, every rank to a file of its own.
+"""Set the handlers of Python's logging, once: warnings of rank 0 to the console, everything to a file for every rank.
 
-Comes before a command does its work; the packages only call `logging.getLogger(__name__)`.
+Comes before a command does its work; the packages only call `logging.getLogger(__name__)`. What a person follows on the
+console is progress.py and the commands' own lines.
 """
 
 import logging
@@ -28,9 +29,9 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
     """Replace the handlers set by an earlier call; may be called again once the rank is known.
 
     Args:
-        rank: Global rank; only rank 0 writes to the console, the others warn there only when an error is logged.
+        rank: Global rank; only rank 0 warns on the console, the others write there only when an error is logged.
         log_dir: Folder for `rank-0000.log` and its sisters; made when missing. None writes no file.
-        verbose: Debug lines of our packages too; other libraries stay at warnings.
+        verbose: Everything our packages say on the console too; other libraries stay at warnings.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -38,7 +39,7 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
             root.removeHandler(handler)
             handler.close()
     console = _StderrHandler()
-    console.setLevel(logging.NOTSET if rank == 0 else logging.ERROR)
+    console.setLevel(logging.ERROR if rank else logging.DEBUG if verbose else logging.WARNING)
     console.setFormatter(logging.Formatter(CONSOLE_FORMAT))
     handlers: list[logging.Handler] = [console]
     if log_dir is not None:

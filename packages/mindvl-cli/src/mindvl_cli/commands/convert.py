@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl convert`: a mindvl checkpoint to a folder that transformers loads, and such a folder to a checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ import click
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="Type of the written weights; default: as they are.")
 @click.option("--min-pixels", type=int, help="Smallest picture area of the processor; default: the run's.")
 @click.option("--max-pixels", type=int, help="Largest picture area of the processor; default: the run's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def convert(
     source: Path,
     destination: Path,
@@ -21,6 +23,7 @@ def convert(
     dtype: Literal["fp32", "bf16"] | None,
     min_pixels: int | None,
     max_pixels: int | None,
+    as_json: bool,
 ) -> None:
     """Write the newest checkpoint of SOURCE (a run folder or a checkpoint) as a transformers folder DESTINATION."""
     from mindvl_train.export import export_checkpoint
@@ -28,4 +31,7 @@ def convert(
     export_checkpoint(
         source, destination, tokenizer=tokenizer, dtype=dtype, min_pixels=min_pixels, max_pixels=max_pixels
     )
-    click.echo(f"wrote {destination}", err=True)
+    if as_json:
+        click.echo(json.dumps({"out": str(destination)}))
+    else:
+        click.echo(f"wrote {destination}")

@@ -28,8 +28,7 @@ _JPEG_QUALITY = 95
 _MAX_DIGITS = 6
 _LAYOUT_SHARES: Mapping[Layout, float] = {"line": 0.64, "two_lines": 0.16, "small": 0.12, "large": 0.08}
 
-_CAPTION_QUESTIONS = ("Describe the picture.", "What is in the picture?")
-_CAPTION_ANSWERS = ("The number is {}.", "It says {}.")
+_CAPTION_QUESTION, _CAPTION_ANSWER = "Describe it.", "The number is {}."
 _READ_QUESTIONS = ("Which number is this?", "Read the number.", "What number do you see?")
 _COUNT_QUESTIONS = ("How many digits are there?", "Count the digits.")
 _COMPARE_QUESTIONS = (
@@ -38,7 +37,8 @@ _COMPARE_QUESTIONS = (
 )
 _POINT_QUESTIONS = ("Point to the {}.", "Where is the {}?")
 _BOX_QUESTIONS = ("Give the box of the {}.", "Draw a box around the {}.")
-_COPY_QUESTIONS = ("Copy {}.", "Repeat the number {}.", "Which number is this? {}")
+_COPY_QUESTIONS = ("Copy it.", *_READ_QUESTIONS)
+_COPY_GAPS = ("", " ", " .", "..")  # what may stand before a digit; in pictures, too, digits stand apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +137,8 @@ def _digit(split: Split, generator: np.random.Generator) -> Example:
 
 def _caption(split: Split, generator: np.random.Generator) -> Example:
     page = _page(split, generator)
-    question = f"{IMAGE_MARK}\n{_choose(_CAPTION_QUESTIONS, generator)}"
-    answer = _choose(_CAPTION_ANSWERS, generator).format(page.number)
-    return Example(task="caption", question=question, answer=answer, pages=(page,))
+    question = f"{IMAGE_MARK}\n{_CAPTION_QUESTION}"
+    return Example(task="caption", question=question, answer=_CAPTION_ANSWER.format(page.number), pages=(page,))
 
 
 def _read(split: Split, generator: np.random.Generator) -> Example:
@@ -205,8 +204,14 @@ def _arithmetic(split: Split, generator: np.random.Generator) -> Example:
 
 def _copy(split: Split, generator: np.random.Generator) -> Example:
     number = random_number(generator, num_digits=_num_digits(generator, _MAX_DIGITS), split=split)
-    shown = " ".join(number) if generator.uniform() < 0.5 else number
-    return Example(task="copy", question=_choose(_COPY_QUESTIONS, generator).format(shown), answer=number)
+    shown = number
+    if generator.uniform() < 0.7:
+        shown = "".join(_choose(_COPY_GAPS, generator) * int(generator.integers(1, 3)) + digit for digit in number)
+    if generator.uniform() < 0.25:
+        question, answer = _CAPTION_QUESTION, _CAPTION_ANSWER.format(number)
+    else:
+        question, answer = _choose(_COPY_QUESTIONS, generator), number
+    return Example(task="copy", question=f"{shown}\n{question}", answer=answer)
 
 
 _MAKERS: dict[Task, Callable[[Split, np.random.Generator], Example]] = {

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl demo`: the whole pipeline once, on real handwriting, at a size for a laptop."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: mindvl demo --quick --out try")
+@click.option("--out", default="mindvl-demo", show_default=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--quick", is_flag=True, help="A little of everything in about a minute; claims nothing.")
+@click.option("--seed", default=0, show_default=True, help="Decides pictures, order and random weights.")
+@click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
+@click.option("--json", "as_json", is_flag=True, help="Print report.json on stdout.")
+def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
+    """Compose pictures of numbers from real handwriting, train, merge, search and test a small model, and report.
+
+    Stopped at any point, it continues when started again. The report is OUT/report.html.
+    """
+    import torch
+
+    from mindvl_cli.demo import settings as sizes
+    from mindvl_cli.demo.outcome import gather
+    from mindvl_cli.demo.pipeline import Workplace, run_demo
+    from mindvl_cli.demo.report import write_report
+    from mindvl_cli.demo.stages import StageBook, fingerprint_of, start_over
+
+    chosen = sizes.QUICK if quick else sizes.FULL
+    torch.set_num_threads(chosen.threads)
+    if fresh:
+        start_over(out)
+    book = StageBook(out, fingerprint_of((chosen, seed)))
+    work = Workplace(out=out, settings=chosen, seed=seed, book=book)
+    results = gather(work, run_demo(work), is_quick=quick)
+    page = write_report(results, out)
+    if as_json:
+        click.echo((out / "report.json").read_text())
+        return
+    headline = results.headline
+    click.echo(f"{headline.title}: {headline.score:.1%} of {headline.num_items}. Report: {page}")

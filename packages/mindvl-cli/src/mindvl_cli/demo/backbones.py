@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pre-trained vision tower of the demo: MindVL starts from one (paper, section 5.1), so the demo makes one.
+
+Comes after the pictures, before the warm-up. Single digits, a linear head over merge blocks that is thrown away; what
+stays is a transformers folder whose vision half the warm-up takes.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mindvl_cli.demo.settings import VisionBackboneSettings
+from mindvl_cli.demo.tasks import make_example
+
+Grid = tuple[int, int, int]
+
+
+class DigitHead(torch.nn.Module):
+    """Ten classes from the patches of a picture: the mean over merge blocks of a linear layer."""
+
+    def __init__(self, hidden_size: int, merge_unit: int) -> None:
+        super().__init__()
+        self.block_size = hidden_size * merge_unit
+        self.norm = torch.nn.RMSNorm(hidden_size, eps=1e-6)
+        self.linear = torch.nn.Linear(self.block_size, 10)
+
+    def forward(self, hidden_states: Tensor, picture_of_block: Tensor, num_pictures: int) -> Tensor:
+        """Logits [num_pictures, 10] from patches [P, H] and the picture of each merge block [G]."""
+        scores = self.linear(self.norm(hidden_states).view(-1, self.block_size))
+        counts = torch.bincount(picture_of_block, minlength=num_pictures)
+        return scores.new_zeros(num_pictures, 10).index_add(0, picture_of_block, scores) / counts[:, None]
+
+
+def pretrain_vision(
+    out: Path,
+    config: Any,
+    settings: VisionBackboneSettings,
+    *,
+    tokenizer: Path,
+    seed: int,
+    on_step: Callable[[int, float], None],
+) -> dict[str, Any]:
+    """Train the tower of a MindVL configuration on single digits and write it as a transformers folder.
+
+    Returns:
+        The loss curve, and the share of validation digits (scans no training picture used) that it names.
+    """
+    from mindvl_data import ImageConfig
+    from mindvl_model import enter
+
+    enter()
+    from mindvl_model.hf.export import ProcessorSettings, export_hf_folder
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.process import single_process
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.parameters import initialize
+    from mindvl_ops import AdamW
+
+    image = ImageConfig(min_pixels=28 * 28, max_pixels=64 * 28 * 28)
+    pictures = [_digit("train", seed, index, image) for index in range(settings.num_pictures)]
+    with single_process():
+        model = MindVLModel(config, Layout())
+        initialize(model, config, seed)
+        torch.manual_seed(seed)
+        head = DigitHead(config.vision.hidden_size, config.vision.spatial_merge_size**2)
+        parameters = [*model.vision.parameters(), *head.parameters()]
+        optimizer = AdamW(parameters, lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
+        curve, recent = [], []
+        order = np.random.default_rng(seed)
+        chosen = np.empty(0, np.int64)
+        for step in range(settings.steps):
+            while len(chosen) < settings.batch_size:
+                chosen = np.concatenate((chosen, order.permutation(len(pictures))))
+            batch, chosen = [pictures[i] for i in chosen[: settings.batch_size]], chosen[settings.batch_size :]
+            loss = F.cross_entropy(_classify(model, head, batch), torch.tensor([digit for *_, digit in batch]))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            rate = _rate(settings, step)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            recent.append(loss.item())
+            if (step + 1) % 20 == 0 or step + 1 == settings.steps:
+                curve.append([step + 1, sum(recent) / len(recent), rate])
+                recent.clear()
+            on_step(step + 1, loss.item())
+        accuracy = _accuracy(model, head, [_digit("validation", seed + 1, index, image) for index in range(500)])
+        export_hf_folder(
+            model,
+            config,
+            out,
+            tokenizer=tokenizer,
+            processor=ProcessorSettings(min_pixels=image.min_pixels, max_pixels=image.max_pixels),
+        )
+    return {"curve": curve, "validation_accuracy": accuracy}
+
+
+def _rate(settings: VisionBackboneSettings, step: int) -> float:
+    warmup = max(1, round(settings.steps * settings.lr_warmup_ratio))
+    if step < warmup:
+        return settings.peak_lr * (step + 1) / warmup
+    return settings.peak_lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, settings.steps - warmup)))
+
+
+def _digit(split: Any, seed: int, index: int, image: Any) -> tuple[Tensor, Grid, int]:
+    from PIL import Image
+
+    from mindvl_data.images import to_patches
+
+    example = make_example("digit", split=split, seed=seed, index=index)
+    patches, grid = to_patches(Image.fromarray(example.pages[0].picture), image)
+    return torch.from_numpy(patches), grid, int(example.answer)
+
+
+def _classify(model: Any, head: DigitHead, batch: list[tuple[Tensor, Grid, int]]) -> Tensor:
+    from mindvl_model.vision.positions import plan_vision
+
+    grids = [grid for _, grid, _ in batch]
+    plan = plan_vision(grids, model.mindvl.vision)
+    hidden = model.vision(torch.cat([patches for patches, _, _ in batch]), plan)
+    merge_unit = model.mindvl.vision.spatial_merge_size**2
+    blocks = torch.tensor([height * width // merge_unit for _, height, width in grids])
+    picture = torch.repeat_interleave(torch.arange(len(grids)), blocks)
+    # Windows stay inside a picture, so the tower's order moves blocks only within their own picture.
+    return head(hidden, picture, len(grids))
+
+
+@torch.no_grad()
+def _accuracy(model: Any, head: DigitHead, pictures: list[tuple[Tensor, Grid, int]]) -> float:
+    guesses = _classify(model, head, pictures).argmax(-1)
+    return float((guesses == torch.tensor([digit for *_, digit in pictures])).float().mean())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo from scans to report, stage by stage, through the commands a user would type.
+
+Comes after settings, content and recipes; commands/demo.py calls it. Each function is one stage; `run_demo` is their
+order, which is the paper's: backbones, warm-up, multitask, SFT at three lengths, average, search, test.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mindvl_cli.demo.recipe import write_recipe
+from mindvl_cli.demo.settings import DemoSettings, PhaseSettings
+from mindvl_cli.demo.stages import StageBook
+from mindvl_cli.demo.tasks import BENCHMARK_TASKS, sample_texts, write_benchmark, write_source
+from mindvl_cli.demo.tokenizer import train_tokenizer
+from mindvl_cli.progress import progress
+
+ANSWER_OPTIONS = ("--device", "cpu", "--batch-size", "64", "--max-new-tokens", "20")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Folders of a demo, its settings and its records."""
+
+    out: Path
+    settings: DemoSettings
+    seed: int
+    book: StageBook
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.out / "tokenizer"
+
+    @property
+    def shards(self) -> Path:
+        return self.out / "shards"
+
+    def run(self, stage: str) -> Path:
+        """Folder of a training run."""
+        return self.out / "runs" / stage
+
+    def model(self, stage: str) -> Path:
+        """Folder of an exported model."""
+        return self.out / "models" / stage
+
+    def benchmarks(self, split: str) -> Path:
+        """Folder of a split's benchmarks."""
+        return self.out / "benchmarks" / split
+
+
+def run_demo(work: Workplace) -> dict[str, Any]:
+    """Run every stage that has not been run, in order; returns what each recorded."""
+    settings, stage = work.settings, work.book.run
+    results: dict[str, Any] = {
+        "tokenizer": stage("tokenizer", partial(make_tokenizer, work)),
+        "data": stage("data", partial(make_data, work)),
+        "benchmarks": stage("benchmarks", partial(make_benchmarks, work)),
+        "backbone-vision": stage("backbone-vision", partial(make_vision_backbone, work)),
+        "backbone-language": stage("backbone-language", partial(make_language_backbone, work)),
+    }
+    backbones = {"vision": work.model("backbone-vision"), "language": work.model("backbone-language")}
+    results["warmup"] = stage("warmup", partial(train, work, "warmup", settings.warmup, backbones))
+    aligned = {"checkpoint": work.run("warmup")}
+    results["multitask"] = stage("multitask", partial(train, work, "multitask", settings.multitask, aligned))
+    start = {"checkpoint": work.run("multitask")}
+    for name, phase in sft_phases(settings).items():
+        results[name] = stage(name, partial(train, work, name, phase, start, phase_name="sft", export=True))
+    results["merge"] = stage("merge", partial(merge, work))
+    for name in models(settings):
+        results[f"search-{name}"] = stage(f"search-{name}", partial(search, work, name))
+    for name in models(settings):
+        chosen = results[f"search-{name}"]["chosen"]
+        results[f"test-{name}"] = stage(f"test-{name}", partial(test, work, name, chosen))
+    return results
+
+
+def sft_phases(settings: DemoSettings) -> dict[str, PhaseSettings]:
+    """The SFT stages by name, which carries their length."""
+    return {f"sft-{phase.seq_length}": phase for phase in settings.sft}
+
+
+def models(settings: DemoSettings) -> list[str]:
+    """Models that are searched and tested: each SFT run and their average."""
+    return [*sft_phases(settings), "merged"]
+
+
+def make_tokenizer(work: Workplace) -> dict[str, Any]:
+    """Train the tokenizer on the demo's own texts."""
+    shutil.rmtree(work.tokenizer, ignore_errors=True)
+    train_tokenizer(sample_texts(num_samples=work.settings.tokenizer_samples, seed=work.seed), work.tokenizer)
+    return {}
+
+
+def make_data(work: Workplace) -> dict[str, Any]:
+    """Compose the pages of every source, write them as LLaVA data, then as shards with an index."""
+    counts = {}
+    for number, (name, source) in enumerate(work.settings.sources.items()):
+        raw, shards = work.out / "sources" / name, work.shards / name
+        shutil.rmtree(raw, ignore_errors=True)
+        shutil.rmtree(shards, ignore_errors=True)
+        with progress(f"compose {name}", total=source.num_samples, unit="samples") as advance:
+            data = write_source(
+                raw,
+                shares=source.shares,
+                num_samples=source.num_samples,
+                seed=work.seed * 1000 + number,
+                progress=lambda count, advance=advance: advance(count),
+            )
+        work.book.command("data", "write", data, "--format", "llava", "--out", shards)
+        counts[name] = work.book.command("data", "index", shards, "--tokenizer", work.tokenizer)["folders"][0][
+            "samples"
+        ]
+    return counts
+
+
+def make_benchmarks(work: Workplace) -> dict[str, Any]:
+    """Write validation and test questions, on scans and numbers that no training picture shows."""
+    settings, tasks = work.settings, [*BENCHMARK_TASKS, "read3"]
+    for number, split in enumerate(("validation", "test"), start=500):
+        folder = work.benchmarks(split)
+        shutil.rmtree(folder, ignore_errors=True)
+        for task in tasks:
+            if task == "read3":
+                count = settings.headline_items if split == "test" else 0
+            else:
+                count = settings.test_items if split == "test" else settings.validation_items
+            if count:
+                write_benchmark(folder, task=task, split=split, num_samples=count, seed=work.seed * 1000 + number)
+    return {}
+
+
+def make_vision_backbone(work: Workplace) -> dict[str, Any]:
+    """Pre-train the vision tower on single digits."""
+    from mindvl_cli.demo.backbones import pretrain_vision
+    from mindvl_data import load_tokenizer
+    from mindvl_model import MindVLConfig, TokenConfig, for_tokenizer
+
+    settings, out = work.settings, work.model("backbone-vision")
+    shutil.rmtree(out, ignore_errors=True)
+    tokenizer = load_tokenizer(work.tokenizer)
+    unset = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)
+    config = for_tokenizer(
+        MindVLConfig(vision=settings.vision, language=settings.language, tokens=unset),
+        tokenizer.special_ids,
+        len(tokenizer.hf),
+    )
+    with progress("train vision", total=settings.vision_backbone.steps, unit="steps") as advance:
+        return pretrain_vision(
+            out,
+            config,
+            settings.vision_backbone,
+            tokenizer=work.tokenizer,
+            seed=work.seed,
+            on_step=lambda step, loss: advance(1, note=f"loss {loss:.3f}"),
+        )
+
+
+def make_language_backbone(work: Workplace) -> dict[str, Any]:
+    """Pre-train the language model on the text-only tasks."""
+    phase = work.settings.language_backbone
+    return train(work, "backbone-language", phase, {}, phase_name="multitask", trainable=("language",), export=True)
+
+
+def train(
+    work: Workplace,
+    name: str,
+    phase: PhaseSettings,
+    init: dict[str, Path],
+    *,
+    phase_name: str | None = None,
+    trainable: tuple[str, ...] | None = None,
+    export: bool = False,
+) -> dict[str, Any]:
+    """Write the recipe of a stage, train it, and export it if asked; returns curve and packing."""
+    from mindvl_train.sinks import read_metrics
+
+    recipe = write_recipe(
+        work.out / "recipes" / f"{name}.yaml",
+        work.settings,
+        phase,
+        name=phase_name or name,
+        out=work.run(name),
+        shards=work.shards,
+        tokenizer=work.tokenizer,
+        seed=work.seed,
+        init=init,
+        trainable=trainable,
+    )
+    work.book.command("train", recipe)
+    stats = work.book.command("data", "stats", recipe, "--packs", str(min(256, phase.steps * phase.packs_per_step)))
+    if export:
+        shutil.rmtree(work.model(name), ignore_errors=True)
+        work.book.command("convert", work.run(name), work.model(name))
+    lines = read_metrics(work.run(name) / "metrics.jsonl")
+    return {
+        "curve": [[line["step"], line["loss"], line["learning_rate"]] for line in lines],
+        "tokens_per_s": sorted(line["tokens_per_s"] for line in lines)[len(lines) // 2],
+        "stats": stats,
+    }
+
+
+def merge(work: Workplace) -> dict[str, Any]:
+    """Average the SFT models."""
+    out = work.model("merged")
+    shutil.rmtree(out, ignore_errors=True)
+    parents = [work.model(name) for name in sft_phases(work.settings)]
+    return work.book.command("merge", *parents, "--out", out)
+
+
+def search(work: Workplace, name: str) -> dict[str, Any]:
+    """Score a model on the validation split over the grid; returns the cells and the chosen one."""
+    settings = work.settings
+    minimums, maximums = (",".join(map(str, axis)) for axis in (settings.grid_min, settings.grid_max))
+    return work.book.command(
+        *("search-resolution", work.model(name), "--benchmark", work.benchmarks("validation")),
+        *("--grid", f"{minimums}x{maximums}", "--out", work.out / "search" / name),
+        *(() if name != "merged" else ("--apply",)),
+        *ANSWER_OPTIONS,
+    )
+
+
+def test(work: Workplace, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Score a model once on the test split, at the picture limits its validation chose."""
+    return work.book.command(
+        *("eval", work.model(name), "--benchmark", work.benchmarks("test")),
+        *("--min-pixels", str(chosen["min_pixels"]), "--max-pixels", str(chosen["max_pixels"])),
+        *("--out", work.out / "scores" / name),
+        *ANSWER_OPTIONS,
+    )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages that run once: each leaves a record when it is done, so that a demo started again goes on where it stopped.
+
+Comes before pipeline.py, which lists the stages. A record appears whole or not at all; what an unfinished stage left
+is the stage's own to clear away or to continue.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mindvl_cli.failures import CliError
+
+
+class StageBook:
+    """Records of finished stages under OUT/stages.
+
+    Args:
+        out: Folder of the demo.
+        fingerprint: What the records belong to: settings, seed, versions. Other records are refused.
+
+    Raises:
+        CliError: The folder holds stages of other settings.
+    """
+
+    def __init__(self, out: Path, fingerprint: str) -> None:
+        self.out, self._folder = out, out / "stages"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        known = self._folder / "fingerprint"
+        if not known.is_file():
+            _write_whole(known, fingerprint)
+        elif known.read_text() != fingerprint:
+            raise CliError(
+                f"{out}: holds a demo with another seed, size or version of the code. "
+                "Start over with --fresh, or name another folder with --out."
+            )
+        self.seconds: dict[str, float] = {}
+        self.commands: dict[str, list[str]] = {}
+
+    def run(self, name: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run a stage unless its record exists; returns what it recorded (JSON values)."""
+        record = self._folder / f"{name}.json"
+        if not record.is_file():
+            click.echo(f"== {name}", err=True)
+            self.commands[name] = []
+            started = time.perf_counter()
+            self._current = name
+            result = action()
+            content = {"result": result, "seconds": time.perf_counter() - started, "commands": self.commands[name]}
+            _write_whole(record, json.dumps(content, indent=1))
+        stored = json.loads(record.read_text())
+        self.seconds[name], self.commands[name] = stored["seconds"], stored["commands"]
+        return stored["result"]
+
+    def command(self, *arguments: str | Path) -> dict[str, Any]:
+        """Run a mindvl command in this process, as a user would type it, and return its --json document."""
+        from mindvl_cli.main import cli
+
+        words = [str(argument) for argument in arguments]
+        self.commands[self._current].append("mindvl " + " ".join(map(shlex.quote, words)))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            cli.main(args=[*words, "--json"], prog_name="mindvl", standalone_mode=False)
+        return json.loads(printed.getvalue())
+
+
+def start_over(out: Path) -> None:
+    """Remove what an earlier demo left in its folder; other folders are refused.
+
+    Raises:
+        CliError: The folder is not one of the demo's.
+    """
+    if not out.exists():
+        return
+    if any(out.iterdir()) and not (out / "stages").is_dir():
+        raise CliError(f"{out}: holds files that are not a demo's, so --fresh does not remove it. Name another --out.")
+    shutil.rmtree(out)
+
+
+def fingerprint_of(settings: Any) -> str:
+    """A short hash of the settings of a demo."""
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.unfinished")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
