@@ -22,7 +22,7 @@ def parameter_group(param_name: str) -> Part:
     """The part a parameter belongs to, from the first piece of its name."""
     part = param_name.split(".", 1)[0]
     assert part in PARTS, param_name
-    return part  # type: ignore[return-value]
+    return part
 
 
 def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training needs of data and model; both match these Protocols without importing them."""
 
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -10,7 +10,10 @@ from torch import Tensor
 class Batch(Protocol):
     """One packed row."""
 
-    num_label_tokens: int
+    @property
+    def num_label_tokens(self) -> int:
+        """Learned tokens of the row."""
+        ...
 
     def to(self, device: torch.device) -> Self:
         """The same row with its tensors on a device."""
@@ -43,6 +46,3 @@ class TrainModel(Protocol):
     def __call__(self, **inputs: Any) -> Tensor:
         """Summed loss of a row, scalar float32 (hidden states on all but the last stage)."""
         ...
-
-
-PartOf = Literal["vision", "projector", "language"]

@@ -55,8 +55,8 @@ def let_cuda_mean_cpu() -> None:
     _answer_for_generator()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
-    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     answer_with_cuda_names("")
     _fill_gaps_of_gloo()
     # megatron's jit_fuser is torch.compile, taken at import time: it would want a C++ compiler and minutes.
@@ -66,6 +66,10 @@ def let_cuda_mean_cpu() -> None:
 def restore_compile() -> None:
     """Give torch.compile back once megatron-core has been imported."""
     torch.compile = _compile
+
+
+def _use_stream(stream: Any) -> Any:
+    return torch.cpu.stream(stream)
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -94,7 +98,7 @@ def _answer_for_cuda_module() -> None:
     for name, value in answers.items():
         setattr(torch.cuda, name, _constant(value))
     torch.cuda.Stream, torch.cuda.Event = _Stream, _Event  # type: ignore[misc,assignment]
-    torch.cuda.stream = lambda stream: torch.cpu.stream(stream)  # type: ignore[assignment]
+    torch.cuda.stream = _use_stream
     # Unpatched it queues the callback for a device that never comes.
     torch.cuda._lazy_call = lambda callback, **kwargs: callback()
 
@@ -102,11 +106,12 @@ def _answer_for_cuda_module() -> None:
 def _answer_for_generator() -> None:
     generator = torch.default_generator
     torch.cuda.default_generators = {"cpu": generator, 0: generator}  # type: ignore[assignment]
-    for module in (torch.cuda, torch.cuda.random):
-        module.manual_seed = lambda seed: generator.manual_seed(seed)  # type: ignore[assignment]
-        module.manual_seed_all = lambda seed: generator.manual_seed(seed)  # type: ignore[assignment]
-        module.get_rng_state = lambda *args, **kwargs: generator.get_state()  # type: ignore[assignment]
-        module.set_rng_state = lambda state, *args: generator.set_state(state)  # type: ignore[assignment]
+    modules: tuple[Any, ...] = (torch.cuda, torch.cuda.random)
+    for module in modules:
+        module.manual_seed = lambda seed: generator.manual_seed(seed)
+        module.manual_seed_all = lambda seed: generator.manual_seed(seed)
+        module.get_rng_state = lambda *args, **kwargs: generator.get_state()
+        module.set_rng_state = lambda state, *args: generator.set_state(state)
     # Device and host share one generator here, so the tracker's alarm about it is always raised and never true.
     logging.getLogger("megatron.core.tensor_parallel.random").addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()

@@ -43,7 +43,7 @@ def detect() -> Kind:
         try:
             import torch_npu  # noqa: F401
 
-            if torch.npu.is_available():
+            if torch.get_device_module("npu").is_available():
                 return "npu"
         except (ImportError, RuntimeError, OSError) as error:  # the wheel without CANN raises any of these
             logger.warning("torch_npu is installed but does not load (%s); looking for other devices", error)
@@ -95,6 +95,7 @@ def _silence() -> None:
         r"The \.grad attribute of a Tensor that is not a leaf",  # its optimizer looks at shards of parameters
         r"`torch\.distributed\.\w+` is deprecated",
         r"Please use DTensor instead",
+        r"`load_state_dict` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a CUDA toolkit without a GPU

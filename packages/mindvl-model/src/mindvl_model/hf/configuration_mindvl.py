@@ -4,6 +4,8 @@
 Imports transformers only, so that the folder works where mindvl is not installed.
 """
 
+from typing import Any
+
 from transformers import PreTrainedConfig, Qwen2_5_VLConfig, Qwen3Config
 
 VisionConfig = Qwen2_5_VLConfig.sub_configs["vision_config"]
@@ -17,13 +19,13 @@ class MindVLConfig(PreTrainedConfig):
 
     def __init__(
         self,
-        vision_config=None,
-        text_config=None,
-        image_token_id=151655,
-        vision_start_token_id=151652,
-        vision_end_token_id=151653,
-        **kwargs,
-    ):
+        vision_config: Any = None,
+        text_config: Any = None,
+        image_token_id: int = 151655,
+        vision_start_token_id: int = 151652,
+        vision_end_token_id: int = 151653,
+        **kwargs: Any,
+    ) -> None:
         self.vision_config = _as_config(VisionConfig, vision_config)
         self.text_config = _as_config(Qwen3Config, text_config)
         self.image_token_id = image_token_id
@@ -33,5 +35,5 @@ class MindVLConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
 
-def _as_config(cls, value):
+def _as_config(cls: Any, value: Any) -> Any:
     return value if isinstance(value, cls) else cls(**(value or {}))

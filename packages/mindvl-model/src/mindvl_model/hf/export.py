@@ -95,7 +95,9 @@ def load_hf_folder(
     """
     folder = WeightFolder(path)
     stored = {canonical_name(name, folder.model_type): name for name in folder.names()}
-    parameters, wanted, loaded, used = dict(model.named_parameters()), set(parts), [], set()
+    parameters, wanted = dict(model.named_parameters()), set(parts)
+    loaded: list[str] = []
+    used: set[str] = set()
     for rule in weight_rules(config):
         if parameter_group(rule.param_name) not in wanted:
             continue

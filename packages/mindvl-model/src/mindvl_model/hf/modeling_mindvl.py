@@ -5,7 +5,9 @@ Imports transformers only, so that the folder works where mindvl is not installe
 model count tokens one by one, visual ones included, as in training.
 """
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, Qwen3Model
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
@@ -18,10 +20,10 @@ class MindVLPreTrainedModel(PreTrainedModel):
 
     config_class = MindVLConfig
     base_model_prefix = "model"
-    input_modalities = ("image", "text")
+    input_modalities = ("image", "text")  # type: ignore[assignment]
     supports_gradient_checkpointing = True
     _no_split_modules = ["Qwen3DecoderLayer", "Qwen2_5_VLVisionBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = "past_key_values"
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
 
@@ -29,34 +31,34 @@ class MindVLPreTrainedModel(PreTrainedModel):
 class MindVLModel(MindVLPreTrainedModel):
     """Vision tower and language model without the output head."""
 
-    def __init__(self, config):
+    def __init__(self, config: MindVLConfig) -> None:
         super().__init__(config)
         self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
         self.language_model = Qwen3Model._from_config(config.text_config)
         self.post_init()
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self.language_model.get_input_embeddings()
 
-    def set_input_embeddings(self, value):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.language_model.set_input_embeddings(value)
 
-    def get_image_features(self, pixel_values, image_grid_thw):
+    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor | None) -> Tensor:
         """Visual tokens [G, H] of all images, in order."""
         return self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
 
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        pixel_values=None,
-        image_grid_thw=None,
-        use_cache=None,
-        **kwargs,
-    ):
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
@@ -91,7 +93,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
-    def __init__(self, config):
+    def __init__(self, config: MindVLConfig) -> None:
         super().__init__(config)
         self.model = MindVLModel(config)
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
@@ -99,18 +101,18 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        pixel_values=None,
-        image_grid_thw=None,
-        use_cache=None,
-        logits_to_keep=0,
-        **kwargs,
-    ):
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -135,8 +137,11 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def prepare_inputs_for_generation(self, input_ids, is_first_iteration=False, **kwargs):
-        inputs = super().prepare_inputs_for_generation(input_ids, is_first_iteration=is_first_iteration, **kwargs)
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, is_first_iteration: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
+        inputs: dict[str, Any] = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if not is_first_iteration and kwargs.get("use_cache", True):
             inputs["pixel_values"] = None  # the pictures are in the cache already
         return inputs

@@ -44,7 +44,9 @@ def plan_vision(grids: Sequence[Grid], config: VisionConfig) -> VisionPlan:
     if not windowed:
         whole = Segments(tuple(full))
         return VisionPlan(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
-    orders, lengths, first_block = [], [], 0
+    orders: list[np.ndarray] = []
+    lengths: list[int] = []
+    first_block = 0
     for grid in grids:
         order, window_lengths = _windows(grid, merge, window)
         orders.append(order + first_block)

@@ -31,6 +31,7 @@ def wrap_model(model: torch.nn.Module) -> torch.nn.Module:
 
 def build_optimizer(wrapped: torch.nn.Module, config: OptimizerConfig) -> Any:
     """AdamW over the parameters that are trained; vectors (norms and biases) are not decayed."""
+    shared: Any = wrapped.config
     options = MegatronOptimizerConfig(
         optimizer="adam",
         lr=0.0,  # set before every step
@@ -39,12 +40,12 @@ def build_optimizer(wrapped: torch.nn.Module, config: OptimizerConfig) -> Any:
         adam_beta2=config.beta2,
         adam_eps=config.epsilon,
         clip_grad=config.clip_grad_norm,
-        bf16=wrapped.config.bf16,
-        params_dtype=wrapped.config.params_dtype,
+        bf16=shared.bf16,
+        params_dtype=shared.params_dtype,
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(options, [wrapped], config_overrides=get_standard_config_overrides(options))
-    wrapped.config.grad_scale_func = optimizer.scale_loss
+    shared.grad_scale_func = optimizer.scale_loss
     return optimizer
 
 
