@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest model in which every part still works: two layers each, windowed and full vision attention.
+
+Smaller than the named size "tiny", which is meant to learn something; comes before rows.py makes its inputs.
+"""
+
+import torch
+
+from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
+
+
+def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
+    """A model of about 25 thousand parameters; windows of two merge blocks, grouped key-value heads.
+
+    Args:
+        vocab_size: At least 7; the special tokens are those of Qwen in their usual order, from 0.
+    """
+    return MindVLConfig(
+        vision=VisionConfig(
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            ffn_hidden_size=24,
+            full_attention_layers=(1,),
+            window_size=56,
+            init_std=0.1,
+        ),
+        language=Qwen3LanguageConfig(
+            hidden_size=24,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            ffn_hidden_size=40,
+            vocab_size=vocab_size,
+            tie_embeddings=tie_embeddings,
+            rotary_base=10000.0,
+            max_positions=512,
+            init_std=0.1,
+        ),
+        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0),
+    )
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter random values, norms and biases too, so that a mistake in any of them shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 and name.endswith("weight") else 0.15 * noise)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions, windows and tower against transformers' own Qwen2.5-VL."""
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLVisionRotaryEmbedding,
+)
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
+
+from mindvl_model import ModelError, VisionConfig
+from mindvl_model.testing.rows import normalized_pixels
+from mindvl_model.testing.tiny import randomize, smallest_config
+from mindvl_model.vision.positions import plan_vision, rotary_angles
+
+GRIDS = [(1, 6, 10), (1, 2, 2), (2, 4, 8), (1, 14, 4)]
+
+
+def random_grids(seed: int) -> list[tuple[int, int, int]]:
+    choose = random.Random(seed)
+    return [
+        (choose.choice([1, 1, 2, 3]), 2 * choose.randint(1, 11), 2 * choose.randint(1, 11))
+        for _ in range(choose.randint(1, 4))
+    ]
+
+
+def published_config(config: VisionConfig, output_size: int) -> Qwen2_5_VLVisionConfig:
+    return Qwen2_5_VLVisionConfig(
+        depth=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        intermediate_size=config.ffn_hidden_size,
+        fullatt_block_indexes=list(config.full_attention_layers),
+        window_size=config.window_size,
+        out_hidden_size=output_size,
+    )
+
+
+def copy_weights(config: VisionConfig, tower: Any, published: Any) -> None:
+    """Ours into theirs, written out by hand: the conversion under test elsewhere is not used here."""
+    heads, size = config.num_heads, config.head_dim
+    kernel = (config.hidden_size, 3, 2, config.patch_size, config.patch_size)
+    with torch.no_grad():
+        published.patch_embed.proj.weight.copy_(tower.patch_embed.weight.reshape(kernel))
+        for ours, theirs in zip(tower.blocks.layers, published.blocks, strict=True):
+            theirs.norm1.weight.copy_(ours.input_layernorm.weight)
+            theirs.norm2.weight.copy_(ours.pre_mlp_layernorm.weight)
+            for kind in ("weight", "bias"):
+                mixed = getattr(ours.self_attention.linear_qkv, kind)
+                for part, head in itertools.product(range(3), range(heads)):  # ours: head by head q, k, v
+                    source = mixed[(3 * head + part) * size :][:size]
+                    getattr(theirs.attn.qkv, kind)[(part * heads + head) * size :][:size] = source
+                getattr(theirs.attn.proj, kind).copy_(getattr(ours.self_attention.linear_proj, kind))
+                gate_and_up = getattr(ours.mlp.linear_fc1, kind)
+                getattr(theirs.mlp.gate_proj, kind).copy_(gate_and_up[: config.ffn_hidden_size])
+                getattr(theirs.mlp.up_proj, kind).copy_(gate_and_up[config.ffn_hidden_size :])
+                getattr(theirs.mlp.down_proj, kind).copy_(getattr(ours.mlp.linear_fc2, kind))
+
+
+def build_pair(config: VisionConfig) -> tuple[Any, Any]:
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.vision.tower import VisionTower
+
+    tower = VisionTower(config, Layout())
+    randomize(tower, seed=1)
+    published = Qwen2_5_VisionTransformerPretrainedModel._from_config(published_config(config, output_size=24))
+    copy_weights(config, tower, published)
+    return tower, published
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, bound: float = 1e-5) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= bound * expected.abs().max()
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("window_size", [56, 112])
+def test_order_windows_and_frames_are_those_of_transformers(seed: int, window_size: int) -> None:
+    config = replace(smallest_config().vision, window_size=window_size)
+    grids = random_grids(seed)
+    plan = plan_vision(grids, config)
+    published = torch.tensor(grids)
+    order, cu_window_seqlens = get_vision_window_index(published, 2, window_size, 14)
+    assert plan.order is not None
+    assert plan.restore is not None
+    assert torch.equal(plan.order, order)
+    assert torch.equal(plan.order[plan.restore], torch.arange(len(order)))
+    assert torch.equal(plan.windows.cu_seqlens("cpu"), cu_window_seqlens)
+    assert torch.equal(plan.full.cu_seqlens("cpu"), get_vision_cu_seqlens(published))
+    expected = get_vision_position_ids(published, 2).reshape(-1, 4, 2)[order].reshape(-1, 2)
+    assert torch.equal(plan.positions, expected)
+
+
+def test_without_windowed_layers_patches_keep_their_order() -> None:
+    config = replace(smallest_config().vision, full_attention_layers=(0, 1))
+    plan = plan_vision([(1, 4, 6), (1, 8, 2)], config)
+    assert plan.order is None
+    assert plan.restore is None
+    assert torch.equal(plan.positions, get_vision_position_ids(torch.tensor([(1, 4, 6), (1, 8, 2)]), 2))
+
+
+def test_rotary_angles_are_those_of_transformers() -> None:
+    config = smallest_config().vision
+    positions = get_vision_position_ids(torch.tensor(GRIDS), 2)
+    embedding = Qwen2_5_VLVisionRotaryEmbedding(published_config(config, 24))
+    expected = embedding(torch.zeros(1), positions)
+    for actual, published in zip(rotary_angles(positions, config.head_dim, 10000.0), expected, strict=True):
+        torch.testing.assert_close(actual, published.view_as(actual), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("full_attention_layers", [(1,), (0, 1), ()], ids=["windowed and full", "full", "windowed"])
+def test_the_tower_gives_what_transformers_gives(full_attention_layers: tuple[int, ...]) -> None:
+    config = replace(smallest_config().vision, full_attention_layers=full_attention_layers)
+    tower, published = build_pair(config)
+    generator = torch.Generator().manual_seed(2)
+    pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
+    plan = plan_vision(GRIDS, config)
+    actual = tower(pixels, plan)
+    expected = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
+    order, _ = get_vision_window_index(torch.tensor(GRIDS), 2, config.window_size, 14)
+    if plan.order is None:  # theirs puts windows together even when no layer has any
+        expected = expected.view(-1, 4, 16)[torch.argsort(order)].view(-1, 16)
+    assert_near(actual, expected)
+
+
+def test_gradients_of_the_tower_are_those_of_transformers() -> None:
+    config = smallest_config().vision
+    tower, published = build_pair(config)
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
+    wanted = torch.randn(len(pixels), 16, generator=generator)
+    (tower(pixels, plan_vision(GRIDS, config)) * wanted).sum().backward()
+    theirs = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
+    (theirs * wanted).sum().backward()
+    # The same hand-written copy, of gradients: a tower and a published one that hold them as weights.
+    gradients, expected = build_pair(config)
+    with torch.no_grad():
+        for name, parameter in gradients.named_parameters():
+            parameter.copy_(tower.get_parameter(name).grad)
+    copy_weights(config, gradients, expected)
+    for name, parameter in published.named_parameters():
+        if not name.startswith("merger"):
+            assert_near(expected.get_parameter(name), parameter.grad, bound=2e-5)
+
+
+def test_patches_of_another_size_are_refused() -> None:
+    tower, _ = build_pair(smallest_config().vision)
+    with pytest.raises(ModelError, match=r"patches of 768 values, but this model takes 3 x 14 x 14"):
+        tower.embed(torch.zeros(4, 768, dtype=torch.uint8))
