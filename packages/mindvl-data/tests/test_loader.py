@@ -145,6 +145,43 @@ def test_a_sample_that_cannot_be_decoded_becomes_a_placeholder_without_loss(
                     assert batch.num_label_tokens < good.num_label_tokens
 
 
+def test_the_report_does_not_depend_on_restarts_or_ranks(make_config: MakeConfig) -> None:
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        batches = take(loader, 12)
+        expected = loader.report()
+    tokens = [sum(s.length for s in b.segments) for b in batches]
+    visual = [len(b.pixel_values) // 4 for b in batches]
+    assert expected["rows"] == 12
+    assert expected["fill"] == pytest.approx(sum(tokens) / 12 / 256)
+    assert expected["visual_tokens"]["max"] == max(visual)
+    assert expected["visual_tokens"]["mean"] == pytest.approx(sum(visual) / 12)
+    with Loader(make_config(), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
+        take(loader, 2)
+        state = loader.state_dict()
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state)
+        take(loader, 8)
+        assert loader.report() == expected
+
+
+def test_too_many_bad_samples_stop_the_run(
+    make_config: MakeConfig, shard_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for file in shard_folders["pictures"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for shard in open_index(tmp_path).shards:
+        content = bytearray(shard.path.read_bytes())
+        for offset in shard.members["offset"].tolist():
+            content[offset] ^= 1
+        shard.path.write_bytes(content)
+    config = make_config(sources=(SourceConfig(name="pictures", path=tmp_path),))
+    with (
+        Loader(config, packs_per_step=1, position_kind="rope") as loader,
+        pytest.raises(DataError, match=r"\d+ of \d+ samples could not be decoded"),
+    ):
+        take(loader, 100)
+
+
 def test_threads_change_nothing(make_config: MakeConfig) -> None:
     with Loader(make_config(num_threads=0), packs_per_step=2, position_kind="rope") as loader:
         expected = take(loader, 10)

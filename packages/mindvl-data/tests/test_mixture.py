@@ -3,14 +3,15 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindvl_data import DataError
 from mindvl_data.mixture import Mixture, effective_weights
 
 
-@settings(max_examples=40, deadline=None)
+@example([1.0, 1.0, 4.0, 4.0, 0.25])  # plain largest-deficit is 1.02 samples off after 18 draws
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=20))
 def test_no_source_is_ever_more_than_one_sample_off_its_share(weights: list[float]) -> None:
     mixture = Mixture(weights)
@@ -20,11 +21,11 @@ def test_no_source_is_ever_more_than_one_sample_off_its_share(weights: list[floa
         assert source is not None
         mixture.took(source)
         counts[source] += 1
-        assert np.abs(counts - share * drawn).max() <= 1
+        assert np.abs(counts - share * drawn).max() < 1
 
 
 def test_weights_can_count_tokens() -> None:
-    mixture = Mixture([1, 1])
+    mixture = Mixture([1, 1], unit=50)
     tokens = [0, 0]
     for _ in range(500):
         source = mixture.next_source()

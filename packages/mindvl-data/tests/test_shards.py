@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards: bytes that others can read, damage that is named."""
 
+import io
 import tarfile
 import threading
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_we_read_the_shards_of_a_standard_writer(tmp_path: Path) -> None:
         for name in MEMBERS:
             archive.add(tmp_path / name, name)
     assert [(m.name, m.length) for m in scan_members(tmp_path / "s.tar")] == [(n, len(c)) for n, c in MEMBERS.items()]
+
+
+def test_extended_headers_with_times_are_passed_over_and_those_with_names_refused(tmp_path: Path) -> None:
+    for name, key in (("times.tar", "a"), ("names.tar", "\u00fc" * 60)):
+        with tarfile.open(tmp_path / name, "w", format=tarfile.PAX_FORMAT) as archive:
+            info = tarfile.TarInfo(f"{key}.json")
+            info.mtime, info.size = 1.5, 2
+            archive.addfile(info, io.BytesIO(b"{}"))
+    assert [(m.name, m.length) for m in scan_members(tmp_path / "times.tar")] == [("a.json", 2)]
+    with pytest.raises(DataError, match="extended header sets path"):
+        list(scan_members(tmp_path / "names.tar"))
 
 
 def test_the_same_members_give_the_same_bytes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.data import data
 from mindvl_data import DataError
+from mindvl_data.formats import FORMATS
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 CHATML = (
@@ -115,6 +116,12 @@ def test_tokens_cannot_be_shown_without_a_tokenizer(indexed: Path) -> None:
 
     assert result.exit_code == 2
     assert "--tokenizer" in result.stderr
+
+
+def test_every_format_of_the_package_can_be_named() -> None:
+    choices = next(p.type for p in data.commands["write"].params if p.name == "format_name")  # type: ignore[attr-defined]
+
+    assert list(choices.choices) == list(FORMATS)
 
 
 def test_an_unknown_key_is_named(indexed: Path) -> None:

@@ -8,6 +8,7 @@ shards with coordinates the budget is part of the file's name. A row can therefo
 
 import hashlib
 import logging
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mindvl_data.errors import BadSample
 from mindvl_data.images import count_patches, smart_resize
 from mindvl_data.index import FolderIndex, Progress, ShardIndex, open_index, write_atomically
 from mindvl_data.samples import parse_sample
-from mindvl_data.shards import ShardFiles
+from mindvl_data.shards import BLOCK, ShardFiles
 from mindvl_data.tokenization import Tokenizer
 from mindvl_data.types import RawSample
 
@@ -72,11 +73,9 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
     Raises:
         BadSample: The bytes are not those that were indexed.
     """
-    import zlib
-
     entry = shard.samples[row]
-    start = int(entry["offset"])
-    content = files.read(shard.path, start, int(entry["length"]))
+    start = int(entry["offset"]) - BLOCK  # with the tar header of the first member, which holds the key
+    content = files.read(shard.path, start, BLOCK + int(entry["length"]))
     first = int(entry["first_member"])
     members = shard.members[first : first + int(entry["num_members"])]
     pieces = [
@@ -88,7 +87,7 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
         crc = zlib.crc32(piece, crc)
     if crc != int(entry["crc"]):
         raise BadSample("contents differ from what was indexed (crc32)")
-    key = files.read(shard.path, int(members["offset"][0]) - 512, 100).rstrip(b"\0").decode().split(".", 1)[0]
+    key = content[:100].rstrip(b"\0").decode("utf-8", "replace").split(".", 1)[0]
     return RawSample(key=key, record=pieces[0], is_json=bool(entry["is_json"]), media=tuple(pieces[1:]))
 
 
@@ -114,6 +113,7 @@ def measure_text(shard: ShardIndex, image: ImageConfig, tokenizer: Tokenizer, fi
         counts = np.fromfile(path, "<u4")
         if len(counts) == len(shard.samples):
             return counts.astype(np.int64)
+    logger.info("measuring the text of %s for this tokenizer, once", shard.path)
     counts = np.fromiter(
         (_measure_sample(shard, row, image, tokenizer, files) for row in range(len(shard.samples))), np.int64
     )

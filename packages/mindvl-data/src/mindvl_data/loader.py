@@ -7,7 +7,7 @@ rows.
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -77,12 +77,12 @@ class Loader:
 
     def __next__(self) -> Batch:
         """The next row of this rank; StopIteration once every source with an epoch cap is used up."""
-        self._plan_ahead()
+        self._make_ahead()
         if not self._pending:
             raise StopIteration
         step, is_last, made = self._pending.popleft()
         batch = made.result() if isinstance(made, Future) else self._make(step, made)
-        self._count(batch)
+        self._count_bad(batch)
         if is_last:
             self._state = step.state_after
             if self._audit is not None:
@@ -102,26 +102,8 @@ class Loader:
         self._start(plan_state=open_state(state, self._identities))
 
     def report(self) -> dict[str, Any]:
-        """Figures of the rows this rank was handed since the loader was made or restored, and of the plan so far."""
-        rows = max(1, self._totals["rows"])
-        visual = np.array(self._visual_tokens or [0], np.float64)
-        return {
-            "rows": self._totals["rows"],
-            "steps": self._state["step"],
-            "tokens": self._totals["tokens"],
-            "label_tokens": self._totals["label_tokens"],
-            "fill": self._totals["tokens"] / (rows * self._config.packing.seq_length),
-            "visual_tokens": {
-                "mean": float(visual.mean()),
-                "max": int(visual.max()),
-                "cv": float(visual.std() / visual.mean()) if visual.mean() else 0.0,
-                "limit": self._planner.max_patches // self._config.image.spatial_merge_size**2,
-            },
-            "tokens_by_source": dict(self._tokens_by_source),
-            "samples_by_source": dict(self._state["drawn"]),
-            "dropped": dict(self._state["dropped"]),
-            "bad_samples": self._totals["bad_samples"],
-        }
+        """Figures of all complete steps, over ranks and restarts; `bad_samples` are this rank's since its start."""
+        return self._planner.figures(self._state) | {"bad_samples": self._num_bad}
 
     def close(self) -> None:
         """Stop the threads and close all files."""
@@ -143,21 +125,23 @@ class Loader:
         if plan_state is not None:
             self._planner.load_state(plan_state)
         self._state = self._planner.state()
+        self._rows = self._plan_rows()
         self._pending: deque[tuple[PlannedStep, bool, Future[Batch] | Row]] = deque()
-        self._totals: Counter[str] = Counter()
-        self._tokens_by_source: Counter[str] = Counter()
-        self._visual_tokens: list[int] = []
+        self._num_samples, self._num_bad = 0, 0
 
-    def _plan_ahead(self) -> None:
-        """Keep `prefetch_packs` rows in the making; whole steps, since the plan is cut by steps."""
-        while len(self._pending) < self._config.prefetch_packs:
-            step = self._planner.next_step()
-            if step is None:
-                return
+    def _plan_rows(self) -> Iterator[tuple[PlannedStep, bool, Row]]:
+        """This rank's rows, each with whether it is the last of its step."""
+        while (step := self._planner.next_step()) is not None:
             rows = rows_of_rank(step.rows, dp_rank=self._dp_rank, dp_size=self._dp_size)
             for number, row in enumerate(rows, 1):
-                made = row if self._threads is None else self._threads.submit(self._make, step, row)
-                self._pending.append((step, number == len(rows), made))
+                yield step, number == len(rows), row
+
+    def _make_ahead(self) -> None:
+        """Keep `prefetch_packs` rows in the making."""
+        while len(self._pending) < self._config.prefetch_packs and (planned := next(self._rows, None)) is not None:
+            step, is_last, row = planned
+            made = row if self._threads is None else self._threads.submit(self._make, step, row)
+            self._pending.append((step, is_last, made))
 
     def _make(self, step: PlannedStep, row: Row) -> Batch:
         made = [self._load(planned) for planned in row]
@@ -217,22 +201,13 @@ class Loader:
             image_grid_thw=np.zeros((0, 3), np.int64),
         )
 
-    def _count(self, batch: Batch) -> None:
+    def _count_bad(self, batch: Batch) -> None:
         bad = sum(segment.bad for segment in batch.segments)
-        self._totals.update(
-            rows=1,
-            samples=len(batch.segments),
-            tokens=sum(segment.length for segment in batch.segments),
-            label_tokens=batch.num_label_tokens,
-            bad_samples=bad,
-        )
-        for segment in batch.segments:
-            self._tokens_by_source[segment.source] += segment.length
-        self._visual_tokens.append(len(batch.pixel_values) // self._config.image.spatial_merge_size**2)
-        limit = max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._totals["samples"])
-        if bad and self._totals["bad_samples"] > limit:
+        self._num_samples += len(batch.segments)
+        self._num_bad += bad
+        if bad and self._num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._num_samples):
             raise DataError(
-                f"{self._totals['bad_samples']} of {self._totals['samples']} samples could not be decoded. "
+                f"{self._num_bad} of {self._num_samples} samples could not be decoded. "
                 f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
             )
 

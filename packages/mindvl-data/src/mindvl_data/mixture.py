@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source comes next: the one that is furthest behind its share.
+"""Which source comes next: of those that are behind their share, the one that would be a whole sample behind first.
 
-Used by the planner. No random draw: over any prefix each source is within about one sample (or one sample's tokens)
-of its share, where independent draws wander off with the square root of the length.
+Used by the planner. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
+"The chairman assignment problem", 1980), where independent draws wander off with the square root of the length, and
+plain largest-deficit can pass one sample. Where weights count tokens, a sample of average length stands for one.
 """
 
 from collections.abc import Sequence
@@ -32,19 +33,30 @@ def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_sh
 
 
 class Mixture:
-    """Largest deficit first. Its state is one number per source."""
+    """The next source, again and again. Its state is one number per source.
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    Args:
+        weights: Relative shares; a weight of 0 is never drawn.
+        unit: What an average sample counts: 1 for samples, its length for tokens.
+    """
+
+    def __init__(self, weights: Sequence[float], *, unit: float = 1.0) -> None:
         self._weights = np.array(weights, np.float64)
-        self._share = self._weights / self._weights.sum()
-        self.owed = np.zeros(len(weights), np.float64)  # units each source is behind; the sum is 0
+        self._unit = unit
         self._active = self._weights > 0
+        self.owed = np.zeros(len(weights), np.float64)  # how far each source is behind; the sum is 0
+        self._set_shares()
 
     def next_source(self) -> int | None:
         """The source to draw from; None when all are exhausted."""
         if not self._active.any():
             return None
-        return int(np.argmax(np.where(self._active, self.owed + self._share, -np.inf)))
+        behind = np.where(self._active, self.owed / self._unit + self._share, -np.inf)
+        eligible = np.flatnonzero(behind >= self._margin)
+        if not eligible.size:  # amounts that differ from the unit can leave all of them just below the margin
+            return int(behind.argmax())
+        deadlines = (1 - self._margin - behind[eligible]) / self._share[eligible]
+        return int(eligible[deadlines.argmin()])
 
     def took(self, source: int, amount: float = 1.0) -> None:
         """Record that `source` gave `amount` (samples or tokens)."""
@@ -52,8 +64,13 @@ class Mixture:
         self.owed[source] -= amount
 
     def exhaust(self, source: int) -> None:
-        """Stop drawing from `source`; the others keep their proportions."""
+        """Stop drawing from `source`; the others keep their proportions and share what it still owed."""
         self._active[source] = False
-        self.owed[source] = 0.0
+        self._set_shares()
+        lost, self.owed[source] = self.owed[source], 0.0
+        self.owed += lost * self._share
+
+    def _set_shares(self) -> None:
         remaining = np.where(self._active, self._weights, 0.0)
         self._share = remaining / remaining.sum() if remaining.any() else remaining
+        self._margin = 1 / max(1, 2 * int(self._active.sum()) - 2)

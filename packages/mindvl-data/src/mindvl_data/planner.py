@@ -64,21 +64,20 @@ class Planner:
             _Cursor(source, number, seed=config.seed, window=config.shuffle_window)
             for number, source in enumerate(sources)
         ]
-        self._mixture = Mixture(weights)
-        for number, weight in enumerate(weights):
-            if weight == 0:
-                self._mixture.exhaust(number)
         capacity = config.packing.seq_length
-        self.patches_per_token, largest = _visual_demand(sources, weights, config)
-        derived = max(int(_PATCH_MARGIN * self.patches_per_token * capacity), largest)
+        mean_tokens, patches_per_token, largest = _demand(sources, weights, config)
+        self._mixture = Mixture(weights, unit=mean_tokens if config.weight_unit == "tokens" else 1.0)
+        derived = max(int(_PATCH_MARGIN * patches_per_token * capacity), largest)
         self.max_patches: int = derived if config.packing.max_patches is None else config.packing.max_patches
         self._packer: Packer[PlannedSample] = Packer(
             capacity=capacity,
             max_patches=self.max_patches,
-            patches_per_token=self.patches_per_token,
+            patches_per_token=patches_per_token,
             buffer_size=config.packing.buffer_size,
         )
         self._step = 0
+        self._totals: Counter[str] = Counter()  # over rows that hold something, see `figures`
+        self._tokens_by_source: Counter[str] = Counter()
         self.drawn: Counter[str] = Counter()  # samples by source
         self.dropped: Counter[str] = Counter()  # samples by "source: reason"
 
@@ -88,6 +87,7 @@ class Planner:
         if not any(rows):
             return None
         self._step += 1
+        self._count(rows)
         return PlannedStep(step=self._step, rows=rows, state_after=self.state())
 
     def state(self) -> dict[str, Any]:
@@ -99,6 +99,8 @@ class Planner:
             "buffer": [[s.source, s.epoch, s.shard, s.row] for s in self._packer.items],
             "drawn": dict(self.drawn),
             "dropped": dict(self.dropped),
+            "totals": dict(self._totals),
+            "tokens_by_source": dict(self._tokens_by_source),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -116,6 +118,43 @@ class Planner:
             )
             self._packer.add(sample, sample.length, sample.patches)
         self.drawn, self.dropped = Counter(state["drawn"]), Counter(state["dropped"])
+        self._totals, self._tokens_by_source = Counter(state["totals"]), Counter(state["tokens_by_source"])
+
+    def figures(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What the rows up to `state` looked like, over all ranks and all restarts."""
+        totals = Counter(state["totals"])
+        rows = max(1, totals["rows"])
+        per_token = self._config.image.spatial_merge_size**2
+        mean = totals["patches"] / rows
+        deviation = max(0.0, totals["patches_squared"] / rows - mean**2) ** 0.5
+        return {
+            "steps": state["step"],
+            "rows": totals["rows"],
+            "samples": totals["samples"],
+            "tokens": totals["tokens"],
+            "fill": totals["tokens"] / (rows * self._config.packing.seq_length),
+            "visual_tokens": {
+                "mean": mean / per_token,
+                "max": totals["patches_max"] // per_token,
+                "cv": deviation / mean if mean else 0.0,
+                "limit": self.max_patches // per_token,
+            },
+            "tokens_by_source": dict(state["tokens_by_source"]),
+            "samples_by_source": dict(state["drawn"]),
+            "dropped": dict(state["dropped"]),
+        }
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        for row in filter(None, rows):
+            patches = sum(sample.patches for sample in row)
+            self._totals["rows"] += 1
+            self._totals["samples"] += len(row)
+            self._totals["tokens"] += sum(sample.length for sample in row)
+            self._totals["patches"] += patches
+            self._totals["patches_squared"] += patches**2
+            self._totals["patches_max"] = max(self._totals["patches_max"], patches)
+            for sample in row:
+                self._tokens_by_source[self._sources[sample.source].name] += sample.length
 
     def _fill_window(self) -> tuple[Row, ...]:
         """The rows of the next step; at the very end the missing ones are empty, so that no sample is lost."""
@@ -130,19 +169,14 @@ class Planner:
         """The next sample of the mixture that fits into a row; None when there is none left."""
         while (number := self._mixture.next_source()) is not None:
             sample = self._next_usable(self._cursors[number])
+            if sample is not None:
+                self._mixture.took(number, sample.length if self._config.weight_unit == "tokens" else 1.0)
+                self.drawn[self._sources[number].name] += 1
             if self._cursors[number].is_exhausted:
-                self._mixture_took(number, sample)
                 self._mixture.exhaust(number)
-            elif sample is not None:
-                self._mixture_took(number, sample)
             if sample is not None:
                 return sample
         return None
-
-    def _mixture_took(self, number: int, sample: PlannedSample | None) -> None:
-        if sample is not None:
-            self._mixture.took(number, sample.length if self._config.weight_unit == "tokens" else 1.0)
-            self.drawn[self._sources[number].name] += 1
 
     def _next_usable(self, cursor: "_Cursor") -> PlannedSample | None:
         source = self._sources[cursor.number]
@@ -230,9 +264,9 @@ class _Cursor:
         self._block = block
 
 
-def _visual_demand(sources: Sequence[SourceIndex], weights: Sequence[float], config: DataConfig) -> tuple[float, int]:
-    """Patches per token of the mixture, and the most patches of any sample looked at that fits a row."""
-    tokens_sum, patches_sum, largest = 0.0, 0.0, 0
+def _demand(sources: Sequence[SourceIndex], weights: Sequence[float], config: DataConfig) -> tuple[float, float, int]:
+    """Tokens per sample and patches per token of the mixture, and the most patches of a sample that fits a row."""
+    samples_sum, tokens_sum, patches_sum, largest = 0.0, 0.0, 0.0, 0
     for source, weight in zip(sources, weights, strict=True):
         count = len(source.index.shards)
         looked_at = np.unique(np.linspace(0, count - 1, min(count, _DENSITY_SHARDS)).astype(int)).tolist()
@@ -243,7 +277,10 @@ def _visual_demand(sources: Sequence[SourceIndex], weights: Sequence[float], con
         if not fits.any():
             continue
         share = weight if config.weight_unit == "samples" else weight / float(tokens[fits].mean())
+        samples_sum += share
         tokens_sum += share * float(tokens[fits].mean())
         patches_sum += share * float(patches[fits].mean())
         largest = max(largest, int(patches[fits].max()))
-    return (patches_sum / tokens_sum if tokens_sum else 0.0), largest
+    if not tokens_sum:
+        return 1.0, 0.0, largest
+    return tokens_sum / samples_sum, patches_sum / tokens_sum, largest

@@ -108,14 +108,28 @@ def scan_members(path: Path) -> Iterator[Member]:
             if not any(header):
                 _check_end(file, path, offset + BLOCK)
                 return
+            kind = header[156:157]
             member = _parse_header(header, path, offset)
             if member.offset + member.length > size:
                 raise DataError(
                     f"truncated shard: member {member.name!r} has {member.length} bytes, {size - member.offset} are "
                     f"there. {path} at byte {offset}. Write or copy it again."
                 )
-            yield member
+            if kind in (b"x", b"g"):
+                _check_extended_header(file.read(member.length), path, offset)
+            else:
+                yield member
             offset = member.offset + member.length + (-member.length % BLOCK)
+
+
+def _check_extended_header(records: bytes, path: Path, offset: int) -> None:
+    """Times and owners do not matter; a name or size that replaces that of the next header does."""
+    for keyword in (b" path=", b" size=", b" linkpath=", b" GNU.sparse"):
+        if keyword in records:
+            raise DataError(
+                f"extended header sets {keyword.strip(b' =').decode()}. {path} at byte {offset}. "
+                "Use keys of at most 90 ASCII characters and write the shard again."
+            )
 
 
 def _check_end(file: BinaryIO, path: Path, offset: int) -> None:
@@ -137,10 +151,10 @@ def _parse_header(header: bytes, path: Path, offset: int) -> Member:
     name = header[:100].rstrip(b"\0").decode("utf-8", "replace")
     prefix = header[345:500].rstrip(b"\0").decode("utf-8", "replace") if header[257:262] == b"ustar" else ""
     name = f"{prefix}/{name}" if prefix else name
-    if kind not in (b"0", b"\0"):
+    if kind not in (b"0", b"\0", b"x", b"g"):
         raise DataError(
             f"member {name!r} is not a plain file (type {kind!r}). {path} at byte {offset}. "
-            "Shards hold plain files only: no links, folders, devices or extended headers."
+            "Shards hold plain files only: no links, folders or devices."
         )
     if name.startswith("/") or ".." in name.split("/") or not name:
         raise DataError(f"member name {name!r} leaves the archive. {path} at byte {offset}. Rename the member.")
@@ -175,7 +189,10 @@ class ShardFiles:
         with self._lock:  # also keeps a descriptor from being closed by another thread between look-up and read
             descriptor = self._open.get(path)
             if descriptor is None:
-                descriptor = self._open[path] = os.open(path, os.O_RDONLY)
+                try:
+                    descriptor = self._open[path] = os.open(path, os.O_RDONLY)
+                except OSError as error:
+                    raise DataError(f"shard cannot be opened: {error.strerror}. {path}. Put it back.") from error
                 if len(self._open) > self._max_open:
                     os.close(self._open.popitem(last=False)[1])
             else:

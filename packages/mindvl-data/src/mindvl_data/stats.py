@@ -4,7 +4,6 @@
 Stands beside the planner; nothing is decoded, so a thousand rows take seconds.
 """
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from mindvl_data.tokenization import load_tokenizer
 
 
 def plan_stats(config: DataConfig, *, num_rows: int, dp_size: int = 8, microbatches: int = 8) -> dict[str, Any]:
-    """Figures of the first `num_rows` rows of the plan, cut into steps of `dp_size * microbatches` rows.
+    """Figures of at least `num_rows` rows of the plan, in whole steps of `dp_size * microbatches` rows.
 
     Returns:
         `rank_imbalance` is how much longer the busiest rank works on pictures than the average one, per step;
@@ -35,34 +34,14 @@ def plan_stats(config: DataConfig, *, num_rows: int, dp_size: int = 8, microbatc
             steps.append(step.rows)
     finally:
         files.close()
-    rows = [row for step in steps for row in step if row][:num_rows]
-    per_token = config.image.spatial_merge_size**2
-    visual = np.array([sum(sample.patches for sample in row) // per_token for row in rows] or [0], np.float64)
-    tokens = np.array([sum(sample.length for sample in row) for row in rows] or [0], np.float64)
-    tokens_by_source: Counter[str] = Counter()
-    for row in rows:
-        for sample in row:
-            tokens_by_source[sources[sample.source].name] += sample.length
+    figures = planner.figures(planner.state())
     rank, lockstep = _imbalance(steps, dp_size)
-    return {
-        "rows": len(rows),
-        "samples": sum(len(row) for row in rows),
-        "samples_per_row": sum(len(row) for row in rows) / max(1, len(rows)),
-        "tokens": int(tokens.sum()),
-        "fill": float(tokens.mean()) / config.packing.seq_length,
-        "visual_tokens": {
-            "mean": float(visual.mean()),
-            "max": int(visual.max()),
-            "cv": float(visual.std() / visual.mean()) if visual.mean() else 0.0,
-            "limit": planner.max_patches // per_token,
-        },
+    return figures | {
+        "samples_per_row": figures["samples"] / max(1, figures["rows"]),
         "rank_imbalance": rank,
         "lockstep_imbalance": lockstep,
         "dp_size": dp_size,
         "microbatches": microbatches,
-        "tokens_by_source": dict(tokens_by_source),
-        "samples_by_source": dict(planner.drawn),
-        "dropped": dict(planner.dropped),
     }
 
 

@@ -98,7 +98,10 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
     if not Path(folder).is_dir():
         raise DataError(f"tokenizer folder {folder} does not exist. Name a folder that holds tokenizer.json.")
-    hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    try:
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer cannot be read: {error}. {folder}. Save it with transformers.") from error
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or not hf.chat_template:
         missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"
