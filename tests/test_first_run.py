@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/first-run.md, run from top to bottom in an empty folder as a new user would."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "first-run.md"
+BLOCK = re.compile(r"^```(python|bash|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) >= 8
+    # The mindvl command of this environment, and nothing of the user's home.
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    printed = []
+    for language, text in blocks:
+        if language == "yaml":
+            (tmp_path / text.split()[1]).write_text(text)
+            continue
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        printed.append(done.stdout)
+
+    assert printed[0] == "288 pictures\n"
+    assert printed[-1].startswith("A photo of "), printed[-1]
+    assert "<img" in (tmp_path / "sample.html").read_text()
+    lines = [json.loads(line) for line in (tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50]
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
