@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mindvl_cli.demo.digits import Split
 from mindvl_cli.demo.pages import number_split
 from mindvl_cli.demo.tasks import (
     BENCHMARK_TASKS,
@@ -56,12 +57,15 @@ def test_locate_asks_for_a_digit_that_occurs_once() -> None:
         assert top <= y < bottom
 
 
-def test_arithmetic_is_right_and_never_answers_with_a_kept_back_number() -> None:
-    for index in range(200):
-        example = make_example("arithmetic", split="train", seed=5, index=index)
-        first, sign, second, _ = example.question.split()
-        assert int(example.answer) == (int(first) + int(second) if sign == "+" else int(first) - int(second))
-        assert len(example.answer) < 3 or number_split(example.answer) == "train"
+def test_arithmetic_is_right_and_keeps_test_questions_back() -> None:
+    asked: dict[Split, set[str]] = {"train": set(), "test": set()}
+    for split, questions in asked.items():
+        for index in range(300):
+            example = make_example("arithmetic", split=split, seed=5, index=index)
+            first, sign, second, _ = example.question.split()
+            assert int(example.answer) == (int(first) + int(second) if sign == "+" else int(first) - int(second))
+            questions.add(example.question)
+    assert not asked["train"] & asked["test"]
 
 
 def test_test_reading_uses_unseen_three_digit_numbers() -> None:

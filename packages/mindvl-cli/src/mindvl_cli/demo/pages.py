@@ -18,7 +18,7 @@ from mindvl_cli.demo.digits import Scans, Split, draw_digit, random_style
 Layout = Literal["line", "two_lines", "large", "small", "digit"]
 Box = tuple[int, int, int, int]
 
-_NUMBER_SHARES = 10  # longer numbers: one share in ten is kept for test, one for validation
+_NUM_SHARES = 10
 _SHORTEST_KEPT = 3  # numbers with fewer digits are too few to keep any back
 
 
@@ -38,10 +38,13 @@ def page_generator(seed: int, index: int) -> np.random.Generator:
 
 def number_split(number: str) -> Split:
     """Which split may show a number; numbers with one or two digits belong to train and are shown by all."""
-    if len(number) < _SHORTEST_KEPT:
-        return "train"
-    share = zlib.crc32(number.encode()) % _NUMBER_SHARES
-    return {0: "test", 1: "validation"}.get(share, "train")  # type: ignore[return-value]
+    return "train" if len(number) < _SHORTEST_KEPT else key_split(number)
+
+
+def key_split(key: str) -> Split:
+    """Put a text into a split by its checksum: one in ten is a test text, one in ten a validation text."""
+    share = zlib.crc32(key.encode()) % _NUM_SHARES
+    return "test" if share == 0 else "validation" if share == 1 else "train"
 
 
 def random_number(generator: np.random.Generator, *, num_digits: int, split: Split) -> str:
