@@ -42,7 +42,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     for match in INLINE.findall(FENCE.sub("", text)):
         words = _split(match)[1:]
         cut = next((i for i, word in enumerate(words) if PLACEHOLDER.search(word)), None)
-        yield words if cut is None else [*words[:cut], "..."]
+        yield [*words[:cut], "..."]  # prose names a command or an option without all it needs
 
 
 def _split(line: str) -> list[str]:
