@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._device import _device_constructors
 
 from mindvl_model.accelerator.tensor_type import answer_with_cuda_names
 
@@ -53,6 +54,7 @@ def let_cuda_mean_cpu() -> None:
     """Answer for torch.cuda, device="cuda", Tensor.cuda and gloo's two gaps; call once, before megatron-core."""
     _answer_for_cuda_module()
     _answer_for_generator()
+    _device_constructors()  # cached with the originals, or `with torch.device(...)` would pass our factories over
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]

@@ -20,7 +20,8 @@ from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, TokenConfig, 
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.parameters import PARTS, Part, parameter_group
 from mindvl_model.weights.folder import WeightFolder, as_dtype, sync_folder, write_weights
-from mindvl_model.weights.names import canonical_name, weight_rules
+from mindvl_model.weights.names import WeightRule, canonical_name, weight_rules
+from mindvl_ops import OpsError
 
 REMOTE_CODE = ("configuration_mindvl.py", "modeling_mindvl.py", "processing_mindvl.py")
 
@@ -107,7 +108,7 @@ def load_hf_folder(
                 f"{path}: no tensor {missing[0]!r}, which {rule.param_name} needs. "
                 "Name a folder of this family and size, or leave this part out."
             )
-        tensor = rule.join([folder.read(stored[name]) for name in rule.hf_names])
+        tensor = _join(rule, [folder.read(stored[name]) for name in rule.hf_names], path)
         parameter = parameters[rule.param_name]
         if tensor.shape != parameter.shape:
             raise WeightError(
@@ -222,8 +223,19 @@ def config_from_folder(path: Path) -> MindVLConfig:
                 pad=stored["pad_token_id"],
             ),
         )
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{file}: not the configuration of an exported MindVL model ({error!r}).") from error
+
+
+def _join(rule: WeightRule, tensors: list[Tensor], path: Path) -> Tensor:
+    try:
+        return rule.join(tensors)
+    except (RuntimeError, ValueError, OpsError, WeightError) as error:
+        shapes = " and ".join(f"{name} {list(one.shape)}" for name, one in zip(rule.hf_names, tensors, strict=True))
+        raise WeightError(
+            f"{path}: {shapes} cannot make {rule.param_name} ({error}). "
+            "Use the configuration that belongs to these weights."
+        ) from error
 
 
 def _write_processor(folder: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:

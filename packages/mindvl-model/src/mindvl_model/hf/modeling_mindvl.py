@@ -7,6 +7,7 @@ model count tokens one by one, visual ones included, as in training.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, Qwen3Model
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -136,6 +137,20 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        pictures = [model_kwargs.pop(name, None) for name in ("pixel_values", "image_grid_thw")]
+        if pictures[0] is not None:
+            # Pictures lie end to end over all rows: those of a row are repeated together, not patch by patch.
+            counts = (input_ids == self.config.vision_start_token_id).sum(-1).tolist()
+            grids = pictures[1].split(counts)
+            patches = pictures[0].split([int(grid.prod(-1).sum()) for grid in grids])
+            pictures = [torch.cat([row for row in rows for _ in range(expand_size)]) for rows in (patches, grids)]
+        expand: Any = super()._expand_inputs_for_generation  # type: ignore[misc]
+        input_ids, model_kwargs = expand(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+        return input_ids, model_kwargs | dict(zip(("pixel_values", "image_grid_thw"), pictures, strict=True))
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, is_first_iteration: bool = False, **kwargs: Any

@@ -50,7 +50,9 @@ class WeightFolder:
 
     def _list_files(self) -> dict[str, Path]:
         if (self.path / INDEX).is_file():
-            places = _read_json(self.path / INDEX)["weight_map"]
+            places = _read_json(self.path / INDEX).get("weight_map")
+            if not isinstance(places, dict):
+                raise WeightError(f"{self.path / INDEX}: has no weight_map. Fetch the file again.")
             absent = sorted({file for file in places.values() if not (self.path / file).is_file()})
             if absent:
                 raise WeightError(f"{self.path / INDEX}: names {absent}, which are not there. Fetch the missing files.")
@@ -115,5 +117,5 @@ def _read_json(path: Path) -> dict:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise WeightError(f"{path}: there is no such file. Name a transformers model folder.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise WeightError(f"{path}: not JSON ({error}). Fetch the file again.") from error

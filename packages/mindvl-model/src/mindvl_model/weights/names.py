@@ -120,8 +120,5 @@ def _grouped(config: Qwen3LanguageConfig, param_name: str, prefix: str) -> Weigh
 def _swap_heads(tensor: Tensor, outer: int, inner: int, size: int) -> Tensor:
     """[outer, inner, size, ...] -> [inner, outer, size, ...], flattened over the first three."""
     if tensor.shape[0] != outer * inner * size:
-        raise WeightError(
-            f"attention weight of {tensor.shape[0]} rows, but the configuration asks for {outer * inner * size}. "
-            "Take the configuration that belongs to these weights."
-        )
+        raise WeightError(f"{tensor.shape[0]} rows, but the configuration asks for {outer * inner * size}")
     return tensor.reshape(outer, inner, size, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape).contiguous()
