@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doorway, each case in a process of its own, because it changes the process it is entered in."""
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cpu_answers_to_cuda_and_torch_stays_itself() -> None:
+    run("""
+        import torch
+        compile_before = torch.compile
+        from mindvl_model import ModelError, enter
+        first = enter("cpu")
+        assert enter() is first and enter("cpu") is first
+        assert (first.kind, first.collective_backend) == ("cpu", "gloo")
+        assert first.device(3) == torch.device("cpu")
+        try:
+            enter("cuda")
+        except ModelError as error:
+            assert "'cuda' asked for, but this process runs on 'cpu'" in str(error)
+        else:
+            raise AssertionError("a second kind was accepted")
+
+        assert torch.cuda.is_available() is False
+        assert torch.compile is compile_before
+        assert torch.zeros(2).type() == "torch.cuda.FloatTensor"
+        assert torch.zeros(2).type(torch.float64).dtype == torch.float64
+        assert torch.zeros(2, device="cuda").device.type == "cpu"
+        assert torch.empty(2, device=torch.device("cuda", 0), pin_memory=True).device.type == "cpu"
+        assert torch.ones(1).cuda().device.type == "cpu"
+        assert torch.nn.Linear(1, 1).cuda().weight.device.type == "cpu"
+        with torch.device("meta"):  # transformers loads models under it
+            assert {make(3).device.type for make in (torch.arange, torch.empty, torch.zeros, torch.ones)} == {"meta"}
+        torch.cuda.manual_seed(5)
+        state = torch.cuda.get_rng_state()
+        drawn = torch.rand(1)
+        torch.cuda.set_rng_state(state)
+        assert torch.rand(1) == drawn
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            torch.cuda.Event().record()
+        import mindvl_ops
+        from megatron.core import optimizer
+        assert optimizer.Adam is mindvl_ops.AdamW
+    """)
+
+
+def test_megatron_before_the_doorway_is_refused_by_name() -> None:
+    run("""
+        import sys, types
+        import mindvl_model
+        sys.modules["megatron.core"] = types.ModuleType("megatron.core")
+        try:
+            mindvl_model.enter()
+        except mindvl_model.ModelError as error:
+            assert str(error).startswith("accelerator: megatron.core was imported before mindvl_model")
+        else:
+            raise AssertionError("entered after megatron-core")
+    """)
+
+
+def test_importing_the_package_leaves_torch_alone() -> None:
+    run("""
+        import sys, torch
+        before = torch.zeros, torch.Tensor.type, torch.cuda.manual_seed
+        import mindvl_model
+        assert before == (torch.zeros, torch.Tensor.type, torch.cuda.manual_seed)
+        assert "megatron.core" not in sys.modules
+        assert mindvl_model.MindVLModel.__name__ == "MindVLModel"  # asked for, so the doorway is entered
+        assert "megatron.core" in sys.modules
+    """)

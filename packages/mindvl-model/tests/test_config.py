@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that no model can be built from are refused by name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mindvl_model import ModelError, for_tokenizer, named_config
+from mindvl_model.testing.tiny import smallest_config
+
+SMALLEST = smallest_config()
+SPECIAL_IDS = {
+    "<|endoftext|>": 10,
+    "<|im_end|>": 12,
+    "<|vision_start|>": 13,
+    "<|vision_end|>": 14,
+    "<|image_pad|>": 15,
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("vision", {"num_heads": 3}, "hidden_size=16 over num_heads=3"),
+        ("vision", {"num_heads": 8}, "multiple of 4 for two rotary axes"),
+        ("vision", {"full_attention_layers": (0, 2)}, r"full_attention_layers=\[2\] are not among the 2 layers"),
+        ("vision", {"window_size": 100}, "window_size=100 is not a multiple of .* = 28 pixels"),
+        ("language", {"num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+        ("language", {"head_dim": 7}, "head_dim=7 is odd"),
+    ],
+)
+def test_impossible_sizes_are_refused(part: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        replace(getattr(SMALLEST, part), **changes)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"tokens\.image=64 lies outside the vocabulary of 64"):
+        replace(SMALLEST, tokens=replace(SMALLEST.tokens, image=64))
+
+
+def test_named_sizes_are_found_and_unknown_ones_list_what_exists() -> None:
+    config = named_config("mindvl-8b")
+    assert (config.vision.head_dim, config.language.num_layers, config.tokens.image) == (80, 36, 151655)
+    with pytest.raises(ModelError, match=r"no size is called 'huge'.*'mindvl-8b', 'tiny'"):
+        named_config("huge")
+
+
+def test_the_tokenizer_gives_ids_and_enlarges_the_vocabulary() -> None:
+    config = for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=100)
+    assert config.language.vocab_size == 100
+    assert vars(config.tokens) == {"image": 15, "vision_start": 13, "vision_end": 14, "end_of_turn": 12, "pad": 10}
+    assert for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=20).language.vocab_size == 64  # padded models keep theirs
+
+
+def test_a_tokenizer_without_a_needed_token_is_refused() -> None:
+    without = {text: number for text, number in SPECIAL_IDS.items() if text != "<|image_pad|>"}
+    with pytest.raises(ModelError, match=r"it has no <\|image_pad\|>"):
+        for_tokenizer(SMALLEST, without, vocab_size=100)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Qwen3 adapter against transformers' Qwen3ForCausalLM, segment by segment."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mindvl_model import MindVLConfig
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import smallest_config
+
+
+def published_model(config: MindVLConfig) -> Qwen3ForCausalLM:
+    language = config.language
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=language.vocab_size,
+            hidden_size=language.hidden_size,
+            intermediate_size=language.ffn_hidden_size,
+            num_hidden_layers=language.num_layers,
+            num_attention_heads=language.num_heads,
+            num_key_value_heads=language.num_kv_heads,
+            head_dim=language.head_dim,
+            tie_word_embeddings=language.tie_embeddings,
+            rms_norm_eps=language.norm_epsilon,
+            max_position_embeddings=language.max_positions,
+            rope_parameters={"rope_type": "default", "rope_theta": language.rotary_base},
+        )
+    )
+
+
+def copy_weights(language: Any, published: Qwen3ForCausalLM) -> None:
+    """Ours into theirs, written out by hand for 4 heads in 2 groups of size 8."""
+    with torch.no_grad():
+        published.model.embed_tokens.weight.copy_(language.embedding.word_embeddings.weight)
+        for ours, theirs in zip(language.decoder.layers, published.model.layers, strict=True):
+            attention = ours.self_attention
+            theirs.input_layernorm.weight.copy_(ours.input_layernorm.weight)
+            theirs.post_attention_layernorm.weight.copy_(ours.pre_mlp_layernorm.weight)
+            theirs.self_attn.q_norm.weight.copy_(attention.q_layernorm.weight)
+            theirs.self_attn.k_norm.weight.copy_(attention.k_layernorm.weight)
+            q0, q1, k0, v0, q2, q3, k1, v1 = attention.linear_qkv.weight.split(8)
+            theirs.self_attn.q_proj.weight.copy_(torch.cat((q0, q1, q2, q3)))
+            theirs.self_attn.k_proj.weight.copy_(torch.cat((k0, k1)))
+            theirs.self_attn.v_proj.weight.copy_(torch.cat((v0, v1)))
+            theirs.self_attn.o_proj.weight.copy_(attention.linear_proj.weight)
+            gate, up = ours.mlp.linear_fc1.weight.split(40)
+            theirs.mlp.gate_proj.weight.copy_(gate)
+            theirs.mlp.up_proj.weight.copy_(up)
+            theirs.mlp.down_proj.weight.copy_(ours.mlp.linear_fc2.weight)
+        published.model.norm.weight.copy_(language.decoder.final_layernorm.weight)
+        if not published.config.tie_word_embeddings:
+            published.lm_head.weight.copy_(language.output_layer.weight)
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True], ids=["own head", "tied head"])
+def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
+    make_model: Callable[..., Any], tie_embeddings: bool
+) -> None:
+    config = smallest_config(tie_embeddings=tie_embeddings)
+    model, published = make_model(config), published_model(config)
+    copy_weights(model.language, published)
+    segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
+    row = pack(segments, padding=3)
+
+    logits = model.logits(**row)
+    expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
+    assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4
+
+    model(**row).backward()
+    losses = [
+        torch.nn.functional.cross_entropy(one, segment.labels, reduction="sum")
+        for one, segment in zip(expected, segments, strict=True)
+    ]
+    torch.stack(losses).sum().backward()
+    gradients, theirs = make_model(config).language, published_model(config)
+    with torch.no_grad():  # gradients as weights, so that the same hand-written copy pairs them
+        for name, parameter in gradients.named_parameters():
+            parameter.copy_(model.language.get_parameter(name).grad)
+    copy_weights(gradients, theirs)
+    for name, parameter in published.named_parameters():
+        assert (theirs.get_parameter(name) - parameter.grad).abs().max() <= 1e-4 * parameter.grad.abs().max(), name
+
+
+def test_rotary_angles_count_the_first_axis_only() -> None:
+    from mindvl_model.language.qwen3 import Qwen3Adapter
+
+    language = smallest_config().language
+    position_ids = torch.stack((torch.tensor([0, 1, 300]), torch.full((3,), 99), torch.full((3,), 99)))
+    cos, sin = Qwen3Adapter().rotary_angles(language, position_ids)
+    by_hand = torch.tensor([300 / 10000 ** (pair / 4) for pair in (0, 1, 2, 3)], dtype=torch.float64)
+    torch.testing.assert_close(cos[2].double(), by_hand.cos().repeat(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(sin[2].double(), by_hand.sin().repeat(2), rtol=0, atol=1e-5)
+    assert torch.equal(cos[0], torch.ones(8))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks, packed rows and process groups around megatron-core."""
+
+import pytest
+import torch
+
+from mindvl_model import ModelError
+from mindvl_ops import Segments
+
+
+def test_a_layer_takes_its_own_segments_or_those_of_the_row() -> None:
+    from mindvl_model.megatron.packing import PackedRow
+
+    windows, full = Segments([4, 4]), Segments([8])
+    row = PackedRow(segments=windows, segments_by_layer={2: full})
+    assert row.of_layer(1) is windows
+    assert row.of_layer(2) is full
+    assert row.qkv_format == "sbhd"
+
+
+def test_groups_of_one_process_are_used_again_and_left_alone() -> None:
+    from megatron.core import parallel_state
+
+    from mindvl_model.megatron.process import single_process
+
+    with single_process():  # inside the groups of the whole test session
+        pass
+    assert parallel_state.model_parallel_is_initialized()
+
+
+def test_a_block_sees_segments_and_angles_of_its_row() -> None:
+    """A windowed layer lets nothing through a boundary; the full one after it does."""
+    from mindvl_model.megatron.blocks import Layout, PackedRow, build_vision_block, transformer_config
+    from mindvl_model.testing.tiny import randomize
+
+    config = transformer_config(
+        Layout(), num_layers=2, hidden_size=16, num_attention_heads=2, ffn_hidden_size=24, add_bias_linear=True
+    )
+    block = build_vision_block(config)
+    randomize(block)
+    hidden = torch.randn(8, 1, 16, generator=torch.Generator().manual_seed(0))
+    changed = hidden.clone()
+    changed[5:] += 1.0
+    cos, sin = torch.ones(8, 8), torch.zeros(8, 8)
+    for by_layer, leaks in (({}, False), ({2: Segments([8])}, True)):
+        row = PackedRow(segments=Segments([4, 4]), segments_by_layer=by_layer, cos=cos, sin=sin)
+        before, after = block(hidden, None, packed_seq_params=row), block(changed, None, packed_seq_params=row)
+        assert torch.equal(before[:4], after[:4]) != leaks
+
+
+def test_context_parallel_is_refused_until_it_is_supported() -> None:
+    from mindvl_model.megatron.blocks import Layout, build_vision_block, transformer_config
+
+    config = transformer_config(Layout(cp_size=2), num_layers=1, hidden_size=16, num_attention_heads=2)
+    with pytest.raises(ModelError, match="context_parallel_size=2 is not supported yet"):
+        build_vision_block(config)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole model: packing changes nothing, neighbours stay strangers, every parameter always has a gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mindvl_model import ModelError
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import smallest_config
+
+CONFIG = smallest_config()
+
+
+def three_segments() -> list[Any]:
+    return [
+        random_segment(CONFIG, [(1, 4, 6), (1, 6, 2)], seed=1),
+        random_segment(CONFIG, num_text=9, seed=2),
+        random_segment(CONFIG, [(1, 10, 6)], seed=3),
+    ]
+
+
+def test_a_packed_row_gives_the_loss_and_gradients_of_its_segments_alone(make_model: Callable[..., Any]) -> None:
+    model, segments = make_model(CONFIG), three_segments()
+    packed = model(**pack(segments, padding=5))
+    packed.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    losses = []
+    for segment in segments:
+        loss = model(**pack([segment]))
+        loss.backward()
+        losses.append(loss.detach())
+    torch.testing.assert_close(packed.detach(), torch.stack(losses).sum(), rtol=1e-6, atol=0)
+    for name, parameter in model.named_parameters():
+        scale = parameter.grad.abs().max()
+        assert scale > 0, name
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * scale, name
+
+
+def test_the_loss_counts_learned_tokens_only(make_model: Callable[..., Any]) -> None:
+    model, row = make_model(CONFIG), pack(three_segments(), padding=4)
+    logits = model.logits(**row).double()
+    learned = row["labels"] != -100
+    chosen = logits[learned].gather(1, row["labels"][learned, None]).squeeze(1)
+    by_hand = (logits[learned].exp().sum(1).log() - chosen).sum()
+    torch.testing.assert_close(model(**row).double(), by_hand, rtol=1e-6, atol=0)
+
+
+@torch.no_grad()
+def test_a_poisoned_neighbour_changes_nothing(make_model: Callable[..., Any]) -> None:
+    model, (before, text, after) = make_model(CONFIG), three_segments()
+    start = len(before.input_ids)
+    text.input_ids[:] = 63  # a token that no other segment holds
+    for other in (before, after):
+        other.input_ids[other.input_ids == 63] = 62
+    healthy = model.logits(**pack([before, text, after]))
+    model.language.embedding.word_embeddings.weight[63] = float("nan")
+    poisoned = model.logits(**pack([before, text, after]))
+    assert poisoned[start : start + 9].isnan().all()
+    assert torch.equal(poisoned[:start], healthy[:start])
+    assert torch.equal(poisoned[start + 9 :], healthy[start + 9 :])
+
+
+@torch.no_grad()
+def test_another_picture_beside_it_changes_nothing(make_model: Callable[..., Any]) -> None:
+    model, (first, _, last) = make_model(CONFIG), three_segments()
+    before = model.logits(**pack([first, last]))
+    last.pixel_values.copy_(255 - last.pixel_values)
+    after = model.logits(**pack([first, last]))
+    start = len(first.input_ids)
+    assert torch.equal(before[:start], after[:start])
+    assert not torch.allclose(before[start:], after[start:])
+
+
+def test_a_text_only_row_gives_every_vision_parameter_a_zero_gradient(make_model: Callable[..., Any]) -> None:
+    model = make_model(CONFIG)
+    model(**pack([random_segment(CONFIG, num_text=9)])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.any()) == name.startswith("language"), name
+
+
+def test_a_row_without_learned_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
+    model, row = make_model(CONFIG), pack(three_segments())
+    row["labels"][:] = -100
+    loss = model(**row)
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_placeholders_without_their_visual_tokens_are_refused(make_model: Callable[..., Any]) -> None:
+    row = pack([random_segment(CONFIG, [(1, 4, 6)])])  # 6 visual tokens
+    row["input_ids"][row["input_ids"] == CONFIG.tokens.image] = 9
+    with pytest.raises(ModelError, match="0 image placeholders, but the images give 6 visual tokens"):
+        make_model(CONFIG)(**row)
+
+
+def test_visual_tokens_of_several_images_come_in_input_order(make_model: Callable[..., Any]) -> None:
+    model = make_model(CONFIG)
+    one, two = (random_segment(CONFIG, [grid], seed=grid[1]) for grid in ((1, 6, 8), (1, 4, 10)))
+    both = model.encode_images(
+        torch.cat((one.pixel_values, two.pixel_values)), torch.cat((one.image_grid_thw, two.image_grid_thw))
+    )
+    alone = [model.encode_images(each.pixel_values, each.image_grid_thw) for each in (one, two)]
+    torch.testing.assert_close(both, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_stays_near_float32(make_model: Callable[..., Any]) -> None:
+    row = pack(three_segments())
+    exact = make_model(CONFIG)(**row)
+    rounded = make_model(CONFIG, dtype=torch.bfloat16)(**row)
+    assert rounded.dtype == torch.float32
+    assert abs(rounded - exact) <= 0.02 * exact

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of parameters, freezing, and a start that depends on names and seed alone."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mindvl_model.parameters import initialize, parameter_group, set_trainable
+from mindvl_model.testing.tiny import smallest_config
+
+CONFIG = smallest_config()
+
+
+def named(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_only_the_chosen_parts_are_trainable(make_model: Callable[..., Any]) -> None:
+    model = make_model(CONFIG)
+    set_trainable(model, ["projector"])
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"projector"}
+    set_trainable(model, ["vision", "language"])
+    assert {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad} == {"projector"}
+
+
+def test_the_group_is_the_first_piece_of_the_name() -> None:
+    assert parameter_group("vision.blocks.layers.0.mlp.linear_fc1.weight") == "vision"
+    assert parameter_group("language.output_layer.weight") == "language"
+
+
+def test_a_start_depends_on_the_seed_and_on_nothing_that_was_drawn_before(make_model: Callable[..., Any]) -> None:
+    first = make_model(CONFIG)
+    initialize(first, CONFIG, seed=1)
+    torch.randn(1000)
+    second = make_model(CONFIG, seed=5)
+    initialize(second, CONFIG, seed=1)
+    other = make_model(CONFIG)
+    initialize(other, CONFIG, seed=2)
+    for name, value in named(first).items():
+        assert torch.equal(value, named(second)[name]), name
+        drawn = "norm" not in name and not name.endswith("bias")
+        assert torch.equal(value, named(other)[name]) != drawn, name
+
+
+def test_a_start_does_not_depend_on_the_order_parts_were_built_in(make_model: Callable[..., Any]) -> None:
+    model = make_model(CONFIG)
+    initialize(model, CONFIG, seed=1)
+    whole = named(model)
+    alone = torch.nn.ModuleDict({"projector": make_model(CONFIG, seed=9).projector})  # the last part, built alone
+    initialize(alone, CONFIG, seed=1)
+    for name, value in named(alone).items():
+        assert torch.equal(value, whole[name]), name
+
+
+def test_norms_start_at_one_biases_at_zero_and_residual_writers_smaller(make_model: Callable[..., Any]) -> None:
+    config = smallest_config(vocab_size=2000)
+    model = make_model(config)
+    initialize(model, config, seed=0)
+    values = named(model)
+    assert bool((values["language.decoder.layers.0.input_layernorm.weight"] == 1).all())
+    assert bool((values["vision.blocks.layers.0.self_attention.linear_qkv.bias"] == 0).all())
+    assert abs(values["language.embedding.word_embeddings.weight"].std().item() - 0.1) < 0.003
+    assert abs(values["language.decoder.layers.1.mlp.linear_fc2.weight"].std().item() - 0.1 / math.sqrt(4)) < 0.004

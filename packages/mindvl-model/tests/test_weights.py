@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights to a folder and back, folders of others, and every way a folder can be damaged."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3ForCausalLM
+
+from mindvl_model import WeightError
+from mindvl_model.hf.export import hf_config, load_hf_folder
+from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.names import canonical_name, weight_rules
+
+CONFIG = smallest_config()
+
+
+def write_folder(model: Any, folder: Path, shard_bytes: int = 1 << 30) -> Path:
+    """Weights and config.json alone: what loading reads."""
+    folder.mkdir()
+    parameters = dict(model.named_parameters())
+    tensors = [
+        pair
+        for rule in weight_rules(model.mindvl)
+        for pair in zip(rule.hf_names, rule.split(parameters[rule.param_name].detach()), strict=True)
+    ]
+    write_weights(folder, tensors, shard_bytes)
+    (folder / "config.json").write_text(json.dumps(hf_config(model.mindvl, torch.float32)))
+    return folder
+
+
+def assert_same(model: Any, other: Any, parts: tuple[str, ...] = ("vision", "projector", "language")) -> None:
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)) == (name.split(".")[0] in parts), name
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_rules_cover_exactly_the_parameters_of_the_model(make_model: Callable[..., Any], tie_embeddings: bool) -> None:
+    config = smallest_config(tie_embeddings=tie_embeddings)
+    rules = weight_rules(config)
+    assert sorted(rule.param_name for rule in rules) == sorted(
+        name for name, _ in make_model(config).named_parameters()
+    )
+    names = [name for rule in rules for name in rule.hf_names]
+    assert len(set(names)) == len(names)
+
+
+def test_a_round_trip_through_shards_is_exact(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    model, other = make_model(CONFIG), make_model(CONFIG, seed=1)
+    folder = write_folder(model, tmp_path / "weights", shard_bytes=20_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 2
+    assert sorted(set(index["weight_map"].values())) == files
+    for name, file in index["weight_map"].items():
+        with safe_open(folder / file, framework="pt") as tensors:
+            assert name in tensors.keys()  # noqa: SIM118 - not a dict
+    report = load_hf_folder(other, CONFIG, folder)
+    assert_same(model, other)
+    assert report.unused == ()
+    assert sorted(report.loaded) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_chosen_parts_are_loaded_and_the_rest_is_reported(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    model, other = make_model(CONFIG), make_model(CONFIG, seed=1)
+    report = load_hf_folder(other, CONFIG, write_folder(model, tmp_path / "weights"), ["projector"])
+    assert_same(model, other, ("projector",))
+    assert len(report.loaded) == 5
+    assert "lm_head.weight" in report.unused
+
+
+@pytest.mark.parametrize("prefix", ["visual.", "model.visual."], ids=["published", "saved by transformers 5"])
+def test_the_tower_comes_from_a_qwen2_5_vl_folder(make_model: Callable[..., Any], tmp_path: Path, prefix: str) -> None:
+    vision, language = hf_config(CONFIG, torch.float32)["vision_config"], CONFIG.language
+    published = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            vision_config=vision | {"model_type": "qwen2_5_vl"},
+            text_config={
+                "vocab_size": 64,
+                "hidden_size": language.hidden_size,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]},
+            },
+        )
+    )
+    published.save_pretrained(tmp_path)
+    saved = {
+        name.replace("model.visual.", "visual.").replace("visual.", prefix): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert any(name.startswith(prefix) for name in saved)
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = make_model(CONFIG)
+    report = load_hf_folder(model, CONFIG, tmp_path, ["vision"])
+    assert_same(model, make_model(CONFIG), ("projector", "language"))
+    assert all(name.startswith("vision.") for name in report.loaded)
+    state, layer = published.model.visual.state_dict(), model.vision.blocks.layers[1]
+    assert torch.equal(model.vision.patch_embed.weight, state["patch_embed.proj.weight"].flatten(1))
+    # Two heads of size 8: the second head's key is rows 24:32 of theirs, the fifth block of ours.
+    assert torch.equal(layer.self_attention.linear_qkv.weight[32:40], state["blocks.1.attn.qkv.weight"][24:32])
+    assert torch.equal(layer.mlp.linear_fc1.bias[24:], state["blocks.1.mlp.up_proj.bias"])
+
+
+def test_the_language_model_comes_from_a_qwen3_folder(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    from transformers import Qwen3Config
+
+    published = Qwen3ForCausalLM(Qwen3Config(**hf_config(CONFIG, torch.float32)["text_config"]))
+    published.save_pretrained(tmp_path)
+    model = make_model(CONFIG)
+    report = load_hf_folder(model, CONFIG, tmp_path, ["language"])
+    assert report.unused == ()
+    assert_same(model, make_model(CONFIG), ("vision", "projector"))
+    input_ids = torch.arange(6, 20)
+    row = {
+        "input_ids": input_ids,
+        "position_ids": torch.arange(14).expand(3, -1),
+        "cu_seqlens": torch.tensor([0, 14]),
+        "pixel_values": torch.zeros(0, 588, dtype=torch.uint8),
+        "image_grid_thw": torch.zeros(0, 3, dtype=torch.int64),
+    }
+    torch.testing.assert_close(model.logits(**row), published(input_ids[None]).logits[0], rtol=0, atol=1e-4)
+
+
+def test_names_of_other_families_become_ours() -> None:
+    assert canonical_name("model.norm.weight", "qwen3") == "model.language_model.norm.weight"
+    assert canonical_name("lm_head.weight", "qwen3") == "lm_head.weight"
+    assert canonical_name("visual.merger.ln_q.weight", "qwen2_5_vl") == "model.visual.merger.ln_q.weight"
+    assert canonical_name("model.visual.merger.ln_q.weight", "mindvl") == "model.visual.merger.ln_q.weight"
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.visual.blocks.1.norm1.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def cut_file(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def cut_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x10\x00")
+
+
+def change_shape(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(63, 24)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def change_attention(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.zeros(60, 16)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def change_heads(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.language_model.layers.0.self_attn.q_proj.weight"] = torch.zeros(30, 24)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def point_nowhere(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "gone.safetensors"}}')
+
+
+def damage_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def damage_config(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"{\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (drop_tensor, "no tensor 'model.visual.blocks.1.norm1.weight', which vision.blocks.layers.1.input_layernorm"),
+        (cut_file, "model.safetensors: .*not a whole safetensors file"),
+        (cut_header, "model.safetensors: not a whole safetensors file"),
+        (change_shape, r"lm_head.weight makes language.output_layer.weight of shape \[63, 24\], .* has \[64, 24\]"),
+        (
+            change_attention,
+            r"blocks.0.attn.qkv.weight \[60, 16\] cannot make .*60 rows, but the configuration asks for 48",
+        ),
+        (change_heads, r"layers.0.self_attn.q_proj.weight \[30, 24\] and .* cannot make language.decoder.layers.0"),
+        (point_nowhere, r"index.json: names \['gone.safetensors'\], which are not there"),
+        (damage_index, "index.json: has no weight_map"),
+        (remove_weights, "neither model.safetensors nor model.safetensors.index.json is there"),
+        (remove_config, "config.json: there is no such file"),
+        (damage_config, "config.json: not JSON"),
+    ],
+)
+def test_a_damaged_folder_is_one_error_that_names_the_place(
+    make_model: Callable[..., Any], tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    model = make_model(CONFIG)
+    folder = write_folder(model, tmp_path / "weights")
+    damage(folder)
+    with pytest.raises(WeightError, match=message) as caught:
+        load_hf_folder(model, CONFIG, folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_folder_of_another_size_is_refused(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    folder = write_folder(make_model(CONFIG), tmp_path / "weights")
+    wider = replace(CONFIG, language=replace(CONFIG.language, ffn_hidden_size=48))
+    with pytest.raises(WeightError, match=r"linear_fc1.weight of shape \[80, 24\], but the model has \[96, 24\]"):
+        load_hf_folder(make_model(wider), wider, folder)
+
+
+def test_reading_a_tensor_that_is_not_there_names_it(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    folder = WeightFolder(write_folder(make_model(CONFIG), tmp_path / "weights"))
+    with pytest.raises(WeightError, match=r"tensor 'model\.gone' is missing"):
+        folder.read("model.gone")
