@@ -100,7 +100,7 @@ def test_a_failure_keeps_the_old_output(tmp_path, make_folder, random_tensors, m
 
 
 def test_memory_is_that_of_pieces_not_of_models(tmp_path, make_folder, monkeypatch):
-    """tracemalloc does not see tensors (inputs are views of mapped files), so pieces are measured where they are made."""
+    """tracemalloc sees the bytes that are read, not what torch makes of them, so pieces are measured as well."""
     rows = 4096
     models = tuple(make_folder(f"m{i}", {f"w{k}": torch.randn(rows, 64) for k in range(4)}) for i in range(3))
     monkeypatch.setattr(run, "_PIECE_ELEMENTS", 1024)

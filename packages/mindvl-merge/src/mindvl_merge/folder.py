@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from .errors import FolderError
@@ -49,6 +48,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: str  # name inside the folder
+    offset: int  # where its bytes begin in the file
 
     @property
     def num_bytes(self) -> int:
@@ -71,19 +71,28 @@ class ModelFolder:
                         f"{file}. Remove one."
                     )
                 self.tensors[info.name] = info
-        self._handles: dict[str, Any] = {}
+        self._open_files: dict[str, Any] = {}
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop` along the first axis (a scalar has one row)."""
         info = self.tensors[name]
-        handle = self._handles.get(info.file)
-        if handle is None:
-            handle = self._handles[info.file] = safe_open(self.path / info.file, framework="pt")
-        if not info.shape:
-            scalar: Tensor = handle.get_tensor(name)
-            return scalar
-        rows: Tensor = handle.get_slice(name)[start:stop]
-        return rows
+        file = self._open_files.get(info.file)
+        if file is None:
+            file = self._open_files[info.file] = open(self.path / info.file, "rb")  # noqa: SIM115  (kept until close)
+        row_shape = info.shape[1:]
+        row_bytes = math.prod(row_shape) * info.dtype.itemsize
+        num_rows = max(0, min(stop, info.shape[0] if info.shape else 1) - start)
+        # read, not mapped: pages of mapped files count as memory of the process until the machine runs short
+        buffer = bytearray(num_rows * row_bytes)
+        file.seek(info.offset + start * row_bytes)
+        if file.readinto(buffer) != len(buffer):
+            raise FolderError(
+                f"the file became shorter while it was read. {self.path / info.file}: {name}. Copy it again."
+            )
+        if not buffer:
+            return torch.empty(num_rows, *row_shape, dtype=info.dtype)
+        values = torch.frombuffer(buffer, dtype=info.dtype)
+        return values.view(num_rows, *row_shape) if info.shape else values.view(())
 
     def sha256(self) -> dict[str, str]:
         """Hash of each weight file."""
@@ -91,7 +100,9 @@ class ModelFolder:
 
     def close(self) -> None:
         """Let go of the open files."""
-        self._handles.clear()
+        for file in self._open_files.values():
+            file.close()
+        self._open_files.clear()
 
 
 class FolderWriter:
@@ -237,7 +248,13 @@ def _read_header(path: Path) -> Iterator[TensorInfo]:
             continue
         if entry["dtype"] not in DTYPES:
             raise FolderError(f"type {entry['dtype']} is not known. {path}: {name}. Use one of {', '.join(DTYPES)}.")
-        yield TensorInfo(name=name, shape=tuple(entry["shape"]), dtype=DTYPES[entry["dtype"]], file=path.name)
+        yield TensorInfo(
+            name=name,
+            shape=tuple(entry["shape"]),
+            dtype=DTYPES[entry["dtype"]],
+            file=path.name,
+            offset=8 + length + entry["data_offsets"][0],
+        )
 
 
 def _hash_file(path: Path) -> str:
