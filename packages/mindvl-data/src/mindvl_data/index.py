@@ -188,8 +188,8 @@ def _open_shard_index(folder: Path, entry: dict[str, Any]) -> ShardIndex:
     return ShardIndex(
         path=path,
         digest=entry["index_sha256"],
-        samples=mapped[_HEADER_BYTES:split].view(SAMPLE_DTYPE),
-        members=mapped[split:].view(MEMBER_DTYPE),
+        samples=mapped[_HEADER_BYTES:split].view(SAMPLE_DTYPE).view(np.ndarray),  # memmap objects are slow to slice
+        members=mapped[split:].view(MEMBER_DTYPE).view(np.ndarray),
     )
 
 
