@@ -23,7 +23,9 @@ def _as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_rank_zero_warns_on_the_console_and_writes_all_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_zero_warns_on_the_console_and_logs_all_to_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     set_up_logging(rank=0, log_dir=tmp_path)
     logger.info("step %s", 1)
     logger.warning("bad sample")
