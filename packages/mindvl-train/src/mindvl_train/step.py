@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 from mindvl_train.megatron.optimizer import update
 from mindvl_train.megatron.pipeline import forward_backward
@@ -39,9 +40,9 @@ def train_step(
     """Take the rows of one step from the source and update the model once.
 
     Raises:
-        TrainError: The gradient norm is not finite; nothing was updated.
+        TrainError: The gradient norm is not finite, or the data is used up; nothing was updated.
     """
-    microbatches: list[Batch] = [next(source).to(device) for _ in range(num_microbatches)]
+    microbatches: list[Batch] = [row.to(device) for row in _take(source, num_microbatches)]
     model.zero_grad_buffer()  # type: ignore[operator]
     optimizer.zero_grad()
     sums = forward_backward(model, microbatches)
@@ -55,3 +56,13 @@ def train_step(
         num_tokens=sum(row["input_ids"].shape[0] for row in inputs),
         num_patches=sum(row["pixel_values"].shape[0] for row in inputs),
     )
+
+
+def _take(source: BatchSource, count: int) -> list[Batch]:
+    try:
+        return [next(source) for _ in range(count)]
+    except StopIteration:
+        raise TrainError(
+            "data: every source has reached its max_epochs before the schedule ended. "
+            "Raise or remove data.sources.*.max_epochs, or lower schedule.steps."
+        ) from None
