@@ -6,7 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from mindvl_cli.commands.eval import answers_progress, evaluate
+from mindvl_cli.commands.eval import evaluate, reported_progress
 from mindvl_cli.evaluation.predict import Predictor
 
 
@@ -42,5 +42,5 @@ def test_json_is_one_document(model, tmp_path):
 
 
 def test_progress_that_never_starts_is_no_error():
-    with answers_progress("eval"):
+    with reported_progress("eval", unit="answers"):
         pass

@@ -89,3 +89,6 @@ def test_a_turned_photograph_is_measured_as_shown(tmp_path):
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(CliError, match=r"no config\.json"):
         Predictor(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CliError, match="AutoProcessor cannot load"):
+        Predictor(tmp_path).default_limits  # noqa: B018

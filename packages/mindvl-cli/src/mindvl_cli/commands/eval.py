@@ -51,7 +51,7 @@ def evaluate(
     benchmarks = [benchmark for path in paths for benchmark in load_benchmarks(path)]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     predictor = Predictor(model, config=config, cache=out / run.CACHE_NAME if out else None)
-    with answers_progress("eval") as report:
+    with reported_progress("eval", unit="answers") as report:
         result = run.evaluate(
             predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, out=out, progress=report
         )
@@ -64,8 +64,8 @@ def evaluate(
 
 
 @contextmanager
-def answers_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that learns its length from the first report of (answered, in all)."""
+def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Callable[[int, int], None]]:
+    """A bar that learns its length from the first report of (done, in all); both are divided by `scale` to be shown."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -75,8 +75,8 @@ def answers_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         def report(done: int, total: int) -> None:
             nonlocal advance, done_before
             if advance is None:
-                advance = stack.enter_context(progress(label, total=total, unit="answers"))
-            advance(done - done_before)
+                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
+            advance((done - done_before) / scale)
             done_before = done
 
         yield report

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from mindvl_cli.progress import progress
+from mindvl_cli.commands.eval import reported_progress
 
 
 @click.command(
@@ -55,14 +55,7 @@ def merge(
             any_weight_sum=any_weight_sum,
             overwrite=force,
         )
-    with progress("merge", total=1.0) as advance:
-        shown = 0.0
-
-        def report(done: int, total: int) -> None:
-            nonlocal shown
-            advance(done / total - shown)
-            shown = done / total
-
+    with reported_progress("merge", unit="MB", scale=1e6) as report:
         manifest = merge_folders(config, progress=report)
     if as_json:
         click.echo(json.dumps(manifest))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mindvl_cli.commands.eval import answers_progress
+from mindvl_cli.commands.eval import reported_progress
 
 
 @click.command(
@@ -61,7 +61,7 @@ def search_resolution(
     items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     predictor = Predictor(model, config=config, cache=out / CACHE_NAME if out else None)
-    with answers_progress("search") as report:
+    with reported_progress("search", unit="answers") as report:
         result = resolution.search(predictor, items, grid, progress=report)
     if out:
         resolution.write_search(result, out, model=str(model))

@@ -20,8 +20,10 @@ def draw_heat_map(result: ResolutionSearch, out: Path) -> list[Path]:
     for cell in result.cells:
         table[lows.index(cell.min_pixels), highs.index(cell.max_pixels)] = 100 * cell.score
     figure, axes = _figure(1.6 + 0.9 * len(highs), 1.4 + 0.6 * len(lows))
-    image = axes.imshow(table, cmap="Blues", aspect="auto")
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2
+    low, high = np.nanmin(table), np.nanmax(table)
+    # a point of score is the least that colours tell apart: noise below it should not look like a finding
+    image = axes.imshow(table, cmap="Blues", aspect="auto", vmin=low, vmax=max(high, low + 1))
+    middle = (low + max(high, low + 1)) / 2
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
             colour = "white" if value > middle else "black"

@@ -75,7 +75,7 @@ class Predictor:
         """The folder's processor, padding on the left."""
         from transformers import AutoProcessor
 
-        processor = AutoProcessor.from_pretrained(str(self.folder), trust_remote_code=True, local_files_only=True)
+        processor = self._load(AutoProcessor)
         processor.tokenizer.padding_side = "left"
         return processor
 
@@ -97,9 +97,7 @@ class Predictor:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()  # it would cut into our own
-        model: Any = AutoModelForImageTextToText.from_pretrained(
-            str(self.folder), trust_remote_code=True, local_files_only=True, dtype="auto"
-        )
+        model = self._load(AutoModelForImageTextToText, dtype="auto")
         if self.device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
             model = model.float()  # 16 bit is emulated on most CPUs
         return model.to(self.device).eval()
@@ -164,6 +162,17 @@ class Predictor:
             )
             for key, question in zip(keys, questions, strict=True)
         ]
+
+    def _load(self, auto_class: Any, **options: Any) -> Any:
+        try:
+            return auto_class.from_pretrained(
+                str(self.folder), trust_remote_code=True, local_files_only=True, **options
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise CliError(
+                f"{auto_class.__name__} cannot load the folder ({error}). {self.folder}. Give a whole exported model; "
+                "`mindvl convert` makes one."
+            ) from error
 
     def _key(self, question: Question) -> str:
         item = question.item
