@@ -30,8 +30,9 @@ def adamw_torch(
             params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, decoupled=decoupled
         )
         return
-    # the kernel counts the steps it is given upwards, so it gets copies of the count before this update
-    steps = [torch.tensor(float(step - 1), device=param.device) for param in params]
+    # The kernel counts upwards, in place, what it is given: one count per parameter, made by one launch without a copy
+    # from the host. The parameters of a group are on one device.
+    steps = list(torch.full((len(params),), float(step - 1), device=params[0].device).unbind())
     adam(
         params,
         grads,
