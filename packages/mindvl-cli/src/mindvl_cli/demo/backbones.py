@@ -69,6 +69,7 @@ def pretrain_vision(
         initialize(model, config, seed)
         torch.manual_seed(seed)
         head = DigitHead(config.vision.hidden_size, config.vision.spatial_merge_size**2)
+        assert model.vision is not None
         parameters = [*model.vision.parameters(), *head.parameters()]
         optimizer = AdamW(parameters, lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
         curve, recent = [], []

@@ -94,7 +94,7 @@ def gather(work: Workplace, stages: dict[str, Any], *, is_quick: bool) -> Result
 
 
 def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
-    title, does = _words(name, work)
+    title, does = stage_words(name, work)
     stats = record.get("stats")
     packing = None
     if stats:
@@ -115,7 +115,8 @@ def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
     return Stage(name=name, title=title, does=does, command=command, curve=curve, packing=packing)
 
 
-def _words(name: str, work: Workplace) -> tuple[str, str]:
+def stage_words(name: str, work: Workplace) -> tuple[str, str]:
+    """Title of a stage, and half a sentence on what it does."""
     kind, _, rest = name.partition("-")
     if kind == "sft":
         limit = sft_phases(work.settings)[name].max_pixels

@@ -9,14 +9,18 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mindvl_cli.demo.digits import Split
 from mindvl_cli.demo.recipe import write_recipe
 from mindvl_cli.demo.settings import DemoSettings, PhaseSettings
 from mindvl_cli.demo.stages import StageBook
-from mindvl_cli.demo.tasks import BENCHMARK_TASKS, sample_texts, write_benchmark, write_source
+from mindvl_cli.demo.tasks import BENCHMARK_TASKS, Task, sample_texts, write_benchmark, write_source
 from mindvl_cli.demo.tokenizer import train_tokenizer
 from mindvl_cli.progress import progress
+
+if TYPE_CHECKING:
+    from mindvl_train.config import Part, Phase
 
 ANSWER_OPTIONS = ("--device", "cpu", "--batch-size", "64", "--max-new-tokens", "20")
 
@@ -62,12 +66,16 @@ def run_demo(work: Workplace) -> dict[str, Any]:
         "backbone-language": stage("backbone-language", partial(make_language_backbone, work)),
     }
     backbones = {"vision": work.model("backbone-vision"), "language": work.model("backbone-language")}
-    results["warmup"] = stage("warmup", partial(train, work, "warmup", settings.warmup, backbones))
-    aligned = {"checkpoint": work.run("warmup")}
-    results["multitask"] = stage("multitask", partial(train, work, "multitask", settings.multitask, aligned))
+    training = {
+        "warmup": partial(train, work, "warmup", settings.warmup, backbones, phase_name="warmup"),
+        "multitask": partial(
+            train, work, "multitask", settings.multitask, {"checkpoint": work.run("warmup")}, phase_name="multitask"
+        ),
+    }
     start = {"checkpoint": work.run("multitask")}
     for name, phase in sft_phases(settings).items():
-        results[name] = stage(name, partial(train, work, name, phase, start, phase_name="sft", export=True))
+        training[name] = partial(train, work, name, phase, start, phase_name="sft", export=True)
+    results |= {name: stage(name, action) for name, action in training.items()}
     results["merge"] = stage("merge", partial(merge, work))
     for name in models(settings):
         results[f"search-{name}"] = stage(f"search-{name}", partial(search, work, name))
@@ -107,7 +115,7 @@ def make_data(work: Workplace) -> dict[str, Any]:
                 shares=source.shares,
                 num_samples=source.num_samples,
                 seed=work.seed * 1000 + number,
-                progress=lambda count, advance=advance: advance(count),
+                progress=advance,
             )
         work.book.command("data", "write", data, "--format", "llava", "--out", shards)
         counts[name] = work.book.command("data", "index", shards, "--tokenizer", work.tokenizer)["folders"][0][
@@ -118,17 +126,16 @@ def make_data(work: Workplace) -> dict[str, Any]:
 
 def make_benchmarks(work: Workplace) -> dict[str, Any]:
     """Write validation and test questions, on scans and numbers that no training picture shows."""
-    settings, tasks = work.settings, [*BENCHMARK_TASKS, "read3"]
-    for number, split in enumerate(("validation", "test"), start=500):
+    settings = work.settings
+    counts: dict[Split, dict[Task, int]] = {
+        "validation": dict.fromkeys(BENCHMARK_TASKS, settings.validation_items),
+        "test": {**dict.fromkeys(BENCHMARK_TASKS, settings.test_items), "read3": settings.headline_items},
+    }
+    for number, (split, tasks) in enumerate(counts.items(), start=500):
         folder = work.benchmarks(split)
         shutil.rmtree(folder, ignore_errors=True)
-        for task in tasks:
-            if task == "read3":
-                count = settings.headline_items if split == "test" else 0
-            else:
-                count = settings.test_items if split == "test" else settings.validation_items
-            if count:
-                write_benchmark(folder, task=task, split=split, num_samples=count, seed=work.seed * 1000 + number)
+        for task, count in tasks.items():
+            write_benchmark(folder, task=task, split=split, num_samples=count, seed=work.seed * 1000 + number)
     return {}
 
 
@@ -170,8 +177,8 @@ def train(
     phase: PhaseSettings,
     init: dict[str, Path],
     *,
-    phase_name: str | None = None,
-    trainable: tuple[str, ...] | None = None,
+    phase_name: "Phase",
+    trainable: "tuple[Part, ...] | None" = None,
     export: bool = False,
 ) -> dict[str, Any]:
     """Write the recipe of a stage, train it, and export it if asked; returns curve and packing."""
@@ -181,7 +188,7 @@ def train(
         work.out / "recipes" / f"{name}.yaml",
         work.settings,
         phase,
-        name=phase_name or name,
+        phase=phase_name,
         out=work.run(name),
         shards=work.shards,
         tokenizer=work.tokenizer,
