@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mindvl_train.errors import CheckpointError
-from mindvl_train.megatron.checkpoint import load_tensors, save_tensors
+from mindvl_train.megatron.checkpoint import LOAD_ERRORS, load_tensors, save_tensors
 from mindvl_train.state import TrainState
 
 FORMAT = 1
@@ -28,7 +28,9 @@ _VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch
 
 
 def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: int) -> Path:
-    """Save the state under folder and drop the oldest beyond keep_last; called by every rank.
+    """Save the state under folder, drop the oldest beyond keep_last and all later ones; called by every rank.
+
+    Later ones exist only when the run went back to an older checkpoint: they are of the branch it left.
 
     Args:
         described: What the manifest says of the run: configuration and parents, plain JSON values.
@@ -48,8 +50,10 @@ def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: 
         _sync_tree(unfinished)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(unfinished, final)
-        for old in complete(folder)[:-keep_last]:
-            shutil.rmtree(old)
+        found = complete(folder)
+        place = found.index(final) + 1
+        for left in found[: max(0, place - keep_last)] + found[place:]:
+            shutil.rmtree(left)
     dist.barrier()
     return final
 
@@ -80,7 +84,7 @@ def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> No
     """Restore everything, so that the next step is the one that would have followed.
 
     Raises:
-        CheckpointError: The checkpoint is of another model, or damaged.
+        CheckpointError: The checkpoint is of another model or phase, or damaged.
     """
     manifest = read_manifest(checkpoint)
     if manifest["model"] != described["model"]:
@@ -94,6 +98,13 @@ def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> No
             f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "
             "Resume with the recipe it was made with, or name another `out`."
         )
+    for name in ("phase", "trainable"):
+        before, now = manifest["run"].get(name), described["run"].get(name)
+        if before != now:
+            raise CheckpointError(
+                f"{checkpoint}: saved by a run with {name}={before}, but this one has {now}. "
+                "Name another `out`, and start from these weights by init.checkpoint."
+            )
     _load_tensors(checkpoint, state.model, state.optimizer)
     state.source.load_state_dict(_read_json(checkpoint / "ledger.json"))
     state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
@@ -137,7 +148,7 @@ def plain(value: Any) -> Any:
 def _load_tensors(checkpoint: Path, model: torch.nn.Module, optimizer: Any | None) -> None:
     try:
         load_tensors(checkpoint / "tensors", model, optimizer)
-    except (OSError, RuntimeError, ValueError, KeyError, torch.distributed.checkpoint.CheckpointException) as error:
+    except LOAD_ERRORS as error:
         raise CheckpointError(
             f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
             "Name an older checkpoint with --resume PATH."
@@ -159,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file. Name a complete checkpoint folder.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error}). Name an older checkpoint with --resume PATH.") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mindvl_train import checkpoints
 from mindvl_train.config import RunConfig
 from mindvl_train.metrics import Metrics
-from mindvl_train.parallel import Place
+from mindvl_train.parallel import Place, any_process
 from mindvl_train.schedule import learning_rate
 from mindvl_train.state import TrainState
 from mindvl_train.step import train_step
@@ -44,7 +44,7 @@ def train(
             device=place.device,
         )
         state.step += 1
-        stop = should_stop()
+        stop = any_process(should_stop(), place.device)  # a signal may reach one process only
         save_now = stop or state.step == steps or state.step % config.checkpoints.every_steps == 0
         # Counters in a checkpoint are those of its step, so a report always comes before a save.
         loss = metrics.add(state, report, report_now=save_now)

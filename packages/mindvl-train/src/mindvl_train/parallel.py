@@ -48,3 +48,10 @@ def process_groups(accelerator: Accelerator, seed: int) -> Iterator[Place]:
     finally:
         destroy_groups()
         dist.destroy_process_group()
+
+
+def any_process(answer: bool, device: torch.device) -> bool:
+    """Whether any process says yes; every process must ask at the same point."""
+    flag = torch.tensor(float(answer), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)

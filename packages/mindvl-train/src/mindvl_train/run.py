@@ -109,7 +109,9 @@ def _checkpoint_to_resume(config: RunConfig, resume: Literal["auto", "never"] | 
     from mindvl_train import checkpoints
 
     if isinstance(resume, Path):
-        return checkpoints.newest(resume)
+        named = checkpoints.newest(resume)
+        config.out.mkdir(parents=True, exist_ok=True)
+        return named
     found = checkpoints.complete(config.out / "checkpoints")
     if found and resume == "never":
         raise TrainError(f"{config.out}: holds {found[-1].name} already. Name a new `out`, or resume it.")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of model and optimizer to and from megatron-core's distributed checkpoint format."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -17,6 +19,18 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 
 # Optimizer state in whole tensors: the form that loads under another number of processes (0.16.1's default raises).
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+# What reading damaged or foreign tensors raises, by the layer that notices.
+LOAD_ERRORS = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    pickle.UnpicklingError,
+    CheckpointingException,
+    torch_checkpoint.CheckpointException,
+)
 
 
 def save_tensors(folder: Path, model: torch.nn.Module, optimizer: Any) -> None:

@@ -68,5 +68,7 @@ def update(optimizer: Any, learning_rate: float) -> float:
             clip_grad_by_total_norm_fp32(part.get_parameters(), optimizer.config.clip_grad, norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+        # megatron marks what is not decayed and leaves it to its own scheduler, which we do not use, to act on it.
+        group["weight_decay"] = optimizer.config.weight_decay * group["wd_mult"]
     optimizer.step_with_ready_grads()
     return norm
