@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: a tiny data set of pictures and text, runs over it, and the tensors of their checkpoints."""
+
+import io
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_model.testing.tiny import smallest_config
+from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
+
+SPECIAL_TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte by byte, with Qwen's special tokens from 0."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL_TOKENS,
+    )
+    tokenizer.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_pictures(folder: Path, count: int, seed: int) -> Path:
+    """A LLaVA file of questions about one or two pictures of noise."""
+    folder.mkdir()
+    choose, noise = random.Random(seed), np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        names = [f"{number}-{place}.png" for place in range(choose.choice([1, 1, 2]))]
+        for name in names:
+            height, width = choose.choice([(28, 56), (56, 56), (56, 84)])
+            file = io.BytesIO()
+            Image.fromarray(noise.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
+            (folder / name).write_bytes(file.getvalue())
+        turns = [
+            {"from": "human", "value": "<image>" * len(names) + "?"},
+            {"from": "gpt", "value": str(choose.randrange(10 ** choose.randint(1, 8)))},
+        ]
+        rows.append({"id": f"n{number}", "image": names, "conversations": turns})
+    path = folder / "rows.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
+    """Two sources of pictures and one of plain text, indexed."""
+    root = tmp_path_factory.mktemp("sources")
+    for seed, name in enumerate(("pages", "photos")):
+        write_shards(write_pictures(root / f"{name}-raw", 24, seed), root / name, format="llava", samples_per_shard=10)
+    text = root / "text.jsonl"
+    text.write_text("\n".join(json.dumps({"text": "ab " * (number % 9 + 1)}) for number in range(20)))
+    write_shards(text, root / "text", format="text", samples_per_shard=10)
+    for name in ("pages", "photos", "text"):
+        index_folder(root / name)
+    return tuple(SourceConfig(name=name, path=root / name) for name in ("pages", "photos", "text"))
+
+
+@pytest.fixture
+def make_config(sources: tuple[SourceConfig, ...], tokenizer_folder: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+    """A run of six steps of two rows each with the smallest model."""
+
+    def make(out: str = "run", *, steps: int = 6, max_epochs: int | None = None, **changes: Any) -> RunConfig:
+        model = smallest_config(vocab_size=264)
+        data = DataConfig(
+            sources=tuple(SourceConfig(name=s.name, path=s.path, max_epochs=max_epochs) for s in sources),
+            tokenizer=tokenizer_folder,
+            packing=PackingConfig(seq_length=96, buffer_size=8),
+            image=ImageConfig(min_pixels=28 * 28, max_pixels=56 * 84),
+            num_threads=0,
+        )
+        settings: dict[str, Any] = {
+            "phase": "sft",
+            "out": tmp_path / out,
+            "data": data,
+            "model": ModelSection(vision=model.vision, language=model.language),
+            "schedule": ScheduleConfig(steps=steps, peak_lr=3e-3, min_lr=1e-4, lr_warmup_ratio=0.2),
+            "packs_per_step": 2,
+            "checkpoints": CheckpointConfig(every_steps=3, keep_last=2),
+            "metrics": MetricsConfig(every_steps=1, tensorboard=False),
+        }
+        return RunConfig(**(settings | changes))
+
+    return make
+
+
+@pytest.fixture
+def read_tensors() -> Callable[[Path], dict[str, torch.Tensor]]:
+    """Every tensor of a checkpoint by name, read by torch alone."""
+
+    def read(checkpoint: Path) -> dict[str, torch.Tensor]:
+        reader = torch_checkpoint.FileSystemReader(checkpoint / "tensors")
+        listed = reader.read_metadata().state_dict_metadata
+        tensors: dict[str, Any] = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in listed.items()
+            if hasattr(entry, "size")
+        }
+        torch_checkpoint.load(tensors, storage_reader=reader, no_dist=True)
+        return tensors
+
+    return read
+
+
+@pytest.fixture
+def read_losses() -> Callable[[RunConfig], list[tuple[int, float, float]]]:
+    """(step, loss, grad_norm) of every line a run wrote."""
+
+    def read(config: RunConfig) -> list[tuple[int, float, float]]:
+        lines = map(json.loads, (config.out / "metrics.jsonl").read_text().splitlines())
+        return [(line["step"], line["loss"], line["grad_norm"]) for line in lines]
+
+    return read

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs: phases train what they name, stop when asked, refuse what cannot go on."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindvl_train import CheckpointError, InitSection, MetricsConfig, RunConfig, TrainError, run_training
+
+Read = Callable[[Path], dict[str, torch.Tensor]]
+
+
+def weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+
+
+def test_a_run_learns_and_reports_what_it_used(
+    make_config: Callable[..., RunConfig], read_losses: Callable[[RunConfig], list[tuple[int, float, float]]]
+) -> None:
+    told: list[tuple[int, float | None]] = []
+    config = make_config(steps=20, metrics=MetricsConfig(every_steps=5, tensorboard=True))
+    result = run_training(config, on_step=lambda step, loss: told.append((step, loss)))
+    assert result.finished
+    losses = read_losses(config)
+    assert [step for step, _, _ in losses] == [3, 5, 6, 9, 10, 12, 15, 18, 20]  # reports, and before every checkpoint
+    assert losses[-1][1] < losses[0][1] - 0.1
+    assert [step for step, _ in told] == list(range(1, 21))
+    assert [(step, loss) for step, loss in told if loss is not None] == [(step, loss) for step, loss, _ in losses]
+    assert set(result.data["samples_by_source"]) == {"pages", "photos", "text"}
+    assert [path.name for path in sorted((config.out / "checkpoints").iterdir())] == ["step-00000018", "step-00000020"]
+    assert list((config.out / "tensorboard").iterdir())
+
+
+def test_warm_up_changes_the_projector_only_and_sft_changes_every_part(
+    make_config: Callable[..., RunConfig], read_tensors: Read
+) -> None:
+    started = make_config("started", steps=1)
+    # A learning rate of zero writes the very start.
+    frozen = replace(started, schedule=replace(started.schedule, peak_lr=0.0, min_lr=0.0))
+    before = weights(read_tensors(run_training(frozen).checkpoint))
+    for phase, changed in (("warmup", {"projector"}), ("sft", {"vision", "projector", "language"})):
+        config = make_config(phase, steps=2, phase=phase)
+        after = weights(read_tensors(run_training(config).checkpoint))
+        assert before.keys() == after.keys()
+        moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        assert {name.split(".")[0] for name in moved} == changed
+        assert all(name in moved for name in before if name.startswith("projector"))
+
+
+def test_the_next_phase_starts_from_the_weights_of_the_last(
+    make_config: Callable[..., RunConfig], read_tensors: Read
+) -> None:
+    first = run_training(make_config("warmup", steps=2, phase="warmup"))
+    config = make_config("next", steps=1, init=InitSection(checkpoint=first.out), seed=99)
+    still = replace(config, schedule=replace(config.schedule, peak_lr=0.0, min_lr=0.0))
+    second = run_training(still)
+    expected, actual = (weights(read_tensors(result.checkpoint)) for result in (first, second))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+
+
+def test_sigterm_saves_and_the_run_goes_on_later(
+    make_config: Callable[..., RunConfig], read_tensors: Read, read_losses: Callable[[RunConfig], object]
+) -> None:
+    straight = run_training(make_config("straight"))
+    config = make_config("stopped")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = run_training(config, on_step=stop)
+    assert (stopped.step, stopped.finished, stopped.checkpoint.name) == (2, False, "step-00000002")
+    assert signal.getsignal(signal.SIGTERM) is before
+    resumed = run_training(config)
+    assert (resumed.step, resumed.finished) == (6, True)
+    expected, actual = read_tensors(straight.checkpoint), read_tensors(resumed.checkpoint)
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+    assert read_losses(make_config("straight")) == read_losses(config)
+    again = run_training(config)  # nothing left to do
+    assert (again.step, again.finished, again.checkpoint) == (6, True, resumed.checkpoint)
+
+
+def test_never_refuses_a_folder_that_holds_a_checkpoint(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config(steps=1)
+    run_training(config, resume="never")
+    with pytest.raises(TrainError, match="holds step-00000001 already"):
+        run_training(config, resume="never")
+
+
+def test_a_path_resumes_another_run_in_a_new_folder(make_config: Callable[..., RunConfig], read_tensors: Read) -> None:
+    straight = run_training(make_config("straight"))
+    branch = make_config("branch")
+    result = run_training(branch, resume=straight.out / "checkpoints" / "step-00000003")
+    expected, actual = read_tensors(straight.checkpoint), read_tensors(result.checkpoint)
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+    with pytest.raises(CheckpointError, match="no complete checkpoint here"):
+        run_training(branch, resume=branch.out.with_name("nowhere"))
+
+
+def test_going_back_to_an_older_checkpoint_starts_a_new_branch_that_lasts(
+    make_config: Callable[..., RunConfig], read_losses: Callable[[RunConfig], list[tuple[int, float, float]]]
+) -> None:
+    config = make_config()
+    run_training(config)
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    back = run_training(config, resume=config.out / "checkpoints" / "step-00000003", on_step=stop)
+    assert back.checkpoint.is_dir()
+    assert back.checkpoint.name == "step-00000005"
+    seen: list[int] = []
+    run_training(config, on_step=lambda step, loss: seen.append(step))
+    assert seen == [6]  # from the new branch, not from the end of the old one
+    assert [step for step, _, _ in read_losses(config)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_used_up_data_ends_the_run_with_one_named_error(make_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(TrainError, match="every source has reached its max_epochs before the schedule ended"):
+        run_training(make_config(steps=500, max_epochs=1))

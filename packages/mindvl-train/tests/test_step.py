@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One update: gradients are those of the mean loss, and a broken number changes nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pytest
+import torch
+
+from mindvl_model import MindVLModel, enter
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import randomize, smallest_config
+from mindvl_train import OptimizerConfig, TrainError
+from mindvl_train.interfaces import Batch
+
+CONFIG = smallest_config()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as the loader would give it."""
+
+    inputs: dict[str, Any]
+
+    @property
+    def num_label_tokens(self) -> int:
+        return int((self.inputs["labels"] != -100).sum())
+
+    def to(self, device: torch.device) -> Self:
+        return self
+
+    def model_inputs(self) -> dict[str, Any]:
+        return self.inputs
+
+
+class Rows:
+    """A source of given rows."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = iter([Row(row) for row in rows])
+
+    def __next__(self) -> Batch:
+        return next(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.fixture
+def model() -> Iterator[MindVLModel]:
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_train.parallel import process_groups
+
+    with process_groups(enter(), seed=0):
+        built = MindVLModel(CONFIG, Layout())
+        randomize(built)
+        yield built
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        pack([random_segment(CONFIG, [(1, 4, 6)], seed=1), random_segment(CONFIG, num_text=20, seed=2)], padding=2),
+        pack([random_segment(CONFIG, num_text=7, seed=3)]),
+    ]
+
+
+def values(model: MindVLModel) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def one_step(model: MindVLModel, inputs: list[dict[str, Any]], **optimizer: Any) -> Any:
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_model
+    from mindvl_train.step import train_step
+
+    wrapped = wrap_model(model)
+    return train_step(
+        wrapped,
+        build_optimizer(wrapped, OptimizerConfig(**optimizer)),
+        Rows(inputs),
+        num_microbatches=2,
+        learning_rate=0.01,
+        device=torch.device("cpu"),
+    )
+
+
+def plain_update(model: MindVLModel, *, clip: float, weight_decay: float) -> tuple[dict[str, torch.Tensor], float]:
+    """The same update by torch alone: the mean loss over all learned tokens, AdamW by hand for its first step."""
+    sums = [model(**row) for row in rows()]
+    count = sum(int((row["labels"] != -100).sum()) for row in rows())
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(torch.stack(sums).sum() / count, parameters)
+    norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+    scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+    updated = {}
+    for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+        clipped = gradient * scale
+        decay = weight_decay if parameter.ndim > 1 else 0.0  # norms and biases are not decayed
+        updated[name] = parameter.detach() * (1 - 0.01 * decay) - 0.01 * clipped / (clipped.abs() + 1e-8)
+    return updated, norm
+
+
+@pytest.mark.parametrize(("clip", "weight_decay"), [(0.1, 0.1), (0.0, 0.0)], ids=["clipped and decayed", "neither"])
+def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
+    model: MindVLModel, clip: float, weight_decay: float
+) -> None:
+    expected, norm = plain_update(model, clip=clip, weight_decay=weight_decay)
+    report = one_step(model, rows(), clip_grad_norm=clip, weight_decay=weight_decay)
+    assert report.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert int(report.num_label_tokens) == sum(int((row["labels"] != -100).sum()) for row in rows())
+    assert (report.num_tokens, report.num_patches) == (sum(len(row["input_ids"]) for row in rows()), 24)
+    for name, value in values(model).items():
+        # Where a gradient is nearly zero its sign decides the first step of Adam, so a few entries may differ.
+        near = (value - expected[name]).abs() < 2e-5
+        assert near.float().mean() > 0.98, name
+
+
+def test_a_gradient_that_is_not_a_number_raises_and_changes_nothing(model: MindVLModel) -> None:
+    with torch.no_grad():
+        model.projector.fc2.bias[0] = float("nan")  # type: ignore[union-attr]
+    before = values(model)
+    with pytest.raises(TrainError, match="gradient norm is nan, so nothing was updated"):
+        one_step(model, rows())
+    for name, value in values(model).items():
+        assert torch.equal(value.nan_to_num(7.0), before[name].nan_to_num(7.0)), name
+
+
+def test_a_step_without_learned_tokens_has_no_gradient(model: MindVLModel) -> None:
+    silent = rows()
+    for row in silent:
+        row["labels"][:] = -100
+    report = one_step(model, silent, weight_decay=0.0)
+    assert (report.grad_norm, float(report.loss_sum), int(report.num_label_tokens)) == (0.0, 0.0, 0)
+
+
+def test_a_source_that_ends_is_one_named_error(model: MindVLModel) -> None:
+    with pytest.raises(TrainError, match="before the schedule ended"):
+        one_step(model, rows()[:1])
