@@ -107,10 +107,10 @@ def random_style(generator: np.random.Generator, *, height: float) -> DigitStyle
     rotation, shear, stretch, weight, size = generator.uniform(-1.0, 1.0, size=5)
     return DigitStyle(
         height=height * (1.0 + 0.08 * size),
-        rotation=10.0 * rotation,
-        shear=0.2 * shear,
-        stretch=1.0 + 0.15 * stretch,
-        weight=1.05 + 0.25 * weight,
+        rotation=7.0 * rotation,
+        shear=0.12 * shear,
+        stretch=1.0 + 0.1 * stretch,
+        weight=1.05 + 0.2 * weight,
     )
 
 

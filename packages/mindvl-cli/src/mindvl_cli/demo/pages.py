@@ -60,7 +60,7 @@ def compose_page(number: str, *, scans: Scans, layout: Layout, generator: np.ran
 
     Args:
         scans: Where the digits come from; each digit of the number takes a random scan.
-        layout: "line" (about 56 x 168 pixels, digits 22 to 46 high), "two_lines" (about 84 x 140), "large" (up to
+        layout: "line" (about 56 x 168 pixels, digits 28 to 46 high), "two_lines" (about 84 x 140), "large" (up to
             224 x 336 with digits of 20 to 32), "small" (about 28 x 84, digits 11 to 20), "digit" (one digit that
             fills most of a page of 28 x 28 to 58 x 58).
     """
@@ -89,10 +89,11 @@ def _page_size(layout: Layout, num_digits: int, generator: np.random.Generator) 
         return round(24 + 10 * first), round(max(56, 16 * num_digits) + 28 * second), 11 + 9 * third
     if layout == "two_lines":
         height = round(84 + 28 * first)
-        return height, round(112 + 56 * second), min(22 + 24 * third, 0.42 * height)
-    # long numbers need narrower digits: about 0.75 of the height each, on at most 196 pixels
+        return height, round(112 + 56 * second), min(26 + 20 * third, 0.42 * height)
+    # long numbers need smaller digits: about 0.8 of the height each, on at most 180 pixels
     tallest = min(46.0, 180 / (0.8 * num_digits))
-    return round(52 + 10 * first), round(140 + 56 * second), 22 + (tallest - 22) * third
+    smallest = min(28.0, 0.85 * tallest)
+    return round(52 + 10 * first), round(140 + 56 * second), smallest + (tallest - smallest) * third
 
 
 def _split_lines(number: str, layout: Layout, generator: np.random.Generator) -> list[str]:
