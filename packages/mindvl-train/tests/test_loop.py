@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the loop saves, reports and ends; steps themselves are replaced by counting ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mindvl_model import enter
+from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig
+from mindvl_train.parallel import process_groups
+from mindvl_train.state import TrainState
+
+
+@pytest.fixture
+def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    from mindvl_train import checkpoints, loop
+    from mindvl_train.metrics import Metrics
+    from mindvl_train.step import StepReport
+
+    def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
+        seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": []}
+
+        def count(*_: Any, num_microbatches: int, learning_rate: float, device: torch.device) -> StepReport:
+            seen["rates"].append(learning_rate)
+            seen["rows"].append(num_microbatches)
+            return StepReport(torch.tensor(3.0), torch.tensor(3), 1.0, learning_rate, 8, 0)
+
+        def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: int) -> Path:
+            seen["saved"].append((state.step, state.tokens))
+            return folder / str(state.step)
+
+        monkeypatch.setattr(loop, "train_step", count)
+        monkeypatch.setattr(checkpoints, "save", save)
+        state = TrainState(model=torch.nn.Identity(), optimizer=None, source=None, step=start)  # type: ignore[arg-type]
+        with process_groups(enter(), seed=0) as place:
+            seen["last"] = loop.train(
+                config,
+                state,
+                Metrics([], config.metrics.every_steps, place.device),
+                place,
+                {},
+                on_step=lambda step, loss: seen["told"].append((step, loss)),
+                should_stop=lambda: state.step == stop_after,
+            )
+        return seen
+
+    return run
+
+
+def test_it_saves_on_schedule_and_at_the_end_with_counters_of_that_step(
+    make_config: Callable[..., RunConfig], run_loop: Callable[..., dict[str, Any]]
+) -> None:
+    config = make_config(
+        steps=5,
+        checkpoints=CheckpointConfig(every_steps=2),
+        metrics=MetricsConfig(every_steps=3, tensorboard=False),
+    )
+    seen = run_loop(config)
+    assert seen["saved"] == [(2, 16), (4, 32), (5, 40)]
+    assert seen["told"] == [(1, None), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+    assert seen["rows"] == [2] * 5
+    assert seen["last"] == config.out / "checkpoints" / "5"
+
+
+def test_it_stops_when_asked_and_takes_up_the_schedule_where_it_was(
+    make_config: Callable[..., RunConfig], run_loop: Callable[..., dict[str, Any]]
+) -> None:
+    config = make_config(steps=6)
+    straight = run_loop(config)["rates"]
+    stopped = run_loop(config, stop_after=2)
+    assert [step for step, _ in stopped["saved"]] == [2]
+    assert stopped["rates"] + run_loop(config, start=2)["rates"] == straight

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the weights of a run come from."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mindvl_model import MindVLModel, WeightError, enter
+from mindvl_model.parameters import initialize
+from mindvl_model.testing.tiny import smallest_config
+from mindvl_train import InitSection, RunConfig
+
+MODEL = smallest_config(vocab_size=264)
+
+
+@pytest.fixture
+def build() -> Iterator[Callable[..., MindVLModel]]:
+    from mindvl_train.parallel import process_groups
+    from mindvl_train.weights import build_model
+
+    with process_groups(enter(), seed=0) as place:
+        yield lambda config, **options: build_model(config, MODEL, place.device, **({"load_init": True} | options))
+
+
+def save_qwen3(folder: Path) -> Qwen3ForCausalLM:
+    language = MODEL.language
+    published = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=language.vocab_size,
+            hidden_size=language.hidden_size,
+            intermediate_size=language.ffn_hidden_size,
+            num_hidden_layers=language.num_layers,
+            num_attention_heads=language.num_heads,
+            num_key_value_heads=language.num_kv_heads,
+            head_dim=language.head_dim,
+        )
+    )
+    published.save_pretrained(folder)
+    return published
+
+
+def test_what_is_not_named_starts_at_random_from_the_seed(
+    make_config: Callable[..., RunConfig], build: Callable[..., Any], tmp_path: Path
+) -> None:
+    published = save_qwen3(tmp_path / "qwen3")
+    model = build(make_config(seed=4, init=InitSection(language=tmp_path / "qwen3")))
+    assert torch.equal(model.language.embedding.word_embeddings.weight, published.model.embed_tokens.weight)
+    fresh = build(make_config(), load_init=False)
+    initialize(fresh, MODEL, 4)
+    assert torch.equal(model.vision.patch_embed.weight, fresh.vision.patch_embed.weight)
+    assert torch.equal(model.projector.fc1.weight, fresh.projector.fc1.weight)
+
+
+def test_the_phase_freezes_what_it_does_not_train(
+    make_config: Callable[..., RunConfig], build: Callable[..., Any]
+) -> None:
+    model = build(make_config(phase="warmup"))
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"projector"}
+    assert {p.dtype for p in build(make_config(precision="bf16")).parameters()} == {torch.bfloat16}
+
+
+def test_a_folder_without_the_part_is_refused(
+    make_config: Callable[..., RunConfig], build: Callable[..., Any], tmp_path: Path
+) -> None:
+    save_qwen3(tmp_path / "qwen3")
+    with pytest.raises(WeightError, match=r"no tensor 'model\.visual"):
+        build(make_config(init=InitSection(vision=tmp_path / "qwen3")))
