@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share: a tiny data set of pictures and text, runs over it, and the tensors of their checkpoints."""
 
+import gc
+import importlib
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedTokenizerFast
 
 from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, write_shards
@@ -90,11 +93,21 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
     return tuple(SourceConfig(name=name, path=root / name) for name in ("pages", "photos", "text"))
 
 
-@pytest.fixture
-def make_config(sources: tuple[SourceConfig, ...], tokenizer_folder: Path, tmp_path: Path) -> Callable[..., RunConfig]:
-    """A run of six steps of two rows each with the smallest model."""
+@pytest.fixture(scope="session", autouse=True)
+def cheap_collections() -> Iterator[None]:
+    """megatron collects garbage in every save: a fifth of a second each, unless all that is imported is set aside."""
+    importlib.import_module("mindvl_train.weights")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
-    def make(out: str = "run", *, steps: int = 6, max_epochs: int | None = None, **changes: Any) -> RunConfig:
+
+@pytest.fixture(scope="session")
+def config_for(sources: tuple[SourceConfig, ...], tokenizer_folder: Path) -> Callable[..., RunConfig]:
+    """A run of six steps of two rows each with the smallest model, in a given folder."""
+
+    def make(out: Path, *, steps: int = 6, max_epochs: int | None = None, **changes: Any) -> RunConfig:
         model = smallest_config(vocab_size=264)
         data = DataConfig(
             sources=tuple(SourceConfig(name=s.name, path=s.path, max_epochs=max_epochs) for s in sources),
@@ -105,7 +118,7 @@ def make_config(sources: tuple[SourceConfig, ...], tokenizer_folder: Path, tmp_p
         )
         settings: dict[str, Any] = {
             "phase": "sft",
-            "out": tmp_path / out,
+            "out": out,
             "data": data,
             "model": ModelSection(vision=model.vision, language=model.language),
             "schedule": ScheduleConfig(steps=steps, peak_lr=3e-3, min_lr=1e-4, lr_warmup_ratio=0.2),
@@ -119,6 +132,12 @@ def make_config(sources: tuple[SourceConfig, ...], tokenizer_folder: Path, tmp_p
 
 
 @pytest.fixture
+def make_config(config_for: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunConfig]:
+    """The same in a named folder of the test's own."""
+    return lambda out="run", **settings: config_for(tmp_path / out, **settings)
+
+
+@pytest.fixture
 def read_tensors() -> Callable[[Path], dict[str, torch.Tensor]]:
     """Every tensor of a checkpoint by name, read by torch alone."""
 
@@ -128,7 +147,7 @@ def read_tensors() -> Callable[[Path], dict[str, torch.Tensor]]:
         tensors: dict[str, Any] = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in listed.items()
-            if hasattr(entry, "size")
+            if isinstance(entry, TensorStorageMetadata)
         }
         torch_checkpoint.load(tensors, storage_reader=reader, no_dist=True)
         return tensors

@@ -13,12 +13,20 @@ import pytest
 
 from mindvl_train import CheckpointConfig, CheckpointError, InitSection, ModelSection, RunConfig, run_training
 
+TWO_STEPS: dict[str, Any] = {"steps": 2, "checkpoints": CheckpointConfig(every_steps=1, keep_last=5)}
+
+
+@pytest.fixture(scope="module")
+def original(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, both saved."""
+    return run_training(config_for(tmp_path_factory.mktemp("original") / "run", **TWO_STEPS)).out
+
 
 @pytest.fixture
-def saved(make_config: Callable[..., RunConfig]) -> tuple[RunConfig, Path]:
-    """A run of two steps, both saved; the folder of its checkpoints."""
-    config = make_config(steps=2, checkpoints=CheckpointConfig(every_steps=1, keep_last=5))
-    run_training(config)
+def saved(original: Path, make_config: Callable[..., RunConfig]) -> tuple[RunConfig, Path]:
+    """A copy of that run to damage; the folder of its checkpoints."""
+    config = make_config(**TWO_STEPS)
+    shutil.copytree(original, config.out)
     return config, config.out / "checkpoints"
 
 
@@ -146,8 +154,14 @@ def test_a_damaged_checkpoint_is_one_error_that_names_it(
     with pytest.raises(CheckpointError, match=message) as caught:
         run_training(config)
     assert str(folder / "step-00000002") in str(caught.value)
-    again = run_training(config, resume=folder / "step-00000001")  # what the message advises
-    assert again.finished
+
+
+def test_beside_a_damaged_checkpoint_the_older_one_can_be_named(saved: tuple[RunConfig, Path]) -> None:
+    config, folder = saved
+    cut_tensors(folder / "step-00000002")
+    assert run_training(config, resume=folder / "step-00000001").finished  # what the message advises
+    shutil.rmtree(folder / "step-00000001")
+    assert run_training(config).finished  # and the damaged one was written anew
 
 
 def wider(config: RunConfig) -> ModelSection:

@@ -111,11 +111,10 @@ def test_two_processes_give_the_losses_and_weights_of_one_and_resume_in_one(
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_signal_to_one_process_stops_both_at_the_same_step(
-    make_config: Callable[..., RunConfig], tmp_path: Path, rank: str
+    make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    assert run_two(make_config(), tmp_path, signalled_rank=rank) == ["3 False", "3 False"]
+    assert run_two(make_config(), tmp_path, signalled_rank="1") == ["3 False", "3 False"]
 
 
 def test_rows_that_cannot_be_dealt_evenly_are_refused(

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindvl_train import CheckpointError, InitSection, MetricsConfig, RunConfig, TrainError, run_training
+from mindvl_train import (
+    CheckpointConfig,
+    CheckpointError,
+    InitSection,
+    MetricsConfig,
+    RunConfig,
+    TrainError,
+    run_training,
+)
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
@@ -125,4 +133,4 @@ def test_going_back_to_an_older_checkpoint_starts_a_new_branch_that_lasts(
 
 def test_used_up_data_ends_the_run_with_one_named_error(make_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(TrainError, match="every source has reached its max_epochs before the schedule ended"):
-        run_training(make_config(steps=500, max_epochs=1))
+        run_training(make_config(steps=500, max_epochs=1, checkpoints=CheckpointConfig()))
