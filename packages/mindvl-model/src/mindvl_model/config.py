@@ -28,7 +28,7 @@ class VisionConfig:
     norm_epsilon: float = 1e-6
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP, of pixels in 0..1
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    init_std: float = 0.02
+    init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
@@ -69,7 +69,7 @@ class Qwen3LanguageConfig:
     rotary_base: float = 1_000_000.0
     norm_epsilon: float = 1e-6
     max_positions: int = 40960  # longest sequence the exported folder declares
-    init_std: float = 0.02
+    init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -114,7 +114,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
     # Small enough to train on two CPU cores; the vocabulary is set to the tokenizer's.
     "tiny": MindVLConfig(
         vision=VisionConfig(
-            hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=0.05
+            hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=None
         ),
         language=Qwen3LanguageConfig(
             hidden_size=128,
@@ -127,7 +127,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             tie_embeddings=True,
             rotary_base=10000.0,
             max_positions=8192,
-            init_std=0.05,
+            init_std=None,
         ),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0),
     ),

@@ -36,8 +36,8 @@ def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
 def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
     """Fill every parameter from a generator seeded by its own name, so that no start depends on build order.
 
-    Norms start at one, biases at zero, matrices at a normal of init_std; matrices that write to the residual stream
-    are scaled down by sqrt(2 * num_layers), as in Megatron.
+    Norms start at one, biases at zero, matrices at a normal of init_std, scaled down by sqrt(2 * num_layers) where they
+    write to the residual stream, as in Megatron; without an init_std, at a normal of 1 / sqrt(inputs).
     """
     for name, parameter in model.named_parameters():
         if "norm" in name.rsplit(".", 2)[-2]:
@@ -45,11 +45,13 @@ def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
         elif name.endswith("bias"):
             parameter.zero_()
         else:
-            parameter.copy_(_normal(name, parameter, _std(name, config), seed))
+            parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
 
 
-def _std(name: str, config: MindVLConfig) -> float:
+def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:
     part = config.language if parameter_group(name) == "language" else config.vision
+    if part.init_std is None:
+        return 1 / math.sqrt(shape[-1])
     writes_residual = "linear_proj" in name or "linear_fc2" in name
     return part.init_std / math.sqrt(2 * part.num_layers) if writes_residual else part.init_std
 

@@ -33,7 +33,7 @@ class PhaseSettings:
     text_share: float | None = None  # share of text-only samples
     seq_length: int = 1024
     packs_per_step: int = 1
-    max_pixels: int = 24  # visual tokens
+    max_pixels: int = 48  # visual tokens
     lr_warmup_ratio: float = 0.1
 
 
@@ -61,8 +61,8 @@ class DemoSettings:
     warmup: PhaseSettings
     multitask: PhaseSettings
     sft: tuple[PhaseSettings, ...]  # same checkpoint, other lengths and picture limits
-    min_pixels: int = 2  # of training, in visual tokens
-    grid_min: tuple[int, ...] = (2, 8, 16)  # of the search, in visual tokens
+    min_pixels: int = 4  # of training, in visual tokens
+    grid_min: tuple[int, ...] = (1, 4, 8, 16)  # of the search, in visual tokens
     grid_max: tuple[int, ...] = (8, 16, 24, 48, 96)
     validation_items: int = 40  # by task
     test_items: int = 200  # by task
@@ -72,66 +72,68 @@ class DemoSettings:
     threads: int = field(default=2)  # fixed, because the order of sums depends on it
 
 
+_MULTITASK = {"read": 0.60, "count": 0.06, "compare": 0.07, "locate": 0.07, "text": 0.20}
+_SFT = {"read": 0.38, "count": 0.04, "compare": 0.04, "locate": 0.04, "text": 0.50}
+
 FULL = DemoSettings(
     vision=VisionConfig(
         hidden_size=96,
         num_layers=4,
         num_heads=3,
         ffn_hidden_size=256,
-        full_attention_layers=(1, 3),
-        init_std=0.08,
+        full_attention_layers=(0, 1, 2, 3),
+        init_std=None,
     ),
     language=Qwen3LanguageConfig(
         hidden_size=128,
-        num_layers=4,
+        num_layers=3,
         num_heads=4,
         num_kv_heads=2,
         head_dim=32,
-        ffn_hidden_size=384,
-        vocab_size=512,
+        ffn_hidden_size=320,
+        vocab_size=384,
         tie_embeddings=True,
         rotary_base=10000.0,
         max_positions=4096,
-        init_std=0.08,
+        init_std=None,
     ),
     sources={
         "captions": SourceSettings(shares={"caption": 1}, num_samples=6000),
-        "pages": SourceSettings(shares={"read": 7, "count": 1, "compare": 1.5, "locate": 1.5}, num_samples=24000),
-        "text": SourceSettings(shares={"arithmetic": 1, "copy": 1}, num_samples=12000),
+        "read": SourceSettings(shares={"read": 1}, num_samples=30000),
+        "count": SourceSettings(shares={"count": 1}, num_samples=4000),
+        "compare": SourceSettings(shares={"compare": 1}, num_samples=4000),
+        "locate": SourceSettings(shares={"locate": 1}, num_samples=5000),
+        "text": SourceSettings(shares={"arithmetic": 1, "copy": 1}, num_samples=20000),
     },
-    vision_backbone=VisionBackboneSettings(num_pictures=24000, steps=2000, batch_size=96, peak_lr=3e-3),
-    language_backbone=PhaseSettings(weights={"text": 1}, steps=300, peak_lr=2e-3),
-    warmup=PhaseSettings(weights={"captions": 1}, steps=150, peak_lr=2e-3),
-    multitask=PhaseSettings(
-        weights={"captions": 1, "pages": 7, "text": 2}, text_share=0.2, steps=1500, peak_lr=2e-3, min_lr=2e-4
-    ),
+    vision_backbone=VisionBackboneSettings(num_pictures=40000, steps=2800, batch_size=96, peak_lr=3e-3),
+    language_backbone=PhaseSettings(weights={"text": 1}, steps=700, peak_lr=3e-3),
+    warmup=PhaseSettings(weights={"captions": 1}, steps=120, peak_lr=3e-3),
+    multitask=PhaseSettings(weights=_MULTITASK, text_share=0.2, steps=2300, peak_lr=1.5e-3, min_lr=1e-4),
     sft=tuple(
         PhaseSettings(
-            weights={"pages": 1, "text": 1},
+            weights=_SFT,
             text_share=0.5,
-            steps=steps,
-            peak_lr=5e-4,
+            steps=200,
+            peak_lr=8e-4,
             seq_length=length,
             max_pixels=pixels,
             packs_per_step=packs,
         )
-        for length, pixels, packs, steps in ((256, 12, 4, 150), (512, 24, 2, 150), (1024, 48, 1, 150))
+        for length, pixels, packs in ((256, 24, 4), (512, 48, 2), (1024, 96, 1))
     ),
 )
 
 QUICK = replace(
     FULL,
     sources={
-        "captions": SourceSettings(shares={"caption": 1}, num_samples=600),
-        "pages": SourceSettings(shares={"read": 7, "count": 1, "compare": 1.5, "locate": 1.5}, num_samples=1500),
-        "text": SourceSettings(shares={"arithmetic": 1, "copy": 1}, num_samples=1000),
+        name: replace(source, num_samples=max(150, source.num_samples // 20)) for name, source in FULL.sources.items()
     },
     vision_backbone=replace(FULL.vision_backbone, num_pictures=960, steps=20),
     language_backbone=replace(FULL.language_backbone, steps=10),
     warmup=replace(FULL.warmup, steps=5),
     multitask=replace(FULL.multitask, steps=20),
     sft=tuple(replace(phase, steps=5) for phase in FULL.sft),
-    grid_min=(2, 16),
+    grid_min=(4, 16),
     grid_max=(16, 48),
     validation_items=4,
     test_items=8,

@@ -153,7 +153,7 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             "spatial_merge_size": vision.spatial_merge_size,
             "in_channels": vision.in_channels,
             "out_hidden_size": language.hidden_size,
-            "initializer_range": vision.init_std,
+            "initializer_range": vision.init_std or 0.02,
             "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rotary_base},
         },
         "text_config": {
@@ -168,7 +168,7 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             "max_position_embeddings": language.max_positions,
             "rms_norm_eps": language.norm_epsilon,
             "tie_word_embeddings": language.tie_embeddings,
-            "initializer_range": language.init_std,
+            "initializer_range": language.init_std or 0.02,
             "rope_parameters": {"rope_type": "default", "rope_theta": language.rotary_base},
             "eos_token_id": tokens.end_of_turn,
             "pad_token_id": tokens.pad,
