@@ -79,7 +79,8 @@ def pretrain_vision(
             while len(chosen) < settings.batch_size:
                 chosen = np.concatenate((chosen, order.permutation(len(pictures))))
             batch, chosen = [pictures[i] for i in chosen[: settings.batch_size]], chosen[settings.batch_size :]
-            loss = F.cross_entropy(_classify(model, head, batch), torch.tensor([digit for *_, digit in batch]))
+            truth = torch.tensor([digit for *_, digit in batch])
+            loss = F.cross_entropy(_classify(model, head, batch), truth, label_smoothing=settings.label_smoothing)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -196,7 +196,7 @@ def train(
         init=init,
         trainable=trainable,
     )
-    work.book.command("train", recipe)
+    work.book.command("train", recipe, *(("--nproc", str(phase.num_processes)) if phase.num_processes > 1 else ()))
     stats = work.book.command("data", "stats", recipe, "--packs", str(min(256, phase.steps * phase.packs_per_step)))
     if export:
         shutil.rmtree(work.model(name), ignore_errors=True)
