@@ -18,7 +18,7 @@ COMMANDS = {
     "demo": ("mindvl_cli.commands.demo:demo", "The whole way once on real handwriting, in minutes, with a report."),
     "data": ("mindvl_cli.commands.data:data", "Write, index, show and count training data."),
     "train": ("mindvl_cli.commands.train:train", "Train one phase from a recipe; continue where it stopped."),
-    "convert": ("mindvl_cli.commands.convert:convert", "Checkpoint to transformers folder, and back."),
+    "convert": ("mindvl_cli.commands.convert:convert", "Write a checkpoint as a folder that transformers loads."),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
     "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on a benchmark."),
     "search-resolution": (

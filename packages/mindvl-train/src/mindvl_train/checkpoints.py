@@ -50,6 +50,7 @@ def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: 
         _sync_tree(unfinished)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(unfinished, final)
+        _sync(folder)
         found = complete(folder)
         place = found.index(final) + 1
         for left in found[: max(0, place - keep_last)] + found[place:]:
@@ -176,6 +177,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)

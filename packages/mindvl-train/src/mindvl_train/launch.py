@@ -35,7 +35,7 @@ def launch(command: Sequence[str], num_processes: int) -> None:
         run_id="mindvl",
     )
     threads = str(max(1, (os.cpu_count() or 1) // num_processes))
-    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", PARENT)}
+    before = dict(os.environ)  # the launcher leaves variables of its own behind
     # More threads than cores make every process wait for the others'.
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ[PARENT] = str(os.getpid())
@@ -48,11 +48,8 @@ def launch(command: Sequence[str], num_processes: int) -> None:
             "Its own message stands above. Mend that and start again; the run goes on from its last checkpoint."
         ) from error
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def end_with_launcher() -> None:

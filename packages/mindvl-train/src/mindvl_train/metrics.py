@@ -32,14 +32,17 @@ class Metrics:
 
     def __init__(self, sinks: Sequence[Sink], every_steps: int, device: torch.device) -> None:
         self.sinks, self.every_steps, self.device = sinks, every_steps, device
-        self._sums = torch.zeros(4, dtype=torch.float64)  # loss sum, learned tokens, tokens, patches
+        # NPUs reduce no float64; one report's loss sum is well inside float32.
+        self._loss_sum = torch.zeros((), dtype=torch.float32 if device.type == "npu" else torch.float64, device=device)
+        self._counts = [0, 0, 0]  # learned tokens, tokens, patches; on the host, which knows them anyway
         self._since = time.perf_counter()
         self._steps = 0
 
     def add(self, state: TrainState, step: StepReport, *, report_now: bool) -> float | None:
         """Count one step and report when it is due; returns the mean loss since the last report when it was."""
-        local = (float(step.loss_sum), float(step.num_label_tokens), step.num_tokens, step.num_patches)
-        self._sums += torch.tensor(local, dtype=torch.float64)
+        self._loss_sum += step.loss_sum
+        counts = (step.num_label_tokens, step.num_tokens, step.num_patches)
+        self._counts = [before + now for before, now in zip(self._counts, counts, strict=True)]
         self._steps += 1
         if state.step % self.every_steps == 0 or report_now:
             return self._report(state, step)
@@ -51,15 +54,16 @@ class Metrics:
             sink.close()
 
     def _report(self, state: TrainState, step: StepReport) -> float:
-        sums = self._sums.to(self.device, torch.float32 if self.device.type == "npu" else torch.float64)
-        dist.all_reduce(sums)
-        loss_sum, label_tokens, tokens, patches = sums.tolist()
-        state.label_tokens += int(label_tokens)
-        state.tokens += int(tokens)
+        counts = torch.tensor(self._counts, device=self.device)
+        dist.all_reduce(counts)
+        dist.all_reduce(self._loss_sum)
+        label_tokens, tokens, patches = counts.tolist()
+        state.label_tokens += label_tokens
+        state.tokens += tokens
         elapsed = time.perf_counter() - self._since
         report = {
             "step": state.step,
-            "loss": loss_sum / max(1.0, label_tokens),
+            "loss": float(self._loss_sum) / max(1, label_tokens),
             "learning_rate": step.learning_rate,
             "grad_norm": step.grad_norm,
             "label_tokens": state.label_tokens,
@@ -70,6 +74,7 @@ class Metrics:
         }
         for sink in self.sinks:
             sink.write(report)
-        self._sums.zero_()
+        self._loss_sum.zero_()
+        self._counts = [0, 0, 0]
         self._since, self._steps = time.perf_counter(), 0
         return report["loss"]

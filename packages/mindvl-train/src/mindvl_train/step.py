@@ -21,7 +21,7 @@ class StepReport:
     """What one update did on this rank."""
 
     loss_sum: Tensor  # over learned tokens of this rank
-    num_label_tokens: Tensor  # learned tokens of this rank
+    num_label_tokens: int  # learned tokens of this rank
     grad_norm: float  # over all ranks, before clipping
     learning_rate: float
     num_tokens: int  # tokens of this rank, padding included
@@ -45,12 +45,12 @@ def train_step(
     microbatches: list[Batch] = [row.to(device) for row in _take(source, num_microbatches)]
     model.zero_grad_buffer()  # type: ignore[operator]
     optimizer.zero_grad()
-    sums = forward_backward(model, microbatches)
+    loss_sum = forward_backward(model, microbatches)
     grad_norm = update(optimizer, learning_rate)
     inputs = [batch.model_inputs() for batch in microbatches]
     return StepReport(
-        loss_sum=sums["loss_sum"],
-        num_label_tokens=sums["num_label_tokens"],
+        loss_sum=loss_sum,
+        num_label_tokens=sum(batch.num_label_tokens for batch in microbatches),
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         num_tokens=sum(row["input_ids"].shape[0] for row in inputs),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl convert`: a mindvl checkpoint to a folder that transformers loads, and such a folder to a checkpoint."""
+"""`mindvl convert`: a mindvl checkpoint to a folder that transformers loads (recipes read such folders in `init`)."""
 
 import json
 from pathlib import Path

@@ -66,7 +66,7 @@ class DemoSettings:
     min_pixels: int = 4  # of training, in visual tokens
     grid_min: tuple[int, ...] = (1, 4, 8, 16)  # of the search, in visual tokens
     grid_max: tuple[int, ...] = (8, 16, 24, 48, 96)
-    validation_items: int = 40  # by task
+    validation_items: int = 100  # by task
     test_items: int = 200  # by task
     headline_items: int = 500
     tokenizer_samples: int = 2000

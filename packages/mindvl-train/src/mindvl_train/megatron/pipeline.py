@@ -11,8 +11,8 @@ from torch import Tensor
 from mindvl_train.interfaces import Batch
 
 
-def forward_backward(model: torch.nn.Module, microbatches: list[Batch]) -> dict[str, Tensor]:
-    """Run all microbatches and leave their gradients reduced; returns summed loss and learned tokens of this rank.
+def forward_backward(model: torch.nn.Module, microbatches: list[Batch]) -> Tensor:
+    """Run all microbatches and leave their gradients reduced; returns the summed loss of this rank.
 
     Gradients are sums over learned tokens, divided once by their global count (megatron's per-token loss).
     """
@@ -23,7 +23,7 @@ def forward_backward(model: torch.nn.Module, microbatches: list[Batch]) -> dict[
 
         def report(output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             count = torch.tensor(batch.num_label_tokens, dtype=torch.int, device=output.device)
-            return output, count, {"loss_sum": output.detach(), "num_label_tokens": count}
+            return output, count, {"loss_sum": output.detach()}
 
         return loss_sum, report
 
@@ -36,4 +36,4 @@ def forward_backward(model: torch.nn.Module, microbatches: list[Batch]) -> dict[
         seq_length=microbatches[0].model_inputs()["input_ids"].shape[0],
         micro_batch_size=1,
     )
-    return {name: torch.stack([report[name] for report in reports]).sum() for name in reports[0]}
+    return torch.stack([report["loss_sum"] for report in reports]).sum()
