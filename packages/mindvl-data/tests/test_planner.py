@@ -6,10 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from mindvl_data import DataConfig, DataError, PackingConfig, SourceConfig, Tokenizer
+from mindvl_data import (
+    DataConfig,
+    DataError,
+    ImageConfig,
+    PackingConfig,
+    SourceConfig,
+    Tokenizer,
+    index_folder,
+    write_shards,
+)
 from mindvl_data.lengths import SourceIndex
 from mindvl_data.planner import PlannedSample, Planner, rows_of_rank
 from mindvl_data.shards import ShardFiles
@@ -116,3 +127,35 @@ def test_one_source_alone_is_read_shard_after_shard(
     )
     order = [s.shard for s in samples(planner, 100)]
     assert sum(a != b for a, b in pairwise(order)) == 3
+
+
+def test_the_largest_sample_fits_whichever_shard_holds_it(
+    make_planner: Callable[..., Planner], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    rows = []
+    for number in range(40):  # one sample a shard; more shards than are looked at for the average
+        side = 112 if number == 1 else 28
+        Image.new("RGB", (side, side)).save(tmp_path / f"{number}.png")
+        turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "ab " * 20}]
+        rows.append({"image": f"{number}.png", "conversations": turns})
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    write_shards(tmp_path / "rows.json", tmp_path / "shards", format="llava", samples_per_shard=1)
+    index_folder(tmp_path / "shards")
+    config = make_config(
+        sources=(SourceConfig(name="one", path=tmp_path / "shards", max_epochs=1),),
+        image=ImageConfig(min_pixels=28 * 28, max_pixels=112 * 112),
+        packing=PackingConfig(seq_length=128, buffer_size=8),
+    )
+    planner = make_planner(config)
+    assert len(samples(planner, 60)) == 40
+    assert planner.max_patches == 64  # 112 x 112 pixels
+    assert not planner.dropped
+
+
+def test_samples_are_reported_once_they_are_in_a_row(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    planner = make_planner(make_config())
+    placed = Counter(make_config().sources[sample.source].name for sample in samples(planner, 3))
+    assert planner.figures(planner.state())["samples_by_source"] == placed
+    assert planner.drawn.total() > placed.total()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
-from mindvl_data.lengths import SourceIndex
+from mindvl_data.lengths import SourceIndex, sample_patches
 from mindvl_data.mixture import Mixture, effective_weights
 from mindvl_data.packing import Packer
 from mindvl_data.shuffle import EpochOrder
@@ -78,7 +78,7 @@ class Planner:
         self._step = 0
         self._totals: Counter[str] = Counter()  # over rows that hold something, see `figures`
         self._tokens_by_source: Counter[str] = Counter()
-        self.drawn: Counter[str] = Counter()  # samples by source
+        self.drawn: Counter[str] = Counter()  # samples by source, those waiting in the packer included
         self.dropped: Counter[str] = Counter()  # samples by "source: reason"
 
     def next_step(self) -> PlannedStep | None:
@@ -125,6 +125,7 @@ class Planner:
         totals = Counter(state["totals"])
         rows = max(1, totals["rows"])
         per_token = self._config.image.spatial_merge_size**2
+        waiting = Counter(self._sources[source].name for source, *_ in state["buffer"])  # drawn, in no row yet
         mean = totals["patches"] / rows
         deviation = max(0.0, totals["patches_squared"] / rows - mean**2) ** 0.5
         return {
@@ -140,7 +141,7 @@ class Planner:
                 "limit": self.max_patches // per_token,
             },
             "tokens_by_source": dict(state["tokens_by_source"]),
-            "samples_by_source": dict(state["drawn"]),
+            "samples_by_source": {name: count - waiting[name] for name, count in state["drawn"].items()},
             "dropped": dict(state["dropped"]),
         }
 
@@ -265,10 +266,18 @@ class _Cursor:
 
 
 def _demand(sources: Sequence[SourceIndex], weights: Sequence[float], config: DataConfig) -> tuple[float, float, int]:
-    """Tokens per sample and patches per token of the mixture, and the most patches of a sample that fits a row."""
+    """Tokens per sample and patches per token of the mixture, and the most patches of a sample that fits a row.
+
+    The means are those of a few shards. The most patches are looked for in all of them, by pictures alone: counting
+    text could mean to measure a whole source before the first step.
+    """
+    per_token = config.image.spatial_merge_size**2
     samples_sum, tokens_sum, patches_sum, largest = 0.0, 0.0, 0.0, 0
     for source, weight in zip(sources, weights, strict=True):
         count = len(source.index.shards)
+        for shard in source.index.shards:
+            every = sample_patches(shard, source.image)
+            largest = max(largest, int(every[every < config.packing.seq_length * per_token].max(initial=0)))
         looked_at = np.unique(np.linspace(0, count - 1, min(count, _DENSITY_SHARDS)).astype(int)).tolist()
         lengths = [source.lengths(shard) for shard in looked_at]
         tokens = np.concatenate([pair[0] for pair in lengths]).astype(np.int64)
@@ -280,7 +289,6 @@ def _demand(sources: Sequence[SourceIndex], weights: Sequence[float], config: Da
         samples_sum += share
         tokens_sum += share * float(tokens[fits].mean())
         patches_sum += share * float(patches[fits].mean())
-        largest = max(largest, int(patches[fits].max()))
     if not tokens_sum:
         return 1.0, 0.0, largest
     return tokens_sum / samples_sum, patches_sum / tokens_sum, largest
