@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Config: values that cannot work are refused when they are written down."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def make(**changes: Any) -> DataConfig:
         (lambda: make(sources=(SOURCE, SOURCE)), r"\['a'\] appear twice"),
         (lambda: make(text_share=1.5), "text_share=1.5"),
         (lambda: make(num_threads=-1), "num_threads=-1"),
+        (lambda: make(sources=(replace(SOURCE, max_pixels=100),)), "source 'a': min_pixels=3136 and max_pixels=100"),
+        (lambda: make(sources=(replace(SOURCE, min_pixels=2_000_000),)), "source 'a': min_pixels=2000000"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(build: Any, message: str) -> None:

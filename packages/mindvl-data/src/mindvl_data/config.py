@@ -4,7 +4,7 @@
 Read by the planner and the loader; YAML becomes these classes in mindvl-cli, never here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +79,22 @@ class SourceConfig:
             raise ValueError(f"max_epochs={self.max_epochs} of source {self.name!r} uses nothing. Use 1 or more.")
 
 
+def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
+    """The picture budget of one source: the mixture's, with the source's own limits where it has any.
+
+    Raises:
+        ValueError: The limits leave no size to choose; the message names the source.
+    """
+    try:
+        return replace(
+            image,
+            min_pixels=image.min_pixels if source.min_pixels is None else source.min_pixels,
+            max_pixels=image.max_pixels if source.max_pixels is None else source.max_pixels,
+        )
+    except ValueError as error:
+        raise ValueError(f"source {source.name!r}: {error}") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Everything that decides which sample is trained on when; the plan is a pure function of it and the index."""
@@ -94,7 +110,7 @@ class DataConfig:
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
     prefetch_packs: int = 8  # rows made ahead of the training step
     max_bad_share: float = 0.01  # the run stops when more samples than this cannot be decoded
-    audit_log: Path | None = None  # append one JSON line for every step handed out
+    audit_log: Path | None = None  # one JSON line for every step handed out; a log belongs to one run
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
@@ -103,6 +119,8 @@ class DataConfig:
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"sources {twice} appear twice. Give every source its own name.")
+        for source in self.sources:
+            source_image(self.image, source)
         if self.text_share is not None and not 0 <= self.text_share <= 1:
             raise ValueError(f"text_share={self.text_share} is not a share. Use a value from 0 to 1.")
         if self.num_threads < 0 or self.prefetch_packs < 1 or self.shuffle_window < 1:

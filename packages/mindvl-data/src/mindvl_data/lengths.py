@@ -9,14 +9,13 @@ shards with coordinates the budget is part of the file's name. A row can therefo
 import hashlib
 import logging
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.config import ImageConfig, SourceConfig
+from mindvl_data.config import ImageConfig, SourceConfig, source_image
 from mindvl_data.errors import BadSample
 from mindvl_data.images import count_patches, smart_resize
 from mindvl_data.index import FolderIndex, Progress, ShardIndex, open_index, write_atomically
@@ -36,11 +35,7 @@ class SourceIndex:
         self.weight = source.weight
         self.max_epochs = source.max_epochs
         self.index: FolderIndex = open_index(source.path)
-        self.image = replace(
-            image,
-            min_pixels=image.min_pixels if source.min_pixels is None else source.min_pixels,
-            max_pixels=image.max_pixels if source.max_pixels is None else source.max_pixels,
-        )
+        self.image = source_image(image, source)
         self._tokenizer = tokenizer
         self._files = files
         self._cache: dict[int, tuple[NDArray[np.uint32], NDArray[np.uint32]]] = {}
