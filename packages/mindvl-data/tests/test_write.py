@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_data import DataError, write_shards
+from mindvl_data import DataError, index_folder, write_shards
 from mindvl_data.shards import scan_members
+from mindvl_data.write import WriteProgress
 
 
 def source(folder: Path, count: int = 5) -> Path:
@@ -82,7 +83,7 @@ def test_a_row_that_cannot_be_written_is_named_and_leaves_no_half_shard(
     path.write_text(json.dumps(rows))
     with pytest.raises(DataError, match=rf"{message}.*rows\.json row 4"):
         write_shards(path, tmp_path / "out", format="llava")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["writing"]
 
 
 def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> None:
@@ -91,3 +92,44 @@ def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> No
         write_shards(tmp_path, tmp_path / "out", format="csv")
     with pytest.raises(DataError, match="no record"):
         write_shards(tmp_path / "empty.jsonl", tmp_path / "out", format="text")
+
+
+def stop_after(number: int) -> WriteProgress:
+    """A progress callback that stops the write as a kill would: no clean-up of complete shards."""
+
+    def progress(done: int, total: int) -> None:
+        if done == number:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_a_stopped_write_is_refused_by_the_index_and_starts_over(tmp_path: Path) -> None:
+    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(rows, out, format="llava", samples_per_shard=1, progress=stop_after(3))
+    (out / ".shard-000002.tar.partial").write_bytes(b"left by a kill")
+    with pytest.raises(DataError, match=r"not complete.*out/writing\. Write the folder again"):
+        index_folder(out)
+    assert write_shards(rows, out, format="llava", samples_per_shard=4) == 5
+    assert sorted(path.name for path in out.iterdir()) == ["shard-000000.tar", "shard-000001.tar"]
+
+
+def test_starting_over_removes_no_shard_of_another_name(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("writing", "mine.tar", "shard-000000.tar"):
+        (out / name).write_bytes(b"")
+    with pytest.raises(DataError, match="holds shards already"):
+        write_shards(source(tmp_path / "raw"), out, format="llava")
+    assert len(list(out.iterdir())) == 3
+
+
+@pytest.mark.parametrize("change", [{"id": "a\ud800"}, {"split": ["b\udfff"]}])
+def test_half_a_character_pair_is_refused_by_row(tmp_path: Path, change: dict[str, object]) -> None:
+    path = source(tmp_path / "raw")
+    rows = json.loads(path.read_text())
+    rows[1] |= change
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"half of a character pair.*rows\.json row 2"):
+        write_shards(path, tmp_path / "out", format="llava")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.images import read_size
 from mindvl_data.samples import parse_sample
-from mindvl_data.shards import IMAGE_EXTENSIONS, RECORD_EXTENSIONS, SHARD_PATTERN, Member, scan_members
+from mindvl_data.shards import IMAGE_EXTENSIONS, RECORD_EXTENSIONS, SHARD_PATTERN, WRITING_MARK, Member, scan_members
 from mindvl_data.types import RawSample
 
 MANIFEST_NAME = "manifest.json"
@@ -86,9 +86,15 @@ def index_folder(
     """Validate every shard of a folder and write its index; returns the manifest.
 
     Raises:
-        DataError: A shard is damaged or holds something that cannot be used; nothing is written for that shard.
+        DataError: A shard is damaged or holds something that cannot be used; nothing is written for that shard. Or
+            the folder was not written to its end.
     """
     folder = Path(folder)
+    if (folder / WRITING_MARK).exists():
+        raise DataError(
+            f"shards are not complete: `mindvl data write` did not end. {folder / WRITING_MARK}. "
+            "Write the folder again; the same command starts over."
+        )
     paths = sorted(folder.glob(SHARD_PATTERN))
     if not paths:
         raise DataError(f"no shards. {folder}. Write some with `mindvl data write SRC --format F --out {folder}`.")

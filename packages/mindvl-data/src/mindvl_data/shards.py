@@ -21,6 +21,7 @@ RECORD_EXTENSIONS = ("json", "txt")
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 MAX_MEMBER_BYTES = 1 << 30
 SHARD_PATTERN = "*.tar"
+WRITING_MARK = "writing"  # a file of this name lies in a folder until its last shard is written
 
 
 @dataclass(frozen=True, kw_only=True)
