@@ -92,3 +92,50 @@ def test_the_audit_log_lists_every_sample_of_every_complete_step(make_config: Ma
     assert [line["step"] for line in lines] == [1, 2]
     logged = [tuple(sample) for line in lines for row in line["rows"] for sample in row]
     assert logged == [(s.source, s.epoch, s.shard, s.row) for batch in batches[:4] for s in batch.segments]
+
+
+def logged_steps(log: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()]
+
+
+def test_a_resumed_run_has_each_step_once_in_the_audit_log(make_config: MakeConfig, tmp_path: Path) -> None:
+    log, whole = tmp_path / "audit.jsonl", tmp_path / "whole.jsonl"
+    state_after(make_config(audit_log=whole), rows=12)
+    state = state_after(make_config(audit_log=log), rows=4)
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state)
+        for _ in range(4):
+            next(loader)
+    assert logged_steps(log) == [1, 2, 3, 4]
+    with open(log, "ab") as file:
+        file.write(b'{"step":5,"rows":[[["pic')  # the kill
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state)  # the checkpoint is two steps older than the log
+        assert logged_steps(log) == [1, 2]
+        for _ in range(8):
+            next(loader)
+    assert log.read_bytes() == whole.read_bytes()
+
+
+def test_a_run_without_a_checkpoint_starts_its_audit_log_anew(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    state_after(make_config(audit_log=log), rows=6)
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        assert logged_steps(log) == [1, 2, 3]  # a checkpoint may still be restored
+        next(loader), next(loader)
+    assert logged_steps(log) == [1]
+
+
+def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with Loader(make_config(audit_log=log), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
+        next(loader)
+    assert not log.exists()
+
+
+def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "notes.txt"
+    log.write_text("mine")
+    with pytest.raises(DataError, match=r"no step of an audit log.*notes\.txt at byte 0"):
+        state_after(make_config(audit_log=log))
+    assert log.read_text() == "mine"

@@ -99,7 +99,10 @@ class Loader:
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor.
         """
-        self._start(plan_state=open_state(state, self._identities))
+        plan_state = open_state(state, self._identities)
+        self._start(plan_state=plan_state)
+        if self._audit is not None:
+            self._audit.rewind(plan_state["step"])
 
     def report(self) -> dict[str, Any]:
         """Figures of all complete steps, over ranks and restarts; `bad_samples` are this rank's since its start."""

@@ -9,6 +9,8 @@ of ranks.
 import dataclasses
 import hashlib
 import json
+import mmap
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from mindvl_data.planner import PlannedStep
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 1
-PLAN_VERSION = 1  # raised when the same configuration would give another plan
+PLAN_VERSION = 2  # raised when the same configuration would give another plan
+_AUDIT_LINE_START = b'{"step":'
+_AUDIT_LINE = re.compile(rb'\{"step":(\d+),')
+_AUDIT_LINE_HEAD = 40  # bytes; more than the step's number can take
 
 
 def identities(
@@ -78,18 +83,24 @@ def open_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 class AuditLog:
-    """Appends one JSON line per step: which samples it consumed.
+    """Appends one JSON line per step: which samples it consumed. Each step stands there once, in order.
 
-    After a resume a step may appear again; the last line counts.
+    What a stopped run logged beyond the step that its successor starts from is dropped, and so is a last line cut off
+    by a kill.
     """
 
     def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._path = path
+        self._file = open(path, "a+b")  # noqa: SIM115 - closed by close()
         self._sources = sources
+        self._is_fresh = True  # no step was recorded since the log was opened
+        self._cut(None)
 
     def record(self, step: PlannedStep) -> None:
         """Write the step's samples by row, as [source, epoch, shard, row in shard]."""
+        if self._is_fresh:
+            self.rewind(step.step - 1)
         rows = [
             [
                 [self._sources[s.source].name, s.epoch, self._sources[s.source].index.shards[s.shard].path.name, s.row]
@@ -97,11 +108,45 @@ class AuditLog:
             ]
             for row in step.rows
         ]
-        self._file.write(json.dumps({"step": step.step, "rows": rows}, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps({"step": step.step, "rows": rows}, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines after `step`.
+
+        Raises:
+            DataError: The file holds something other than steps.
+        """
+        self._cut(step)
+        self._is_fresh = False
 
     def close(self) -> None:
         self._file.close()
+
+    def _cut(self, last_step: int | None) -> None:
+        """Shorten the file to its whole lines up to `last_step`, read from the end, because it can be long."""
+        size = self._path.stat().st_size
+        if not size:
+            return  # an empty file cannot be mapped
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if not _AUDIT_LINE_START.startswith(content[: len(_AUDIT_LINE_START)]):
+                raise self._foreign(0)
+            keep = content.rfind(b"\n") + 1
+            while last_step is not None and keep:
+                start = content.rfind(b"\n", 0, keep - 1) + 1
+                found = _AUDIT_LINE.match(content[start : start + _AUDIT_LINE_HEAD])
+                if found is None:
+                    raise self._foreign(start)
+                if int(found[1]) <= last_step:
+                    break
+                keep = start
+        if keep < size:
+            self._file.truncate(keep)
+
+    def _foreign(self, offset: int) -> DataError:
+        return DataError(
+            f"line is no step of an audit log. {self._path} at byte {offset}. Name another file as data.audit_log."
+        )
 
 
 def _digest(value: Any) -> str:
