@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 IGNORE_INDEX = -100
+_ON_HOST = ("cu_seqlens", "image_grid_thw")
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -110,11 +111,15 @@ class Batch:
     step: int  # the optimizer step this row belongs to
 
     def to(self, device: torch.device | str) -> Self:
-        """The same row with its tensors on `device`."""
+        """The same row with its tensors on `device`.
+
+        cu_seqlens and image_grid_thw stay on the host: the model plans with their values there, and reading them back
+        would make it wait for the device twice in every row.
+        """
         moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
             for f in fields(self)
-            if isinstance(value := getattr(self, f.name), torch.Tensor)
+            if f.name not in _ON_HOST and isinstance(value := getattr(self, f.name), torch.Tensor)
         }
         return replace(self, **moved)
 

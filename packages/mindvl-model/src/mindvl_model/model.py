@@ -60,10 +60,13 @@ class MindVLModel(MegatronModule):
     ) -> Tensor:
         """Summed loss of one packed row (scalar float32); hidden states [T, 1, H] on all but the last stage.
 
+        Runs on the device of input_ids. cu_seqlens and image_grid_thw are read on the host: give them there, as the
+        loader's batches do, because a copy back from the device makes the host wait.
+
         Args:
             input_ids, labels: [T]; labels are shifted already, -100 is not learned.
             position_ids: [3, T], counted inside each segment.
-            cu_seqlens: [num_segments + 1], on the host or the device; copied to the host once here.
+            cu_seqlens: [num_segments + 1], first entry 0.
             pixel_values: uint8 [P, C*patch*patch], all images end to end.
             image_grid_thw: [num_images, 3] patches along time, height, width.
         """
