@@ -127,3 +127,15 @@ def test_every_format_of_the_package_can_be_named() -> None:
 def test_an_unknown_key_is_named(indexed: Path) -> None:
     with pytest.raises(DataError, match="key 'nobody' does not exist"):
         run("show", indexed, "--key", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "message"),
+    [
+        (100, r"seq_length=100 .* Use 96\. data show --seq-length"),
+        (8, r"no sample fits a row of 8 tokens\. .*shards\."),
+    ],
+)
+def test_a_row_size_that_cannot_work_is_refused(indexed: Path, tokenizer: Path, seq_length: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        run("show", indexed, "--stage", "pack", "--tokenizer", tokenizer, "--seq-length", seq_length)

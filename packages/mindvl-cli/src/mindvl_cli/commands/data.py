@@ -5,14 +5,12 @@ Thin: options become arguments of mindvl-data, results become tables or JSON.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.progress import Advance, progress
+from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
     from mindvl_data.preview import Preview
@@ -50,7 +48,7 @@ def write(
     """
     from mindvl_data import write_shards
 
-    with _bar("write", "samples") as report:
+    with reported_progress("write", unit="samples") as report:
         count = write_shards(
             source,
             out,
@@ -81,12 +79,12 @@ def index(
 
     rows = []
     for folder in folders:
-        with _bar(f"index {folder.name}", "MB", scale=1_000_000) as report:
+        with reported_progress(f"index {folder.name}", unit="MB", scale=1e6) as report:
             manifest = index_folder(folder, progress=report)
         row = {"folder": str(folder)} | {key: manifest[key] for key in ("samples", "images", "bytes")}
         if tokenizer is not None:
             image = _image_config(min_pixels, max_pixels)
-            with _bar(f"measure {folder.name}", "shards") as report:
+            with reported_progress(f"measure {folder.name}", unit="shards") as report:
                 row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), image, progress=report)
         rows.append(row)
     lines = [f"{row['folder']}: {row['samples']} samples, {row['images']} images" for row in rows]
@@ -164,19 +162,27 @@ def stats(recipe: Path, overrides: tuple[str, ...], packs: int, dp: int, microba
 
 
 def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
-    from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, preview
+    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig, preview
     from mindvl_data.tokenization import load_tokenizer
 
+    try:
+        packing = PackingConfig(seq_length=seq_length)
+    except ValueError as error:
+        raise DataError(f"{error} data show --seq-length.") from error
     config = DataConfig(
         sources=(SourceConfig(name=folder.name or "data", path=folder, max_epochs=1),),
         tokenizer=tokenizer,
-        packing=PackingConfig(seq_length=seq_length),
+        packing=packing,
         image=image,
         num_threads=0,
         prefetch_packs=1,
     )
     with Loader(config, packs_per_step=1, position_kind="rope") as loader:
-        batch = next(loader)
+        batch = next(loader, None)
+    if batch is None:
+        raise DataError(
+            f"no sample fits a row of {seq_length} tokens. {folder}. Raise --seq-length or lower --max-pixels."
+        )
     starts = batch.cu_seqlens.tolist()
     segments = [
         {"start": start, "length": s.length, "source": s.source, "key": s.key}
@@ -224,7 +230,7 @@ def _print_stats(figures: dict[str, Any]) -> None:
     for name, tokens in figures["tokens_by_source"].items():
         share = percent(tokens / max(1, figures["tokens"]))
         table.add_row(
-            f"tokens of {name}", f"{tokens:,} ({share}), {figures['samples_by_source'].get(name, 0):,} samples drawn"
+            f"tokens of {name}", f"{tokens:,} ({share}), {figures['samples_by_source'].get(name, 0):,} samples"
         )
     for reason, count in figures["dropped"].items():
         table.add_row("dropped", f"{count:,} of {reason}")
@@ -239,23 +245,6 @@ def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:
         return ImageConfig(**{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
         raise DataError(str(error)) from error
-
-
-@contextmanager
-def _bar(label: str, unit: str, *, scale: int = 1) -> Iterator[Callable[[int, int], None]]:
-    """A callback (done, total) that opens the bar once the total is known."""
-    with ExitStack() as stack:
-        advance: Advance | None = None
-        seen = 0
-
-        def report(done: int, total: int) -> None:
-            nonlocal advance, seen
-            if advance is None:
-                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
-            advance((done - seen) / scale)
-            seen = done
-
-        yield report
 
 
 def _say(as_json: bool, document: dict[str, Any], text: str) -> None:
