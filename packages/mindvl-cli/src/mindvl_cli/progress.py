@@ -6,8 +6,8 @@ Used by the commands around a loop of any package; the packages report through a
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 LINE_EVERY_S = 10.0
@@ -20,12 +20,13 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(label: str, *, total: float | None, unit: str = "") -> Iterator[Advance]:
+def progress(label: str, *, total: float | None, unit: str = "", done: int = 0) -> Iterator[Advance]:
     """Show rate and time left on stderr while the block runs.
 
     Args:
         total: Units in all; None when nobody knows, which leaves out the time left.
         unit: Plural name of what is counted, such as "samples".
+        done: Units of `total` that an earlier start has done; they do not count in the rate and the time left.
 
     Example:
         with progress("write", total=len(samples), unit="samples") as advance:
@@ -34,12 +35,33 @@ def progress(label: str, *, total: float | None, unit: str = "") -> Iterator[Adv
                 advance()
     """
     show = _bar if sys.stderr.isatty() else _lines
-    with show(label, total, unit) as advance:
+    with show(label, total, unit, done) as advance:
         yield advance
 
 
 @contextmanager
-def _bar(label: str, total: float | None, unit: str) -> Iterator[Advance]:
+def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Callable[[int, int], None]]:
+    """A callback (done, in all) as the packages call it, which opens its bar once the length is known.
+
+    Args:
+        scale: Both numbers are divided by this to be shown, such as 1e6 for bytes in MB.
+    """
+    with ExitStack() as stack:
+        advance: Advance | None = None
+        done_before = 0
+
+        def report(done: int, total: int) -> None:
+            nonlocal advance, done_before
+            if advance is None:
+                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
+            advance((done - done_before) / scale)
+            done_before = done
+
+        yield report
+
+
+@contextmanager
+def _bar(label: str, total: float | None, unit: str, done_before: int) -> Iterator[Advance]:
     from rich import progress as rich_progress  # here, because it costs more than most commands that end at once
     from rich.console import Console
 
@@ -50,14 +72,16 @@ def _bar(label: str, total: float | None, unit: str) -> Iterator[Advance]:
         rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         rich_progress.TextColumn("{task.fields[note]}"),
     )
-    started, done = time.monotonic(), 0.0
+    started = time.monotonic()
+    done: float = done_before
     with rich_progress.Progress(*columns, console=Console(stderr=True), expand=True) as bar:
-        task = bar.add_task(label, total=total, counts=_counts(0, total, unit, 0), note="")
+        task = bar.add_task(label, total=total, completed=done_before, counts=_counts(done, total, unit, None), note="")
 
         def advance(amount: float = 1, /, *, note: str | None = None) -> None:
             nonlocal done
             done += amount
-            bar.update(task, advance=amount, counts=_counts(done, total, unit, time.monotonic() - started))
+            per_s = _per_s(done - done_before, time.monotonic() - started)
+            bar.update(task, advance=amount, counts=_counts(done, total, unit, per_s))
             if note is not None:
                 bar.update(task, note=note)
 
@@ -65,16 +89,16 @@ def _bar(label: str, total: float | None, unit: str) -> Iterator[Advance]:
 
 
 @contextmanager
-def _lines(label: str, total: float | None, unit: str) -> Iterator[Advance]:
+def _lines(label: str, total: float | None, unit: str, done_before: int) -> Iterator[Advance]:
     started = last = time.monotonic()
-    done, latest_note = 0.0, ""
+    done, latest_note = float(done_before), ""
 
     def say(now: float) -> None:
-        left = ""
-        if total is not None and 0 < done < total:
-            left = f", {_clock((now - started) * (total - done) / done)} left"
+        left, per_s = "", _per_s(done - done_before, now - started)
+        if total is not None and done < total and per_s:
+            left = f", {_clock((total - done) / per_s)} left"
         note = f", {latest_note}" if latest_note else ""
-        print(f"{label}: {_counts(done, total, unit, now - started)}{left}{note}", file=sys.stderr, flush=True)
+        print(f"{label}: {_counts(done, total, unit, per_s)}{left}{note}", file=sys.stderr, flush=True)
 
     def advance(amount: float = 1, /, *, note: str | None = None) -> None:
         nonlocal done, last, latest_note
@@ -89,9 +113,13 @@ def _lines(label: str, total: float | None, unit: str) -> Iterator[Advance]:
     say(time.monotonic())
 
 
-def _counts(done: float, total: float | None, unit: str, elapsed_s: float) -> str:
+def _per_s(units: float, elapsed_s: float) -> float | None:
+    return units / elapsed_s if units and elapsed_s > 0 else None
+
+
+def _counts(done: float, total: float | None, unit: str, per_s: float | None) -> str:
     of = "" if total is None else f"/{total:g}"
-    rate = f", {_rate(done / elapsed_s)} {unit}/s" if done and elapsed_s > 0 else ""
+    rate = f", {_rate(per_s)} {unit}/s" if per_s else ""
     return f"{done:g}{of} {unit}{rate}".replace("  ", " ")
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from mindvl_cli.commands.eval import evaluate, reported_progress
+from mindvl_cli.commands.eval import evaluate
 from mindvl_cli.evaluation.predict import Predictor
 
 
@@ -39,8 +39,3 @@ def test_json_is_one_document(model, tmp_path):
     result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
     document = json.loads(result.stdout)
     assert (document["overall"], document["min_pixels"], document["max_pixels"]) == (0.5, 784, 1568)
-
-
-def test_progress_that_never_starts_is_no_error():
-    with reported_progress("eval", unit="answers"):
-        pass

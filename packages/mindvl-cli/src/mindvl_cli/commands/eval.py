@@ -2,33 +2,19 @@
 """`mindvl eval`: score a model folder on benchmarks."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from mindvl_cli.progress import progress
+from mindvl_cli.commands.options import answering_options
+from mindvl_cli.progress import reported_progress
 
 
 @click.command("eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "-b",
-    "--benchmark",
-    "paths",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    required=True,
-    help="A JSONL file, or a folder of them; may be given several times.",
-)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for report, pages and answers.")
+@answering_options(benchmark="A JSONL file", out="report, pages and answers")
 @click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest picture area; default: the processor's.")
 @click.option("--max-pixels", type=click.IntRange(min=1), help="Largest picture area; default: the processor's.")
-@click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],
@@ -61,25 +47,6 @@ def evaluate(
     _print_scores(result)
     if out:
         click.echo(f"wrote {out / run.REPORT_NAME} and {len(benchmarks)} pages", err=True)
-
-
-@contextmanager
-def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Callable[[int, int], None]]:
-    """A bar that learns its length from the first report of (done, in all); both are divided by `scale` to be shown."""
-    from contextlib import ExitStack
-
-    with ExitStack() as stack:
-        advance = None
-        done_before = 0
-
-        def report(done: int, total: int) -> None:
-            nonlocal advance, done_before
-            if advance is None:
-                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
-            advance((done - done_before) / scale)
-            done_before = done
-
-        yield report
 
 
 def _print_scores(result: "run.Evaluation") -> None:  # type: ignore[name-defined]  # noqa: F821

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from mindvl_cli.commands.eval import reported_progress
+from mindvl_cli.progress import reported_progress
 
 
 @click.command(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mindvl_cli.commands.eval import reported_progress
+from mindvl_cli.commands.options import answering_options
+from mindvl_cli.progress import reported_progress
 
 
 @click.command(
@@ -14,25 +15,12 @@ from mindvl_cli.commands.eval import reported_progress
     epilog='Example: mindvl search-resolution model --benchmark validation --grid "4,16x64,128" --out search --apply',
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "-b",
-    "--benchmark",
-    "paths",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    required=True,
-    help="A validation JSONL file, or a folder of them; may be given several times.",
-)
+@answering_options(benchmark="A validation JSONL file", out="scores, plots and answers")
 @click.option(
     "--grid", "grid_text", default="paper", show_default=True, help="paper, or MIN,..xMAX,.. in 28x28 pixels."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for scores, plots and answers.")
 @click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into MODEL's processor.")
 @click.option("--copy-to", type=click.Path(path_type=Path), help="Write them into a copy of MODEL instead.")
-@click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def search_resolution(
     model: Path,
     paths: tuple[Path, ...],

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands take, said once.
+
+Used by the commands that let a model answer benchmarks: eval.py and search_resolution.py.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
+    """Add what says which items are answered, how, and where that is kept.
+
+    The command receives `paths`, `out`, `device`, `batch_size`, `max_new_tokens` and `as_json`.
+
+    Args:
+        benchmark: What one file is, for the help, such as "A JSONL file".
+        out: What the folder will hold, for the help.
+    """
+    options = (
+        click.option(
+            "-b",
+            "--benchmark",
+            "paths",
+            type=click.Path(exists=True, path_type=Path),
+            multiple=True,
+            required=True,
+            help=f"{benchmark}, or a folder of them; may be given several times.",
+        ),
+        click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Folder for {out}."),
+        click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda."),
+        click.option(
+            "--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once."
+        ),
+        click.option(
+            "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+    )
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
