@@ -184,6 +184,38 @@ def test_a_dataclass_that_refuses_with_its_packages_own_error_names_the_file(rec
         load_config(recipe, Model)
 
 
+def test_a_packages_own_error_in_a_part_is_named_with_line_and_key_path(recipe: Path) -> None:
+    model_error = type("ModelError", (Exception,), {"__module__": "mindvl_model.errors"})
+
+    @dataclass(frozen=True)
+    class Tower:
+        heads: int
+        kind: Literal["tower"] = "tower"
+
+        def __post_init__(self) -> None:
+            if self.heads % 2:
+                raise model_error(f"heads={self.heads} is odd. Use an even number.")
+
+    @dataclass(frozen=True)
+    class Models:
+        schedule: Schedule
+        main: Tower | None = None
+        choices: dict[str, tuple[Folder | Tower, ...]] = field(default_factory=dict)
+
+    recipe.write_text(
+        "schedule:\n  peak_lr: 1\n  steps: x\nmain: {heads: 3}\n"
+        "choices:\n  all:\n    - kind: folder\n      path: a\n    - kind: tower\n      heads: 5\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, Models, ["main.heads=7"])
+
+    assert [str(problem).replace(str(recipe), "run.yaml") for problem in caught.value.problems] == [
+        'run.yaml:3: schedule.steps: "x" is text. Write a whole number, without quotes.',
+        "run.yaml:4: main: heads=7 is odd. Use an even number.",
+        "run.yaml:9: choices.all.1: heads=5 is odd. Use an even number.",
+    ]
+
+
 def test_all_problems_are_listed_at_once(recipe: Path) -> None:
     assert len(_problems(recipe, "schedule: {steps: x}\nsize: [1]\nsahres: {}\n")) == 4
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from mindvl_cli.failures import is_ours
-from mindvl_cli.problems import ConfigError, Problem, explain
+from mindvl_cli.problems import ConfigError, Problem, explain, parts
 from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
 
 __all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_plain", "to_yaml"]
@@ -94,20 +94,44 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
             where = _dotted(section[: depth + 1])
             raise ConfigError([Problem(str(path), where, "is missing", "Add this section.")]) from None
     try:
-        # Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and still
-        # refuses "3" for 3. The dumps cannot fail: the YAML reader makes nothing that JSON does not know.
-        return TypeAdapter(cls).validate_json(json.dumps(document), strict=True, extra="forbid")
-    except ValidationError as error:
+        return _build(cls, document)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
         problems = []
-        for key_path, what, to_do in explain(error, cls, document):
+        for key_path, what, to_do in _refusals(error, cls, document):
             full = section + key_path
             problems.append(Problem(_place(path, full, lines, overridden), _dotted(full), what, to_do))
-        raise ConfigError(problems) from None
-    except Exception as error:
-        if not is_ours(error):
-            raise
-        # A dataclass refused with its package's own error; pydantic places only ValueError.
-        raise ConfigError([Problem(str(path), _dotted(section), str(error), "")]) from error
+        raise ConfigError(problems) from error
+
+
+def _build(cls: type[T], document: Any) -> T:
+    # Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and still
+    # refuses "3" for 3. The dumps cannot fail: the YAML reader makes nothing that JSON does not know.
+    return TypeAdapter(cls).validate_json(json.dumps(document), strict=True, extra="forbid")
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, ValidationError) or is_ours(error)
+
+
+def _refusals(error: Exception, cls: type, document: Any) -> list[tuple[KeyPath, str, str]]:
+    """(key path, what, what to do) of each reason why `document` is no `cls`.
+
+    A dataclass may refuse with its package's own error, which ends the reading and says nothing of the place, as
+    pydantic places only ValueError. So the parts are read one by one: the innermost that refuses is the place.
+    """
+    if isinstance(error, ValidationError):
+        return list(explain(error, cls, document))
+    found: list[tuple[KeyPath, str, str]] = []
+    for key_path, part_cls, part in parts(cls, document):
+        try:
+            _build(part_cls, part)
+        except Exception as below:
+            if not _is_refusal(below):
+                raise
+            found += [(key_path + rest, what, to_do) for rest, what, to_do in _refusals(below, part_cls, part)]
+    return found or [((), str(error), "")]
 
 
 def _read(path: Path) -> tuple[Any, dict[KeyPath, int]]:

@@ -61,6 +61,20 @@ def explain(error: ValidationError, cls: type, document: Any) -> Iterator[tuple[
         yield key_path, what, to_do
 
 
+def parts(hint: Any, document: Any) -> Iterator[tuple[KeyPath, type, Any]]:
+    """The nearest dataclasses below the top of the document: (key path, class, their part of the document)."""
+    hint = next(iter(_dataclass_members(hint)), hint)
+    entries = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in entries:
+        below = _hint_below(hint, key)
+        members = _dataclass_members(below)
+        cls = _meant(members, value) if len(members) > 1 else next(iter(members), None)
+        if cls is not None and isinstance(value, dict):
+            yield (key,), cls, value
+        elif not members and isinstance(value, dict | list):
+            yield from (((key, *rest), cls, part) for rest, cls, part in parts(below, value))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Place:
     key_path: KeyPath
