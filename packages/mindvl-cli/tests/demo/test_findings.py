@@ -44,12 +44,27 @@ def test_a_quick_run_compares_nothing_with_the_promise(results: Results) -> None
     assert "90.0%" not in headline
 
 
-def test_robustness_names_what_is_higher_and_what_is_not(results: Results) -> None:
-    flat = GridScores(model="Merged", role="merged", scores=((0.86,) * 6,) * 4)
+def _robustness_with(results: Results, grid: tuple[tuple[float | None, ...], ...], num_items: int) -> str:
+    merged = GridScores(model="Merged", role="merged", scores=grid)
     parents = tuple(model for model in results.search.models if model.role == "parent")
-    sentences = findings(replace(results, search=replace(results.search, models=(*parents, flat))))
+    search = replace(results.search, models=(*parents, merged), num_validation_items=num_items)
+    return findings(replace(results, search=search))[2]
 
-    assert "Only the lowest score is higher" in sentences[2]
+
+def test_a_more_robust_model_is_called_so_only_above_the_sampling_error(results: Results) -> None:
+    grid = ((0.91,) * 6,) * 4  # the best parent has a median of 0.884 and a lowest score of 0.836
+
+    assert "Both are higher" in _robustness_with(results, grid, 10_000)
+    assert "The median is not measurably different, the lowest score higher" in _robustness_with(results, grid, 300)
+    assert "Both are not measurably different" in _robustness_with(results, grid, 30)
+
+
+def test_a_less_robust_model_is_called_so(results: Results) -> None:
+    assert "Both are lower: the gain in robustness" in _robustness_with(results, ((0.5,) * 6,) * 4, 300)
+
+
+def test_the_headline_says_that_its_numbers_stand_in_one_line(results: Results) -> None:
+    assert "in one line" in findings(results)[0]
 
 
 def test_shares_and_seconds_read_as_people_write_them() -> None:

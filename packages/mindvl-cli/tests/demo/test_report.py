@@ -116,3 +116,15 @@ def test_a_run_without_curves_packing_or_examples_still_gives_a_page(results: Re
 
     assert "Scores on the test split" in page
     assert "Packing and speed" not in page
+
+
+def test_a_stages_recipe_is_folded_below_its_command_and_kept_in_the_json(results: Results, tmp_path: Path) -> None:
+    recipe = "phase: sft\nout: <here>\n"
+    stages = tuple(replace(s, recipe=recipe) if s.name == "sft-192" else s for s in results.stages)
+    page = write_report(replace(results, stages=stages), tmp_path / "out").read_text(encoding="utf-8")
+    document = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+
+    folded = "<details><summary>Recipe of SFT, 192 tokens</summary><pre>phase: sft\nout: &lt;here&gt;\n</pre></details>"
+    assert page.count("<details>") == 1
+    assert f"mindvl train recipes/sft-192.yaml</pre>{folded}<pre>mindvl train recipes/sft-256.yaml" in page
+    assert [stage["recipe"] for stage in document["stages"] if stage["name"] == "sft-192"] == [recipe]

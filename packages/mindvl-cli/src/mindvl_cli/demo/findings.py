@@ -39,7 +39,8 @@ def _headline(results: Results) -> str:
     error = 1.96 * math.sqrt(headline.score * (1 - headline.score) / max(headline.num_items, 1))
     told = (
         f"{headline.title}: {percent(headline.score)} of {headline.num_items} "
-        f"(95% interval about +-{100 * error:.1f} points)"
+        f"(95% interval about +-{100 * error:.1f} points; these numbers stand in one line, those of the reading task "
+        "in every layout)"
     )
     if results.is_quick:
         return f"{told}. A quick run promises nothing here."
@@ -82,24 +83,31 @@ def _robustness(results: Results) -> str:
     parents = [model for model in results.search.models if model.role == "parent"]
     if merged is None or not parents:
         return ""
-    lowest, median, _ = _spread(merged)
-    best_lowest = max(_spread(parent)[0] for parent in parents)
-    best_median = max(_spread(parent)[1] for parent in parents)
+    lowest, median = _lowest_and_median(merged)
+    best_lowest, best_median = (max(values) for values in zip(*map(_lowest_and_median, parents), strict=True))
+    num_items = results.search.num_validation_items
+    noises = [_noise(median, best_median, num_items), _noise(lowest, best_lowest, num_items)]
+    verdict = _verdict(_compare(median - best_median, noises[0]), _compare(lowest - best_lowest, noises[1]))
     return (
         f"Over all resolution settings the merged model's median is {percent(median)} and its lowest score "
-        f"{percent(lowest)}; the best parent values are {percent(best_median)} and {percent(best_lowest)}. "
-        f"{_verdict(median > best_median, lowest > best_lowest)}"
+        f"{percent(lowest)}; the best parent values are {percent(best_median)} and {percent(best_lowest)} "
+        f"(sampling explains +-{100 * noises[0]:.1f} and +-{_points(noises[1])}). {verdict}"
     )
 
 
-def _verdict(median_is_higher: bool, lowest_is_higher: bool) -> str:
-    if median_is_higher and lowest_is_higher:
+def _compare(difference: float, noise: float) -> str:
+    if abs(difference) <= noise:
+        return "not measurably different"
+    return "higher" if difference > 0 else "lower"
+
+
+def _verdict(median: str, lowest: str) -> str:
+    if median == lowest == "higher":
         return "Both are higher, which is what the paper's Figure 4 shows."
-    if median_is_higher or lowest_is_higher:
-        return (
-            f"Only the {'median' if median_is_higher else 'lowest score'} is higher; the paper's Figure 4 shows both."
-        )
-    return "Neither is higher: the gain in robustness of the paper's Figure 4 does not show here."
+    both = f"Both are {median}" if median == lowest else f"The median is {median}, the lowest score {lowest}"
+    if "higher" in (median, lowest):
+        return f"{both}; the paper's Figure 4 shows both higher."
+    return f"{both}: the gain in robustness of the paper's Figure 4 does not show here."
 
 
 def _chosen(results: Results) -> str:
@@ -111,9 +119,17 @@ def _chosen(results: Results) -> str:
     )
 
 
-def _spread(model: GridScores) -> tuple[float, float, float]:
+def _lowest_and_median(model: GridScores) -> tuple[float, float]:
     values = [score for row in model.scores for score in row if score is not None]
-    return min(values), quartiles(values)[1], max(values)
+    return min(values), quartiles(values)[1]
+
+
+def _noise(first: float, second: float, num_items: int) -> float:
+    """Two standard errors of the difference of two shares; a median or a minimum of a grid counts as one setting.
+
+    All settings answer the same items, so taking the median over them makes the error hardly smaller.
+    """
+    return 2 * math.sqrt(sum(share * (1 - share) for share in (first, second)) / max(num_items, 1))
 
 
 def _standard_error(row: TableRow, table: ScoreTable) -> float:

@@ -62,8 +62,9 @@ def render(results: Results) -> str:
             _section(
                 "The stages",
                 _time_bar(results) + _curves(results.stages),
-                lead="Loss per learned token over the steps of each stage that trains; the thin line is every logged "
-                "step, the bold one its moving mean.",
+                lead="Each time is of the start that finished the stage, without starts that were cut off. Below, loss "
+                "per learned token over the steps of each stage that trains; the thin line is every logged step, the "
+                "bold one its moving mean.",
             ),
             _section("Scores on the test split", _score_table(results), lead=_table_lead(results)),
             _section("Resolution search", _search(results), lead=_search_lead(results)),
@@ -267,9 +268,24 @@ def _what_ran(results: Results) -> str:
         **({"finished": machine.finished_at} if machine.finished_at else {}),
     }
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    commands = "\n".join(stage.command for stage in results.stages if stage.command)
-    shown = f"<pre>{escape(commands)}</pre>" if commands else ""
-    return f'<dl class="facts">{rows}</dl>{shown}'
+    return f'<dl class="facts">{rows}</dl>{_commands(results.stages)}'
+
+
+def _commands(stages: Sequence[Stage]) -> str:
+    """What a user would type, in order; a stage's recipe is folded away below its command."""
+    blocks, lines = [], []
+    for stage in stages:
+        if stage.command:
+            lines.append(stage.command)
+        if stage.recipe:
+            blocks += [_pre(lines), f"<details><summary>Recipe of {escape(stage.title)}</summary>"]
+            blocks += [_pre([stage.recipe]), "</details>"]
+            lines = []
+    return "".join([*blocks, _pre(lines)])
+
+
+def _pre(lines: Sequence[str]) -> str:
+    return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
 
 
 def _inline(image: Path) -> str:

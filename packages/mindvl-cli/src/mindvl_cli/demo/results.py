@@ -40,6 +40,7 @@ class Stage:
     title: str  # such as "SFT, 256 tokens"
     does: str  # half a sentence: what it trains or makes
     command: str = ""  # what a user types for it, empty when it is the demo's own work
+    recipe: str = ""  # YAML text of what its training read, empty for stages that do not train
     curve: tuple[CurvePoint, ...] = ()
     packing: Packing | None = None
 
@@ -122,7 +123,7 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTiming:
-    """Seconds a stage took over all its starts, and its speed where it trains."""
+    """Seconds of the start that finished a stage, not of starts that were cut off; its speed where it trains."""
 
     stage: str  # Stage.name
     seconds: float
@@ -137,7 +138,7 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all stages together."""
+        """Seconds of all stages together, each from the start that finished it."""
         return sum(stage.seconds for stage in self.stages)
 
 

@@ -149,6 +149,7 @@ def _read(split: Split, generator: np.random.Generator) -> Example:
 
 
 def _read3(split: Split, generator: np.random.Generator) -> Example:
+    """The headline's task: three digits, always in one line, where `read` has any number of digits in every layout."""
     page = _page(split, generator, num_digits=3, layout="line")
     question = f"{IMAGE_MARK}\n{_choose(_READ_QUESTIONS, generator)}"
     return Example(task="read3", question=question, answer=page.number, pages=(page,))
