@@ -17,6 +17,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`(mindvl [^`\n]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 SHELL = {"", "sh", "bash", "console"}
+FILE = re.compile(r"(?<!`)`([\w.-]+(?:/[\w.-]+)+/?|[\w-]+\.(?:py|md|yaml))`(?!`)")
+MADE_BY_THE_READER = {"runs", "photos.yaml"}  # first part of a path; so are folders in capitals, such as OUT/stages
 PLACEHOLDER = re.compile(r"[\[\]<>|{}*]|\.\.\.")
 
 
@@ -132,6 +134,40 @@ def test_every_relative_link_leads_somewhere(root: Path, documents: dict[Path, s
             elif anchor and place.suffix == ".md" and anchor not in _anchors(place.read_text(encoding="utf-8")):
                 wrong.append(f"{path}: {link} has no such heading")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_file_named_in_running_text_exists(root: Path, documents: dict[Path, str]) -> None:
+    wrong = []
+    for path, text in documents.items():
+        for name in FILE.findall(FENCE.sub("", text)):
+            if not _is_there(root, root / path.parent, name):
+                wrong.append(f"{path}: `{name}` does not exist")
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_there(root: Path, beside: Path, name: str) -> bool:
+    first = name.partition("/")[0]
+    if first.isupper() or first in MADE_BY_THE_READER:
+        return True
+    patterns = ("packages/*", "packages/*/src", "packages/*/src/*")
+    folders = [root, beside, *(folder for pattern in patterns for folder in root.glob(pattern))]
+    return any((folder / name).exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"),
+    [
+        ("`src/mindvl_train/config.py`", True),
+        ("`src/mindvl_train/phases.py`", False),
+        ("`mindvl_data/formats/`", True),
+        ("`main.py`", True),
+        ("`nothing.py`", False),
+        ("`OUT/stages`", True),
+    ],
+)
+def test_the_check_of_files_tells_good_from_bad(root: Path, text: str, is_good: bool) -> None:
+    (name,) = FILE.findall(text)
+    assert _is_there(root, root, name) == is_good
 
 
 def _anchors(text: str) -> set[str]:

@@ -77,7 +77,11 @@ def cli(verbose: bool) -> None:
 
 
 def main() -> NoReturn:
-    """The console entry point: exit codes 0 done, 1 our error, 2 wrong usage, 130 interrupted."""
+    """The console entry point.
+
+    Exit codes: 0 done, 1 our error, 2 wrong usage, 75 a training that was asked to stop saved a checkpoint and may be
+    started again, 130 interrupted.
+    """
     sys.exit(run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False)))
 
 
