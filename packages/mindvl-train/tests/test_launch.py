@@ -13,58 +13,71 @@ import pytest
 from mindvl_train import TrainError
 from mindvl_train.launch import launch
 
-WRITE_RANK = (
-    "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])"
-)
+WRITE_PLACE = """
+import os, pathlib, sys
+said = " ".join(os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"))
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(said)
+"""
 
 TRAIN_FOREVER = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from mindvl_train.launch import end_with_launcher
 end_with_launcher()
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
 time.sleep(120)
 """
 
 LAUNCH = """
-import sys
+import signal, sys
 from mindvl_train.launch import launch
 if __name__ == "__main__":
-    launch([sys.executable, "-c", sys.argv[2], sys.argv[1]], 2)
+    try:
+        launch([sys.executable, "-c", sys.argv[2], sys.argv[1]], 2, threads_per_process=1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 """
 
 
 @pytest.mark.multi
-def test_every_process_gets_its_rank_and_the_environment_is_as_before(tmp_path: Path) -> None:
-    before = dict(os.environ)
+def test_every_process_gets_its_place_and_nothing_changes_here(tmp_path: Path) -> None:
+    before = dict(os.environ), [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
-    launch([sys.executable, "-c", WRITE_RANK, str(tmp_path)], 2)
+    launch([sys.executable, "-c", WRITE_PLACE, str(tmp_path)], 2, threads_per_process=3)
 
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "2", "1": "2"}
-    assert dict(os.environ) == before
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "2 0 3", "1": "2 1 3"}
+    assert (dict(os.environ), [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]) == before
 
 
 @pytest.mark.multi
-def test_a_process_that_fails_is_named_with_its_exit_code() -> None:
+def test_a_process_that_fails_is_named_with_its_exit_code_and_the_others_end() -> None:
+    fails = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
+    started = time.monotonic()
+
     with pytest.raises(TrainError, match=r"process 1 of 2 ended with exit code 7"):
-        launch([sys.executable, "-c", "import os, sys; sys.exit(7 * int(os.environ['RANK']))"], 2)
+        launch([sys.executable, "-c", fails], 2, threads_per_process=1)
+
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_its_launcher(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 0)]
+)
+def test_no_process_outlives_its_launcher(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, str(tmp_path), TRAIN_FOREVER], stderr=subprocess.DEVNULL, start_new_session=True
     )
     deadline = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2:
+    while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    time.sleep(0.2)
     children = [int(path.read_text()) for path in tmp_path.iterdir()]
 
-    os.kill(launcher.pid, number)  # to the launcher alone: its children must notice by themselves
-    launcher.wait(timeout=60)
+    os.kill(launcher.pid, number)  # to the launcher alone: its children must be told, or notice by themselves
 
+    assert launcher.wait(timeout=60) == exit_code
     while any(_runs(child) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -9,9 +9,11 @@ has its final name; while being written it ends in `.unfinished` and is never ch
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import torch.distributed as dist
 from mindvl_train.errors import CheckpointError
 from mindvl_train.megatron.checkpoint import LOAD_ERRORS, load_tensors, save_tensors
 from mindvl_train.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _COMPLETE = re.compile(r"step-(\d{8})")
@@ -99,13 +103,16 @@ def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> No
             f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "
             "Resume with the recipe it was made with, or name another `out`."
         )
-    for name in ("phase", "trainable"):
+    for name in ("phase", "trainable", "precision"):
         before, now = manifest["run"].get(name), described["run"].get(name)
         if before != now:
             raise CheckpointError(
                 f"{checkpoint}: saved by a run with {name}={before}, but this one has {now}. "
                 "Name another `out`, and start from these weights by init.checkpoint."
             )
+    changed = sorted(_changed(manifest["run"], described["run"]))
+    if changed:
+        logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
     _load_tensors(checkpoint, state.model, state.optimizer)
     state.source.load_state_dict(_read_json(checkpoint / "ledger.json"))
     state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
@@ -154,6 +161,15 @@ def _load_tensors(checkpoint: Path, model: torch.nn.Module, optimizer: Any | Non
             f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
             "Name an older checkpoint with --resume PATH."
         ) from error
+
+
+def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of the values that differ, with both."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() | now.keys():
+            yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path} {before} -> {now}"
 
 
 def _manifest(state: TrainState, described: dict[str, Any]) -> dict[str, Any]:

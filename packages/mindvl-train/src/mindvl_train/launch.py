@@ -1,55 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start the processes of a run on this machine, by torch's own elastic launcher, and end with them.
+"""Start the processes of a run on this machine, and end with them.
 
-Comes before run.py in every process; on a cluster torchrun or the scheduler does this.
+Comes before run.py in every process; on a cluster torchrun or the scheduler does this. torch's own launcher is not used
+here: it keeps the signal handlers of the calling process, and gives ranks 30 seconds to save before it kills them.
 """
 
 import os
+import signal
+import socket
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
-
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mindvl_train.errors import TrainError
 
-PARENT = "MINDVL_LAUNCHER"
+_LAUNCHER = "MINDVL_LAUNCHER"  # process id of the launcher, in the environment of its children
+_POLL_S = 0.1
 
 
-def launch(command: Sequence[str], num_processes: int) -> None:
+def launch(command: Sequence[str], num_processes: int, *, threads_per_process: int) -> None:
     """Run a command in several processes with the rank variables of torchrun; returns when all have ended well.
 
+    SIGTERM is handed to the processes, which save and end; an interrupt ends them at once.
+
     Raises:
-        TrainError: A process failed; the others were stopped.
+        TrainError: A process failed; the others were ended.
     """
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        run_id="mindvl",
-    )
-    threads = str(max(1, (os.cpu_count() or 1) // num_processes))
-    before = dict(os.environ)  # the launcher leaves variables of its own behind
-    # More threads than cores make every process wait for the others'.
-    os.environ.setdefault("OMP_NUM_THREADS", threads)
-    os.environ[PARENT] = str(os.getpid())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # More threads than cores make every process wait for the others'.
+        "OMP_NUM_THREADS": str(threads_per_process),
+        _LAUNCHER: str(os.getpid()),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        elastic_launch(config, command[0])(*command[1:])
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise TrainError(
-            f"process {rank} of {num_processes} ended with exit code {failure.exitcode}. "
-            "Its own message stands above. Mend that and start again; the run goes on from its last checkpoint."
-        ) from error
+        with _handing_on_sigterm(processes):
+            for rank in range(num_processes):
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                processes.append(subprocess.Popen(command, env={**os.environ, **shared, **place}))
+            _wait(processes)
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for process in processes:
+            process.kill()  # a no-op for those that have ended
+        for process in processes:
+            process.wait()
 
 
 def end_with_launcher() -> None:
@@ -57,7 +59,7 @@ def end_with_launcher() -> None:
 
     A killed launcher cannot say goodbye; the operating system gives its children another parent, which shows here.
     """
-    launcher = os.environ.get(PARENT)
+    launcher = os.environ.get(_LAUNCHER)
     if launcher is None:
         return
 
@@ -67,3 +69,34 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="mindvl-launcher-watch", daemon=True).start()
+
+
+def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            raise TrainError(
+                f"process {failed[0]} of {len(processes)} ended with exit code {codes[failed[0]]}. Its own message "
+                "stands above. Mend that and start again; the run goes on from its last checkpoint."
+            )
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _handing_on_sigterm(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hand_on(number: int, frame: object) -> None:
+        for process in processes:
+            process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

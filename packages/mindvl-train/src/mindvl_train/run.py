@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,7 @@ def run_training(
         model = wrap_model(build_model(config, model_config, place.device, load_init=found is None))
         optimizer = build_optimizer(model, config.optimizer)
         source = Loader(
-            config.data,
+            replace(config.data, audit_log=config.data.audit_log or config.out / "audit.jsonl"),
             packs_per_step=config.packs_per_step,
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
@@ -95,7 +95,7 @@ def run_training(
             )
             last = train(config, state, metrics, place, described, on_step=on_step, should_stop=stop_asked)
             metrics.close()
-            return RunResult(config.out, state.step, last, state.step == config.schedule.steps, source.report())
+            return RunResult(config.out, state.step, last, state.step >= config.schedule.steps, source.report())
         finally:
             source.close()
 

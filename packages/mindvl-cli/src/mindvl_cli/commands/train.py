@@ -4,13 +4,17 @@
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from mindvl_cli.progress import Advance
     from mindvl_train import RunConfig
+
+STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start it again
 
 
 @click.command(epilog="Example: mindvl train recipes/tiny/sft.yaml schedule.steps=50 out=runs/try")
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
 )
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_json: bool) -> None:
+@click.option("--launched", is_flag=True, hidden=True)
+def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_json: bool, launched: bool) -> None:
     """Train one phase from RECIPE; run again to continue where it stopped.
 
     KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3.
@@ -35,26 +40,27 @@ def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_
 
     config = load_config(recipe, RunConfig, overrides)
     result_file = config.out / "result.json"
-    if nproc > 1 and "RANK" not in os.environ:
+    if nproc > 1 and "RANK" not in os.environ:  # not started by torchrun or a scheduler already
+        from mindvl_cli.machine import num_cores
         from mindvl_train.launch import launch
 
-        words = [str(recipe), *overrides, "--resume", resume]
-        launch([sys.executable, "-m", "mindvl_cli.main", "train", *words], nproc)
+        words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
+        threads = max(1, num_cores() // nproc)
+        launch([sys.executable, "-m", "mindvl_cli.main", *words], nproc, threads_per_process=threads)
+        result = json.loads(result_file.read_text())
     else:
-        _train_here(config, resume, result_file)
-    if "RANK" in os.environ:
-        return
-    result = json.loads(result_file.read_text())
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
+        result = _train_here(config, resume, result_file)
+    if launched:
+        return  # the launching command speaks for all
+    if int(os.environ.get("RANK", "0")) == 0:
         how = "finished" if result["finished"] else "stopped"
-        click.echo(f"{how} at step {result['step']}: {result['checkpoint']}")
+        text = f"{how} at step {result['step']}: {result['checkpoint']}"
+        click.echo(json.dumps(result) if as_json else text)
     if not result["finished"]:
-        sys.exit(75)  # EX_TEMPFAIL: a scheduler may start it again
+        sys.exit(STOPPED)
 
 
-def _train_here(config: "RunConfig", resume: str, result_file: Path) -> None:
+def _train_here(config: "RunConfig", resume: str, result_file: Path) -> dict[str, Any]:
     from mindvl_cli.load import to_yaml
     from mindvl_cli.logs import set_up_logging
     from mindvl_cli.progress import progress
@@ -63,20 +69,21 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path) -> None:
 
     end_with_launcher()
     rank = int(os.environ.get("RANK", "0"))
-    config.out.mkdir(parents=True, exist_ok=True)
-    verbose = bool(click.get_current_context().find_root().params.get("verbose"))
-    set_up_logging(rank=rank, log_dir=config.out / "logs", verbose=verbose)
+    set_up_logging(rank=rank, log_dir=config.out / "logs", verbose=_is_verbose())
     choice: Any = resume if resume in ("auto", "never") else Path(resume)
-    if rank:
-        run_training(config, resume=choice)
-        return
-    _write_whole(config.out / "recipe.yaml", to_yaml(config))
-    with progress(f"train {config.phase}", total=config.schedule.steps, unit="steps") as advance:
-        done = 0
+    with ExitStack() as stack:
+        done: int | None = None
+        bar: Advance | None = None
 
         def on_step(step: int, loss: float | None) -> None:
-            nonlocal done
-            advance(step - done, note=None if loss is None else f"loss {loss:.3f}")
+            nonlocal done, bar
+            if rank:
+                return
+            if done is None or bar is None:  # only now is it known that the run was accepted, and where it resumed
+                _write_whole(config.out / "recipe.yaml", to_yaml(config))
+                done, steps = step, config.schedule.steps
+                bar = stack.enter_context(progress(f"train {config.phase}", total=steps, unit="steps", done=done))
+            bar(step - done, note=None if loss is None else f"loss {loss:.3f}")
             done = step
 
         result = run_training(config, resume=choice, on_step=on_step)
@@ -87,7 +94,13 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path) -> None:
         "checkpoint": str(result.checkpoint),
         "data": result.data,
     }
-    _write_whole(result_file, json.dumps(document, indent=1) + "\n")
+    if not rank:
+        _write_whole(result_file, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def _is_verbose() -> bool:
+    return bool(click.get_current_context().find_root().params.get("verbose"))
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -52,9 +52,9 @@ def gather(work: Workplace, stages: dict[str, Any], *, is_quick: bool) -> Result
     return Results(
         seed=work.seed,
         is_quick=is_quick,
-        commit=_commit(),
+        commit=commit(),
         headline=Headline(
-            title="Unseen three-digit numbers read exactly by the merged model",
+            title="Unseen three-digit numbers, on one line, read exactly by the merged model",
             score=headline["score"],
             num_items=headline["num_items"],
             wanted=WANTED,
@@ -110,9 +110,11 @@ def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
     curve = tuple(
         CurvePoint(step=int(step), loss=loss, learning_rate=rate) for step, loss, rate in record.get("curve", ())
     )
-    # Commands name folders; those inside the demo's own folder are shown relative to it, the same for every run.
+    # Folders inside the demo's own are shown relative to it, the same for every run.
     command = "\n".join(text.replace(f"{work.out}/", "") for text in work.book.commands[name])
-    return Stage(name=name, title=title, does=does, command=command, curve=curve, packing=packing)
+    file = work.out / "recipes" / f"{name}.yaml"
+    recipe = file.read_text().replace(f"{work.out}/", "") if file.is_file() else ""
+    return Stage(name=name, title=title, does=does, command=command, recipe=recipe, curve=curve, packing=packing)
 
 
 def stage_words(name: str, work: Workplace) -> tuple[str, str]:
@@ -191,8 +193,13 @@ def _examples(work: Workplace, chosen: dict[str, Any]) -> tuple[Example, ...]:
     return tuple(shown)
 
 
-def _commit() -> str:
-    """The commit of the checkout this code runs from; empty outside one."""
-    here = Path(__file__).parent
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
+def commit() -> str:
+    """The commit of the checkout this code runs from; empty outside one, and where there is no git."""
+    here = Path(__file__)
+    try:
+        # In somebody else's repository this file is not tracked, and that repository's commit is not ours.
+        for command in (["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]):
+            done = subprocess.run(command, cwd=here.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

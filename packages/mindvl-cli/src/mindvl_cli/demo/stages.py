@@ -88,7 +88,7 @@ def start_over(out: Path) -> None:
 
 
 def fingerprint_of(settings: Any) -> str:
-    """A short hash of the settings of a demo."""
+    """A short hash of what a demo's records belong to."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 

@@ -58,10 +58,12 @@ def export_hf_folder(
         dtype: Type of the written weights; the model's own when None.
 
     Raises:
-        ModelError: `out` exists already.
+        ModelError: `out` exists already, or there is no tokenizer in its folder.
     """
     if out.exists():
         raise ModelError(f"{out}: exists already. Name a new folder or remove it first.")
+    if not (tokenizer / "tokenizer_config.json").is_file():
+        raise ModelError(f"{tokenizer}: no tokenizer here. Name the folder of the run's tokenizer (--tokenizer).")
     parameters = dict(model.named_parameters())
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -251,7 +253,7 @@ def _write_processor(folder: Path, tokenizer: Path, settings: ProcessorSettings,
         image_mean=list(vision.image_mean),
         image_std=list(vision.image_std),
     )
-    text = AutoTokenizer.from_pretrained(tokenizer)
+    text = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
     MindVLProcessor(images, text, chat_template=text.chat_template).save_pretrained(folder)
     file = folder / "processor_config.json"
     stored = json.loads(file.read_text())

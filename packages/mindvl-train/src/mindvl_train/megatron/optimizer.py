@@ -61,7 +61,7 @@ def update(optimizer: Any, learning_rate: float) -> float:
     if found_inf or not math.isfinite(norm):
         raise TrainError(
             f"gradient norm is {norm}, so nothing was updated. Lower schedule.peak_lr, or look at the samples of this "
-            "step in the audit log of the data."
+            "step, the last line of OUT/audit.jsonl."
         )
     if optimizer.config.clip_grad > 0:
         for part in optimizer.chained_optimizers:
