@@ -23,7 +23,7 @@ SMALLEST: DemoSettings = replace(
     language_backbone=replace(QUICK.language_backbone, steps=2),
     warmup=replace(QUICK.warmup, steps=2),
     multitask=replace(QUICK.multitask, steps=2),
-    sft=tuple(replace(phase, steps=2) for phase in QUICK.sft),
+    sft=tuple(replace(phase, steps=2, num_processes=1) for phase in QUICK.sft),
     validation_items=2,
     test_items=2,
     headline_items=2,
