@@ -32,6 +32,8 @@ LAUNCH = """
 import signal, sys
 from mindvl_train.launch import launch
 if __name__ == "__main__":
+    # A shell without job control starts background work with interrupts ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         launch([sys.executable, "-c", sys.argv[2], sys.argv[1]], 2, threads_per_process=1)
     except KeyboardInterrupt:
