@@ -18,9 +18,10 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (ModelSection, {}, "give either size, or both vision and language"),
-        (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "give either size, or both"),
-        (ModelSection, {"language": MODEL.language}, "complete the other"),
+        (ModelSection, {}, "give either size, or folder, or both vision and language"),
+        (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "Keep one of the three"),
+        (ModelSection, {"vision": MODEL.vision}, "Keep one of the three"),
+        (ModelSection, {"folder": Path("nowhere")}, "nowhere"),
         (ModelSection, {"size": "huge"}, r"no size is called 'huge'.*'tiny'"),
         (InitSection, {"checkpoint": Path("a"), "model": Path("b")}, "exclude each other"),
         (InitSection, {"model": Path("a"), "vision": Path("b")}, "exclude each other"),

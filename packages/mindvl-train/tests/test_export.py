@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mindvl_model import ModelError
-from mindvl_train import CheckpointError, InitSection, RunConfig, run_training
+from mindvl_train import CheckpointError, InitSection, ModelSection, RunConfig, run_training
 from mindvl_train.export import export_checkpoint, model_config
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
@@ -30,7 +30,8 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     assert processor.image_processor.size["longest_edge"] == 28 * 28 * 3
 
     still = replace(make_config().schedule, steps=1, peak_lr=0.0, min_lr=0.0)
-    again = make_config("again", schedule=still, seed=5, init=InitSection(model=folder))
+    section = ModelSection(folder=folder)
+    again = make_config("again", schedule=still, seed=5, model=section, init=InitSection(model=folder))
     weights = read_tensors(run_training(again).checkpoint)
     assert all(torch.equal(weights[name], tensor) for name, tensor in stored.items() if "optimizer" not in name)
 

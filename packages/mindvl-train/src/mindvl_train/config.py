@@ -10,6 +10,7 @@ from typing import Literal
 
 from mindvl_data import DataConfig
 from mindvl_model import MindVLConfig, ModelError, Qwen3LanguageConfig, TokenConfig, VisionConfig, named_config
+from mindvl_model.hf.export import config_from_folder
 from mindvl_ops import OpsConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
@@ -25,19 +26,20 @@ TRAINABLE: dict[Phase, tuple[Part, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """Which model: a named size, or its two halves written out. Token ids come from the tokenizer."""
+    """Which model: a named size, that of an exported folder, or two halves. Token ids come from the tokenizer."""
 
     size: str | None = None  # a name such as "tiny" or "mindvl-8b"
-    vision: VisionConfig | None = None  # in place of size
-    language: Qwen3LanguageConfig | None = None  # in place of size
+    folder: Path | None = None  # an exported MindVL folder; its weights are taken only where init.model names it too
+    vision: VisionConfig | None = None  # in place of size and folder
+    language: Qwen3LanguageConfig | None = None  # in place of size and folder
 
     def __post_init__(self) -> None:
         halves = (self.vision is not None, self.language is not None)
-        if (self.size is not None) == any(halves) or (any(halves) and not all(halves)):
-            raise ValueError("give either size, or both vision and language. Remove the one or complete the other.")
-        if self.size is not None:
+        if (self.size is not None) + (self.folder is not None) + any(halves) != 1 or any(halves) != all(halves):
+            raise ValueError("give either size, or folder, or both vision and language. Keep one of the three.")
+        if self.size is not None or self.folder is not None:
             try:
-                named_config(self.size)
+                self.resolve()
             except ModelError as error:
                 raise ValueError(str(error)) from None
 
@@ -45,6 +47,8 @@ class ModelSection:
         """The model before it knows its tokenizer."""
         if self.size is not None:
             return named_config(self.size)
+        if self.folder is not None:
+            return config_from_folder(self.folder)
         assert self.vision is not None
         assert self.language is not None
         return MindVLConfig(
