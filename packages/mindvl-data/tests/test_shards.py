@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import webdataset
 
 from mindvl_data import DataError
 from mindvl_data.shards import ShardFiles, ShardWriter, scan_members
@@ -25,6 +26,18 @@ MEMBERS = {"a.json": b"{}", "a.0.png": bytes(700), "b.json": b"x" * 512}
 def test_a_standard_tar_reader_reads_our_shards(tmp_path: Path) -> None:
     with tarfile.open(write(tmp_path / "s.tar", MEMBERS)) as archive:
         assert {m.name: archive.extractfile(m).read() for m in archive} == MEMBERS  # type: ignore[union-attr]
+
+
+def test_webdataset_reads_our_shards_and_we_read_those_of_its_writer(tmp_path: Path) -> None:
+    ours = webdataset.WebDataset(str(write(tmp_path / "ours.tar", MEMBERS)), shardshuffle=False)
+    read = [{name: content for name, content in sample.items() if not name.startswith("__")} for sample in ours]
+    assert read == [{"json": b"{}", "0.png": bytes(700)}, {"json": b"x" * 512}]
+
+    with webdataset.TarWriter(str(tmp_path / "theirs.tar"), encoder=False) as writer:
+        for key, sample in zip("ab", read, strict=True):
+            writer.write({"__key__": key, **sample})
+    theirs = {member.name: member.length for member in scan_members(tmp_path / "theirs.tar")}
+    assert theirs == {name: len(content) for name, content in MEMBERS.items()}
 
 
 def test_we_read_the_shards_of_a_standard_writer(tmp_path: Path) -> None:
