@@ -6,7 +6,7 @@ whose results stand in docs/demo.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mindvl_cli.demo.tasks import Task
 from mindvl_model import Qwen3LanguageConfig, VisionConfig
@@ -71,7 +71,7 @@ class DemoSettings:
     headline_items: int = 500
     tokenizer_samples: int = 2000
     weight_decay: float = 0.05
-    threads: int = field(default=2)  # fixed, because the order of sums depends on it
+    threads: int = 2  # fixed, because the order of sums depends on it
 
 
 _MULTITASK = {"read": 0.60, "count": 0.06, "compare": 0.07, "locate": 0.07, "text": 0.20}
