@@ -15,6 +15,9 @@ def sample(length: int, num_patches: int = 0) -> TokenizedSample:
         labels=np.arange(2, length + 2),
         pixel_values=np.full((num_patches, 588), 7, np.uint8),
         image_grid_thw=np.array([[1, 2, num_patches // 2]] if num_patches else [], np.int64).reshape(-1, 3),
+        pixel_values_videos=np.zeros((0, 1176), np.uint8),
+        video_grid_thw=np.zeros((0, 3), np.int64),
+        seconds_per_grid=np.zeros(0),
     )
 
 

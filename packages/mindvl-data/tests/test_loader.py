@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mindvl_data import IGNORE_INDEX, Batch, DataConfig, DataError, Loader, PackingConfig, SourceConfig, index_folder
-from mindvl_data.index import open_index
+from mindvl_data.shards.index import open_index
 
 MakeConfig = Callable[..., DataConfig]
 

@@ -7,7 +7,7 @@ import pytest
 
 from mindvl_data import BadSample
 from mindvl_data.samples import parse_record, parse_sample
-from mindvl_data.types import Coordinates, Image, RawSample, Text
+from mindvl_data.types import Coordinates, Image, MediaSize, RawSample, Text
 
 
 def chat(content: Any, answer: Any = "yes", **more: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def test_coordinates_refer_to_a_picture() -> None:
 
 
 def test_a_plain_text_record_shows_its_pictures_first() -> None:
-    sample = parse_sample(RawSample(key="a", record=b"a cat", is_json=False, media=(b"",)))
+    sample = parse_sample(RawSample(key="a", record=b"a cat", is_json=False, media=(b"",), sizes=(MediaSize(1, 1),)))
     assert sample.content == (Image(0), Text("a cat"))
 
 
@@ -67,4 +67,4 @@ def test_a_record_that_does_not_fit_is_a_bad_sample(record: Any, message: str) -
 
 def test_deeply_nested_json_is_a_bad_sample() -> None:
     with pytest.raises(BadSample, match="cannot be read"):
-        parse_sample(RawSample(key="a", record=b"[" * 100_000, is_json=True, media=()))
+        parse_sample(RawSample(key="a", record=b"[" * 100_000, is_json=True, media=(), sizes=()))

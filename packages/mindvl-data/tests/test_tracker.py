@@ -39,7 +39,7 @@ def test_a_state_is_small_json_and_does_not_name_folders(make_config: MakeConfig
         ({"seed": 9}, "recipe"),
         ({"text_share": 0.5}, "recipe"),
         ({"packing": PackingConfig(seq_length=128, buffer_size=16)}, "recipe"),
-        ({"image": ImageConfig(max_pixels=56 * 56)}, "image processor"),
+        ({"image": ImageConfig(max_pixels=56 * 56)}, "image and video processor"),
     ],
 )
 def test_a_changed_recipe_or_processor_is_refused_by_name(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mindvl_data.errors import BadSample
-from mindvl_data.types import Coordinates, Image, Message, Part, Text
+from mindvl_data.types import Coordinates, Image, Message, Part, Text, Video
 
 IMAGE_MARK = "\ufdd0"  # one picture
 SPLIT_MARK = "\ufdd1"  # inside a special token that a user typed; dropped when encoded, as plain text
@@ -68,7 +68,7 @@ class ChatTemplate:
         for part in parts:
             if isinstance(part, Text):
                 pieces.append(_MARKS.sub("\ufffd", part.text))
-            elif isinstance(part, Image):
+            elif isinstance(part, Image | Video):
                 pieces.append(IMAGE_MARK)
             else:
                 pieces.append(coordinates_text(part, scales[part.image]))

@@ -49,6 +49,7 @@ def collate(
     if padding:
         lengths.append(padding)
     empty_patches, empty_grid = np.zeros((0, patch_dim), np.uint8), np.zeros((0, 3), np.int64)
+    empty_videos = np.zeros((0, 2 * patch_dim), np.uint8)
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
@@ -57,6 +58,10 @@ def collate(
         max_seqlen=max(lengths),
         pixel_values=torch.from_numpy(np.concatenate([empty_patches, *(s.pixel_values for s in packed.samples)])),
         image_grid_thw=torch.from_numpy(np.concatenate([empty_grid, *(s.image_grid_thw for s in packed.samples)])),
+        pixel_values_videos=torch.from_numpy(
+            np.concatenate([empty_videos, *(s.pixel_values_videos for s in packed.samples)])
+        ),
+        video_grid_thw=torch.from_numpy(np.concatenate([empty_grid, *(s.video_grid_thw for s in packed.samples)])),
         num_label_tokens=int((labels != IGNORE_INDEX).sum()),
         segments=packed.segments,
         step=step,

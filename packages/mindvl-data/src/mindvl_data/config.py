@@ -39,6 +39,39 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """How a video becomes frames and patches (Qwen2.5-VL's published values)."""
+
+    fps: float = 2.0  # frames taken per second
+    min_frames: int = 4  # shorter videos are sampled more densely, as far as they have frames
+    max_frames: int = 768  # longer videos are sampled more sparsely
+    min_pixels: int = 128 * 28 * 28  # of one frame
+    max_pixels: int = 768 * 28 * 28  # of one frame
+    total_pixels: int = 24_576 * 28 * 28  # of all frames together; many frames are made smaller
+
+    def __post_init__(self) -> None:
+        if not self.fps > 0 or not 2 <= self.min_frames <= self.max_frames:
+            raise ValueError(
+                f"fps={self.fps}, min_frames={self.min_frames}, max_frames={self.max_frames} leave no choice. "
+                "Use fps > 0 and 2 <= min_frames <= max_frames."
+            )
+        if not 28 * 28 <= self.min_pixels <= self.max_pixels or self.total_pixels < self.min_pixels:
+            raise ValueError(
+                f"min_pixels={self.min_pixels}, max_pixels={self.max_pixels}, total_pixels={self.total_pixels} leave "
+                "no size to choose. Use 784 <= min_pixels <= max_pixels, and total_pixels of at least min_pixels."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRules:
+    """Everything that turns a sample of one source into tokens and patches, besides the tokenizer."""
+
+    image: ImageConfig
+    video: VideoConfig = field(default_factory=VideoConfig)
+    max_tokens: int | None = None  # whole turns beyond this are left out; None: the sample stays as it is
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackingConfig:
     """The two budgets of a row."""
 
@@ -46,6 +79,9 @@ class PackingConfig:
     max_patches: int | None = None  # patches in a row; None: 1.25 times what the mixture asks for on average
     buffer_size: int = 256  # samples the packer chooses from; bounds how long a sample can wait
     pad_multiple: int = 8  # rows are padded to a multiple of this
+    overflow: Literal["drop", "trim_turns"] = "drop"  # a sample longer than a row: left out, or its last turns are
+    balance_steps: int = 4  # steps whose rows are dealt together so that ranks see equal picture loads; 1: none
+    balance_width: int = 8  # rows that run side by side when loads are balanced; part of the recipe, not of the cluster
 
     def __post_init__(self) -> None:
         if self.seq_length <= 0 or self.seq_length % self.pad_multiple:
@@ -55,6 +91,10 @@ class PackingConfig:
             )
         if self.buffer_size < 1:
             raise ValueError(f"buffer_size={self.buffer_size} holds no sample. Use 256.")
+        if self.balance_steps < 1 or self.balance_width < 1:
+            raise ValueError(
+                f"balance_steps={self.balance_steps} and balance_width={self.balance_width} have to be at least 1."
+            )
         if self.max_patches is not None and self.max_patches < 0:
             raise ValueError(f"max_patches={self.max_patches} is negative. Leave it out to derive it from the data.")
 
@@ -64,13 +104,22 @@ class SourceConfig:
     """One dataset of the mixture."""
 
     name: str  # appears in reports, logs and the ledger
-    path: Path  # folder of indexed shards
+    path: Path | str  # folder of indexed shards; or its address in an object store, such as s3://bucket/photos
     weight: float = 1.0  # share of the mixture, relative to the other sources
     max_epochs: int | None = None  # how often each sample may be used; None: as often as the mixture asks
     min_pixels: int | None = None  # overrides image.min_pixels for this source
     max_pixels: int | None = None  # overrides image.max_pixels for this source
+    first: int | None = None  # use only this many samples, the first in the order of the index
+    fraction: float | None = None  # use only this share of the samples, the same ones in every epoch
 
     def __post_init__(self) -> None:
+        if isinstance(self.path, str) and "://" not in self.path:
+            object.__setattr__(self, "path", Path(self.path))
+        if (self.first is not None and self.first < 1) or (self.fraction is not None and not 0 < self.fraction <= 1):
+            raise ValueError(
+                f"first={self.first} and fraction={self.fraction} of source {self.name!r} use nothing. "
+                "Use first >= 1 and 0 < fraction <= 1, or leave them out."
+            )
         if not self.weight > 0:
             raise ValueError(
                 f"weight={self.weight} of source {self.name!r} is not positive. Remove the source instead."
@@ -96,6 +145,25 @@ def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """How shards in an object store are read (sources whose path is an address)."""
+
+    cache: Path | None = None  # folder that keeps what was fetched; needed for sources in an object store
+    cache_bytes: int = 100 * 10**9  # the least recently used is removed beyond this
+    max_gap_bytes: int = 1 << 20  # reads this near to each other become one request
+    retries: int = 5  # of one request, waiting twice as long each time
+    timeout_s: float = 30.0  # of one request
+    options: dict[str, str] = field(default_factory=dict)  # for fsspec's file system, such as endpoint_url
+
+    def __post_init__(self) -> None:
+        if self.cache_bytes < 0 or self.max_gap_bytes < 0 or self.retries < 0 or self.timeout_s <= 0:
+            raise ValueError(
+                f"cache_bytes={self.cache_bytes}, max_gap_bytes={self.max_gap_bytes}, retries={self.retries}, "
+                f"timeout_s={self.timeout_s}: none may be negative, and timeout_s has to be above 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Everything that decides which sample is trained on when; the plan is a pure function of it and the index."""
 
@@ -103,14 +171,19 @@ class DataConfig:
     tokenizer: Path  # folder with tokenizer files and a chat template, as transformers saves them
     packing: PackingConfig  # budgets of a row
     image: ImageConfig = field(default_factory=ImageConfig)  # budgets of a picture
+    video: VideoConfig = field(default_factory=VideoConfig)  # budgets of a video
+    store: StoreConfig = field(default_factory=StoreConfig)  # how object stores are read
     seed: int = 0  # decides the order of samples
     weight_unit: Literal["samples", "tokens"] = "samples"  # what the weights count
     text_share: float | None = None  # share of text-only sources, e.g. 0.2; None: as the weights say
     shuffle_window: int = 65_536  # samples shuffled together after shards were shuffled; bounds how far reads spread
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
     prefetch_packs: int = 8  # rows made ahead of the training step
+    prefetch_bytes: int = 1 << 30  # decoded bytes that wait at most; one row is always made
+    plan_ahead_steps: int = 16  # steps planned ahead in the background
     max_bad_share: float = 0.01  # the run stops when more samples than this cannot be decoded
     audit_log: Path | None = None  # one JSON line for every step handed out; a log belongs to one run
+    quarantine_log: Path | None = None  # one JSON line for every sample that could not be decoded
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
@@ -123,8 +196,10 @@ class DataConfig:
             source_image(self.image, source)
         if self.text_share is not None and not 0 <= self.text_share <= 1:
             raise ValueError(f"text_share={self.text_share} is not a share. Use a value from 0 to 1.")
-        if self.num_threads < 0 or self.prefetch_packs < 1 or self.shuffle_window < 1:
+        counts = (self.prefetch_packs, self.prefetch_bytes, self.plan_ahead_steps, self.shuffle_window)
+        if self.num_threads < 0 or min(counts) < 1:
             raise ValueError(
                 f"num_threads={self.num_threads}, prefetch_packs={self.prefetch_packs}, "
+                f"prefetch_bytes={self.prefetch_bytes}, plan_ahead_steps={self.plan_ahead_steps}, "
                 f"shuffle_window={self.shuffle_window}: use num_threads >= 0 and at least 1 for the others."
             )

@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-import numpy as np
-
 from mindvl_data.collate import collate
 from mindvl_data.config import DataConfig
+from mindvl_data.encode import decode_sample, encode_sample, placeholder
 from mindvl_data.errors import BadSample, DataError
-from mindvl_data.images import decode, to_patches
-from mindvl_data.lengths import SourceIndex, image_scales
-from mindvl_data.planner import PlannedSample, PlannedStep, Planner, Row, rows_of_rank
+from mindvl_data.plan.planner import PlannedSample, PlannedStep, Planner, Row, rows_of_rank
+from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
-from mindvl_data.samples import parse_sample
-from mindvl_data.shards import ShardFiles
-from mindvl_data.tokenization import expand, load_tokenizer
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import AuditLog, identities, open_state, seal_state
-from mindvl_data.types import IGNORE_INDEX, Batch, PackedSample, Segment, TokenizedSample
+from mindvl_data.types import Batch, PackedSample, Segment, TokenizedSample
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +61,7 @@ class Loader:
         self._position_kind: PositionKind = position_kind
         self._files = ShardFiles()
         self._tokenizer = load_tokenizer(config.tokenizer)
-        self._sources = [SourceIndex(s, config.image, self._tokenizer, self._files) for s in config.sources]
+        self._sources = [SourceIndex(s, config, self._tokenizer, self._files) for s in config.sources]
         self._identities = identities(config, self._sources, self._tokenizer, packs_per_step)
         self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
         self._threads = (
@@ -166,43 +163,22 @@ class Loader:
         try:
             raw = source.read(planned.shard, planned.row)
             key = raw.key
-            sample = parse_sample(raw)
-            scales = image_scales(source.image_sizes(planned.shard, planned.row), source.image)
-            pictures = [decode(content, decode_limit=source.image.decode_limit) for content in raw.media]
-            if any((p.height, p.width) != size for p, (size, _) in zip(pictures, scales, strict=True)):
-                raise BadSample("picture has another size than the index says")
-            patches = [to_patches(picture, source.image) for picture in pictures]
-            encoded = self._tokenizer.encode(sample, scales)
-            merged = [t * h * w // source.image.spatial_merge_size**2 for _, (t, h, w) in patches]
-            input_ids, labels = expand(encoded, merged, self._tokenizer.image_pad_id)
-            if len(input_ids) != planned.length:
-                raise BadSample(f"{len(input_ids)} tokens instead of the planned {planned.length}")
-            tokenized = TokenizedSample(
-                input_ids=input_ids,
-                labels=labels,
-                pixel_values=np.concatenate([_no_patches(source.image.patch_dim), *(p for p, _ in patches)]),
-                image_grid_thw=np.array([grid for _, grid in patches], np.int64).reshape(-1, 3),
-            )
+            encoding = encode_sample(raw, rules=source.rules, tokenizer=self._tokenizer)
+            if encoding.num_tokens != planned.length:
+                raise BadSample(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
+            tokenized = decode_sample(raw, encoding, tokenizer=self._tokenizer)
         except BadSample as error:
             logger.warning(
                 "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
                 error, source.name, shard, planned.row, key,
             )  # fmt: skip
-            tokenized, bad = self._placeholder(planned.length, source.image.patch_dim), True
+            patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
+            tokenized, bad = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id), True
         segment = Segment(
             source=source.name, epoch=planned.epoch, shard=shard.name, row=planned.row, key=key,
             length=planned.length, bad=bad,
         )  # fmt: skip
         return tokenized, segment
-
-    def _placeholder(self, length: int, patch_dim: int) -> TokenizedSample:
-        """Keeps rows and ranks as planned when a sample cannot be decoded."""
-        return TokenizedSample(
-            input_ids=np.full(length, self._tokenizer.pad_id, np.int64),
-            labels=np.full(length, IGNORE_INDEX, np.int64),
-            pixel_values=_no_patches(patch_dim),
-            image_grid_thw=np.zeros((0, 3), np.int64),
-        )
 
     def _count_bad(self, batch: Batch) -> None:
         bad = sum(segment.bad for segment in batch.segments)
@@ -213,7 +189,3 @@ class Loader:
                 f"{self._num_bad} of {self._num_samples} samples could not be decoded. "
                 f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
             )
-
-
-def _no_patches(patch_dim: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.zeros((0, patch_dim), np.uint8)

@@ -16,12 +16,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mindvl_data.config import ImageConfig
+from mindvl_data.encode import image_scales
 from mindvl_data.errors import DataError
 from mindvl_data.images import decode, smart_resize
-from mindvl_data.index import FolderIndex, key_of, open_index
-from mindvl_data.lengths import image_scales, read_sample
 from mindvl_data.samples import parse_sample
-from mindvl_data.shards import ShardFiles
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.index import FolderIndex, key_of, open_index
+from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, Batch, Coordinates, RawSample, Sample
 
@@ -82,8 +83,7 @@ def preview_sample(
     finally:
         files.close()
     sample = parse_sample(raw)
-    sizes = [(p.height, p.width) for p in (decode(m, decode_limit=image.decode_limit) for m in raw.media)]
-    scales = image_scales(sizes, image)
+    scales = image_scales(raw.sizes, image)
     tokens: list[TokenRun] = []
     if tokenizer is not None:
         encoded = tokenizer.encode(sample, scales)

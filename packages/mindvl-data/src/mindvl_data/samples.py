@@ -24,7 +24,8 @@ def parse_sample(raw: RawSample) -> Sample:
         record = json.loads(text) if raw.is_json else {"content": [*[{"type": "image"}] * len(raw.media), text]}
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadSample(f"record cannot be read: {error}") from error
-    return parse_record(record, num_images=len(raw.media))
+    num_videos = sum(size.frames > 0 for size in raw.sizes)
+    return parse_record(record, num_images=len(raw.sizes) - num_videos)
 
 
 def parse_record(record: Any, *, num_images: int) -> Sample:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -21,6 +21,16 @@ from mindvl_data.errors import BadSample, DataError
 from mindvl_data.types import IGNORE_INDEX, Sample
 
 _VERSION = 1  # part of the identity: lengths measured by other rules are not mixed with ours
+
+
+class Encoded(Protocol):
+    """Ids with placeholders, and what is learned of them."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]: ...
+
+    @property
+    def learned(self) -> NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,7 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
     )
 
 
-def expand(encoded: EncodedText, tokens_per_image: Sequence[int], image_pad_id: int) -> tuple[Any, Any]:
+def expand(encoded: Encoded, tokens_per_image: Sequence[int], image_pad_id: int) -> tuple[Any, Any]:
     """Repeat each placeholder and shift the labels.
 
     Returns:

@@ -17,12 +17,12 @@ from typing import Any
 
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
-from mindvl_data.lengths import SourceIndex
-from mindvl_data.planner import PlannedStep
+from mindvl_data.plan.planner import PlannedStep
+from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 1
-PLAN_VERSION = 2  # raised when the same configuration would give another plan
+PLAN_VERSION = 3  # raised when the same configuration would give another plan
 _AUDIT_LINE_START = b'{"step":'
 _AUDIT_LINE = re.compile(rb'\{"step":(\d+),')
 _AUDIT_LINE_HEAD = 40  # bytes; more than the step's number can take
@@ -40,13 +40,13 @@ def identities(
         "text_share": config.text_share,
         "shuffle_window": config.shuffle_window,
         "packing": dataclasses.asdict(config.packing),
-        "sources": [[s.name, s.weight, s.max_epochs] for s in config.sources],
+        "sources": [[s.name, s.weight, s.max_epochs, s.first, s.fraction] for s in config.sources],
     }
-    images = [[s.name, dataclasses.asdict(s.image)] for s in sources]
+    media = [[s.name, dataclasses.asdict(s.rules)] for s in sources]
     return {
         "recipe": _digest(recipe),
         "tokenizer and chat template": tokenizer.identity[:16],
-        "image processor": _digest(images),
+        "image and video processor": _digest(media),
         **{f"index of {s.name}": s.index.identity[:16] for s in sources},
     }
 

@@ -12,19 +12,30 @@ import torch
 from numpy.typing import NDArray
 
 IGNORE_INDEX = -100
-_ON_HOST = ("cu_seqlens", "image_grid_thw")
+_ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw")
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+@dataclass(frozen=True)
+class MediaSize:
+    """What the index knows of a picture or video."""
+
+    height: int  # pixels as shown
+    width: int
+    frames: int = 0  # of a video; 0 for a picture
+    fps: float = 0.0  # frames per second of a video
+
+
 @dataclass(frozen=True, kw_only=True)
 class RawSample:
-    """The bytes of one sample, as they lie in the shard."""
+    """The bytes of one sample, as they lie in the shard, and what the index knows of them."""
 
     key: str
     record: bytes  # KEY.json, or KEY.txt of a plain caption
     is_json: bool
-    media: tuple[bytes, ...]  # pictures in the order in which the text mentions them
+    media: tuple[bytes, ...]  # pictures and videos in the order in which the text mentions them
+    sizes: tuple[MediaSize, ...]  # of the media, in the same order
 
 
 @dataclass(frozen=True)
@@ -38,14 +49,19 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Video:
+    index: int  # into the sample's media
+
+
+@dataclass(frozen=True)
 class Coordinates:
     """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original picture, EXIF orientation applied."""
 
-    image: int
+    image: int  # into the sample's media
     values: tuple[float, ...]
 
 
-Part = Text | Image | Coordinates
+Part = Text | Image | Video | Coordinates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +77,10 @@ class Sample:
     messages: tuple[Message, ...] = ()
     content: tuple[Part, ...] = ()
     num_images: int
+    num_videos: int = 0
     has_coordinates: bool
+    min_pixels: int | None = None  # the sample's own picture limits; they go before those of source and mixture
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +91,9 @@ class TokenizedSample:
     labels: NDArray[np.int64]  # [S]
     pixel_values: NDArray[np.uint8]  # [P, patch_dim]
     image_grid_thw: NDArray[np.int64]  # [num_images, 3]
+    pixel_values_videos: NDArray[np.uint8]  # [P_videos, 2 * patch_dim]
+    video_grid_thw: NDArray[np.int64]  # [num_videos, 3]
+    seconds_per_grid: NDArray[np.float64]  # [num_videos], time between two steps of a video's grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +128,8 @@ class Batch:
     max_seqlen: int
     pixel_values: torch.Tensor  # uint8 [P, patch_dim], merge-block order
     image_grid_thw: torch.Tensor  # int64 [num_images, 3]
+    pixel_values_videos: torch.Tensor  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, row, column)
+    video_grid_thw: torch.Tensor  # int64 [num_videos, 3]
     num_label_tokens: int
     segments: tuple[Segment, ...]  # without the padding
     step: int  # the optimizer step this row belongs to
@@ -113,7 +137,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """The same row with its tensors on `device`.
 
-        cu_seqlens and image_grid_thw stay on the host: the model plans with their values there, and reading them back
+        cu_seqlens and the grids stay on the host: the model plans with their values there, and reading them back
         would make it wait for the device twice in every row.
         """
         moved: dict[str, Any] = {
@@ -133,4 +157,6 @@ class Batch:
             "max_seqlen": self.max_seqlen,
             "pixel_values": self.pixel_values,
             "image_grid_thw": self.image_grid_thw,
+            "pixel_values_videos": self.pixel_values_videos,
+            "video_grid_thw": self.video_grid_thw,
         }

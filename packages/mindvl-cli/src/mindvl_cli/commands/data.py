@@ -75,7 +75,8 @@ def index(
     Example: mindvl data index shards/photos --tokenizer model/
     """
     from mindvl_data import index_folder, load_tokenizer
-    from mindvl_data.lengths import measure_folder
+    from mindvl_data.config import SampleRules
+    from mindvl_data.measure import measure_folder
 
     rows = []
     for folder in folders:
@@ -83,9 +84,9 @@ def index(
             manifest = index_folder(folder, progress=report)
         row = {"folder": str(folder)} | {key: manifest[key] for key in ("samples", "images", "bytes")}
         if tokenizer is not None:
-            image = _image_config(min_pixels, max_pixels)
+            rules = SampleRules(image=_image_config(min_pixels, max_pixels))
             with reported_progress(f"measure {folder.name}", unit="shards") as report:
-                row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), image, progress=report)
+                row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), rules, progress=report)
         rows.append(row)
     lines = [f"{row['folder']}: {row['samples']} samples, {row['images']} images" for row in rows]
     _say(as_json, {"folders": rows}, "\n".join(lines))
@@ -151,7 +152,7 @@ def stats(recipe: Path, overrides: tuple[str, ...], packs: int, dp: int, microba
     """
     from mindvl_cli.load import load_section
     from mindvl_data import DataConfig
-    from mindvl_data.stats import plan_stats
+    from mindvl_data.plan.stats import plan_stats
 
     config = load_section(recipe, "data", DataConfig, overrides)
     figures = plan_stats(config, num_rows=packs, dp_size=dp, microbatches=microbatches)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import Records, SourceRecord, count_lines, extras, image_paths, read_json_lines
-from mindvl_data.shards import IMAGE_EXTENSIONS
+from mindvl_data.shards.tar import IMAGE_EXTENSIONS
 
 CAPTIONS_NAME = "captions.jsonl"
 

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindvl_data.shuffle import EpochOrder, permute
+from mindvl_data.plan.shuffle import EpochOrder, permute
 
 
 def order(sizes: list[int], *, window: int = 8, seed: int = 0, epoch: int = 0) -> EpochOrder:

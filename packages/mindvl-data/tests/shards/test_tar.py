@@ -10,7 +10,8 @@ import pytest
 import webdataset
 
 from mindvl_data import DataError
-from mindvl_data.shards import ShardFiles, ShardWriter, scan_members
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.tar import ShardWriter, scan_members
 
 
 def write(path: Path, members: dict[str, bytes]) -> Path:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindvl_data import Packer
-from mindvl_data.packing import largest_sum
+from mindvl_data.plan.packing import largest_sum
 
 
 def pack_all(samples: list[tuple[int, int]], capacity: int, max_patches: int, buffer_size: int) -> list[list[int]]:

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from mindvl_data import DataError, index_folder
-from mindvl_data.index import key_of, open_index
-from mindvl_data.shards import ShardWriter
+from mindvl_data.shards.index import key_of, open_index
+from mindvl_data.shards.tar import ShardWriter
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}).encode()
 

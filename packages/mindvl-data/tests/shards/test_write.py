@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError, index_folder, write_shards
-from mindvl_data.shards import scan_members
-from mindvl_data.write import WriteProgress
+from mindvl_data.shards.tar import scan_members
+from mindvl_data.shards.write import WriteProgress
 
 
 def source(folder: Path, count: int = 5) -> Path:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindvl_data import DataError
-from mindvl_data.mixture import Mixture, effective_weights
+from mindvl_data.plan.mixture import Mixture, effective_weights
 
 
 @example([1.0, 1.0, 4.0, 4.0, 0.25])  # plain largest-deficit is 1.02 samples off after 18 draws

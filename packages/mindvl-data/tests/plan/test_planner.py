@@ -21,9 +21,9 @@ from mindvl_data import (
     index_folder,
     write_shards,
 )
-from mindvl_data.lengths import SourceIndex
-from mindvl_data.planner import PlannedSample, Planner, rows_of_rank
-from mindvl_data.shards import ShardFiles
+from mindvl_data.plan.planner import PlannedSample, Planner, rows_of_rank
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.shards.files import ShardFiles
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -33,7 +33,7 @@ def make_planner(tokenizer: Tokenizer) -> Iterator[Callable[..., Planner]]:
     files = ShardFiles()
 
     def make(config: DataConfig, rows_per_step: int = 2) -> Planner:
-        sources = [SourceIndex(s, config.image, tokenizer, files) for s in config.sources]
+        sources = [SourceIndex(s, config, tokenizer, files) for s in config.sources]
         return Planner(config, sources, rows_per_step=rows_per_step)
 
     yield make

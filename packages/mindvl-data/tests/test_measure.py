@@ -17,10 +17,14 @@ from mindvl_data import (
     index_folder,
     write_shards,
 )
-from mindvl_data import lengths as lengths_module
-from mindvl_data.index import open_index
-from mindvl_data.lengths import SourceIndex, measure_folder
-from mindvl_data.shards import ShardFiles
+from mindvl_data import measure as measure_module
+from mindvl_data.config import SampleRules
+from mindvl_data.measure import measure_folder
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.index import open_index
+
+SMALL = SampleRules(image=ImageConfig(max_pixels=5000))
 
 
 @pytest.fixture
@@ -68,30 +72,30 @@ def test_lengths_are_measured_once_and_kept_beside_the_index(
     boxes: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = ImageConfig()
-    tokens = measure_folder(boxes, tokenizer, image)
-    monkeypatch.setattr(lengths_module, "_measure_sample", None)
-    assert measure_folder(boxes, tokenizer, image) == tokens
+    tokens = measure_folder(boxes, tokenizer, SampleRules(image=image))
+    monkeypatch.setattr(measure_module, "_measure_sample", None)
+    assert measure_folder(boxes, tokenizer, SampleRules(image=image)) == tokens
     with pytest.raises(TypeError):
-        measure_folder(boxes, tokenizer, ImageConfig(max_pixels=5000))  # coordinates: another budget, another length
+        measure_folder(boxes, tokenizer, SMALL)  # coordinates: another budget, another length
 
 
 def test_without_coordinates_the_pixel_budget_needs_no_new_measuring(
     shard_folders: dict[str, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = measure_folder(shard_folders["pictures"], tokenizer, ImageConfig())
-    monkeypatch.setattr(lengths_module, "_measure_sample", None)
-    assert measure_folder(shard_folders["pictures"], tokenizer, ImageConfig(max_pixels=5000)) == tokens
+    tokens = measure_folder(shard_folders["pictures"], tokenizer, SampleRules(image=ImageConfig()))
+    monkeypatch.setattr(measure_module, "_measure_sample", None)
+    assert measure_folder(shard_folders["pictures"], tokenizer, SMALL) == tokens
 
 
 def test_a_source_can_have_its_own_pixel_budget(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
     files = ShardFiles()
-    plain = SourceIndex(SourceConfig(name="p", path=shard_folders["pictures"]), ImageConfig(), tokenizer, files)
-    small = SourceIndex(
-        SourceConfig(name="p", path=shard_folders["pictures"], min_pixels=784, max_pixels=784),
-        ImageConfig(),
-        tokenizer,
-        files,
-    )
+
+    def source(**limits: int) -> SourceIndex:
+        config = SourceConfig(name="p", path=shard_folders["pictures"], **limits)
+        whole = DataConfig(sources=(config,), tokenizer=Path("unused"), packing=PackingConfig(seq_length=64))
+        return SourceIndex(config, whole, tokenizer, files)
+
+    plain, small = source(), source(min_pixels=784, max_pixels=784)
     images = open_index(shard_folders["pictures"]).shards[0].samples["num_members"] - 1
     assert (small.lengths(0)[1] == 4 * images).all()
     assert (small.lengths(0)[0] < plain.lengths(0)[0]).all()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mindvl_data import DataConfig, Loader
-from mindvl_data.stats import plan_stats
+from mindvl_data.plan.stats import plan_stats
 
 
 def test_the_figures_are_those_of_the_rows(make_config: Callable[..., DataConfig]) -> None:

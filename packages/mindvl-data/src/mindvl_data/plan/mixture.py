@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source comes next: of those that are behind their share, the one that would be a whole sample behind first.
+
+Used by the planner. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
+"The chairman assignment problem", 1980), where independent draws wander off with the square root of the length, and
+plain largest-deficit can pass one sample. Where weights count tokens, a sample of average length stands for one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindvl_data.errors import DataError
+
+
+def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_share: float | None) -> list[float]:
+    """Weights that sum to 1, with text-only sources scaled to `text_share` together.
+
+    Raises:
+        DataError: A share is asked for that no source can give.
+    """
+    total_text = sum(w for w, text in zip(weights, is_text, strict=True) if text)
+    total_other = sum(weights) - total_text
+    if text_share is None:
+        return [w / (total_text + total_other) for w in weights]
+    if (text_share > 0 and not any(is_text)) or (text_share < 1 and all(is_text)):
+        lacking = "no source is text-only" if text_share > 0 and not any(is_text) else "all sources are text-only"
+        raise DataError(f"text_share={text_share} cannot be reached: {lacking}. data.text_share. Leave it out.")
+    return [
+        w / total_text * text_share if text else w / total_other * (1 - text_share)
+        for w, text in zip(weights, is_text, strict=True)
+    ]
+
+
+class Mixture:
+    """The next source, again and again. Its state is one number per source.
+
+    Args:
+        weights: Relative shares; a weight of 0 is never drawn.
+        unit: What an average sample counts: 1 for samples, its length for tokens.
+    """
+
+    def __init__(self, weights: Sequence[float], *, unit: float = 1.0) -> None:
+        self._weights = np.array(weights, np.float64)
+        self._unit = unit
+        self._active = self._weights > 0
+        self.owed = np.zeros(len(weights), np.float64)  # how far each source is behind; the sum is 0
+        self._set_shares()
+
+    def next_source(self) -> int | None:
+        """The source to draw from; None when all are exhausted."""
+        if not self._active.any():
+            return None
+        behind = np.where(self._active, self.owed / self._unit + self._share, -np.inf)
+        eligible = np.flatnonzero(behind >= self._margin)
+        if not eligible.size:  # amounts that differ from the unit can leave all of them just below the margin
+            return int(behind.argmax())
+        deadlines = (1 - self._margin - behind[eligible]) / self._share[eligible]
+        return int(eligible[deadlines.argmin()])
+
+    def took(self, source: int, amount: float = 1.0) -> None:
+        """Record that `source` gave `amount` (samples or tokens)."""
+        self.owed += self._share * amount
+        self.owed[source] -= amount
+
+    def exhaust(self, source: int) -> None:
+        """Stop drawing from `source`; the others keep their proportions and share what it still owed."""
+        self._active[source] = False
+        self._set_shares()
+        lost, self.owed[source] = self.owed[source], 0.0
+        self.owed += lost * self._share
+
+    def _set_shares(self) -> None:
+        remaining = np.where(self._active, self._weights, 0.0)
+        self._share = remaining / remaining.sum() if remaining.any() else remaining
+        self._margin = 1 / max(1, 2 * int(self._active.sum()) - 2)
