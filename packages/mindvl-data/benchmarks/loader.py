@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from mindvl_data.lengths import measure_folder
 from PIL import Image
 
 from mindvl_data import (
@@ -25,7 +26,6 @@ from mindvl_data import (
     load_tokenizer,
     write_shards,
 )
-from mindvl_data.lengths import measure_folder
 
 
 def make_source(folder: Path, count: int) -> Path:

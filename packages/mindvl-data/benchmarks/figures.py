@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One measured figure, its rival in the same run, and whether the target is met; printed as JSON or as a table.
+
+Used by every benchmark of this folder; `mindvl bench` reads the JSON.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of a report."""
+
+    name: str
+    value: float
+    unit: str
+    rival: str = ""  # who else did the same job in the same run
+    rival_value: float | None = None
+    at_least: float | None = None  # bounds of the value
+    at_most: float | None = None
+    ratio_at_least: float | None = None  # bound of value / rival_value
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.value / self.rival_value if self.rival_value else None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether all targets are met; None where there is none, or its rival is not installed."""
+        found = [
+            self.at_least is None or self.value >= self.at_least,
+            self.at_most is None or self.value <= self.at_most,
+            self.ratio_at_least is None or self.ratio is None or self.ratio >= self.ratio_at_least,
+        ]
+        if self.at_least is None and self.at_most is None and (self.ratio_at_least is None or self.ratio is None):
+            return None
+        return all(found)
+
+    @property
+    def target(self) -> str:
+        bounds = (
+            (self.at_least, ">= {:g}"), (self.at_most, "<= {:g}"), (self.ratio_at_least, ">= {:g} x rival"),
+        )  # fmt: skip
+        return ", ".join(text.format(bound) for bound, text in bounds if bound is not None)
+
+
+def as_rows(figures: Iterable[Figure]) -> list[dict[str, object]]:
+    """JSON values, with what is derived."""
+    return [asdict(f) | {"ratio": f.ratio, "target": f.target, "holds": f.holds} for f in figures]
+
+
+def print_report(figures: Sequence[Figure], *, as_json: bool) -> None:
+    """All figures on stdout, with the commit that was measured and the versions that took part."""
+    if as_json:
+        names = ("mindvl-data", "simplejpeg", "pillow", "numpy", "torch", "torchvision", "transformers", "webdataset",
+                 "megatron-energon")  # fmt: skip
+        found = {name: version for name in names if (version := installed(name))}
+        document = {"commit": commit(), "versions": found, "figures": as_rows(figures)}
+        print(json.dumps(document, indent=1))
+        return
+    for figure in figures:
+        beside = f"{figure.ratio:8.2f} x {figure.rival}" if figure.ratio is not None else f"  {figure.rival}"
+        state = {True: "holds", False: "MISSED", None: ""}[figure.holds]
+        print(
+            f"{figure.name:<46} {figure.value:>12,.4g} {figure.unit:<14} {figure.target:<18} {state:<7} {beside} "
+            f"{figure.note}".rstrip()
+        )
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """The checkout's commit, with a plus where source files differ from it; empty outside of a git checkout."""
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".."], cwd=here)
+    except OSError:
+        return ""
+    return name.stdout.strip() + ("+" if changed.returncode else "")
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(list(values))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, relative to the median."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return (high - low) / 2 / middle
+
+
+def process_seconds() -> float:
+    """Processor time of this process, its threads, and its finished children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
