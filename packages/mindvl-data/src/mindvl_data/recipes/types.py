@@ -61,6 +61,7 @@ class Budget:
     tokens: Decimal
     where: str
     category: str | None = None  # None: the whole phase
+    of_all_samples: bool = True  # False: the model sees a part of the data only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +119,11 @@ class Recipe:
         return int(budget.tokens) // (seq_length * self.batch_size)
 
     def tokens_per_sample(self, budget: Budget) -> float | None:
-        """Mean tokens if each sample is seen once; None where a count is unknown."""
+        """Mean tokens if each sample is seen once; None where a count is unknown or only a part is seen."""
         rows = [source for source in self.sources if budget.category in (None, source.category)]
         counts = [source.samples for source in rows if source.samples is not None]
-        return float(budget.tokens) / sum(counts) if counts and len(counts) == len(rows) else None
+        known = counts and len(counts) == len(rows) and budget.of_all_samples
+        return float(budget.tokens) / sum(counts) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
