@@ -1,90 +1,265 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of writing, indexing, measuring and loading tiny pictures.
+"""Pictures a core can make ready to train on, beside JPEG decoding alone, transformers, webdataset and energon.
 
-Run: python packages/mindvl-data/benchmarks/loader.py --tokenizer FOLDER [--samples 5000]
-FOLDER holds any tokenizer with Qwen's special tokens and a chat template.
+Run: python packages/mindvl-data/benchmarks/loader.py [--quick] [--json]
+All contenders read the same half-megapixel photo-like JPEGs, round after round in turn; a figure is the median over the
+rounds of pictures by second of processor time. What is compared is said in docs/benchmarks.md.
 """
 
 import argparse
 import io
 import json
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from mindvl_data.lengths import measure_folder
+import simplejpeg
+import torch
+from figures import Figure, installed, median, print_report, spread
+from photos import Source, make_source, make_tokenizer
 from PIL import Image
 
-from mindvl_data import (
-    DataConfig,
-    ImageConfig,
-    Loader,
-    PackingConfig,
-    SourceConfig,
-    index_folder,
-    load_tokenizer,
-    write_shards,
+from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig, Tokenizer, load_tokenizer
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.index import open_index
+from mindvl_data.shards.reading import read_sample
+
+SEQ_LENGTH, BUFFER = 8192, 64
+RIVAL_ENVIRONMENT = (
+    "uv venv /tmp/rivals && uv pip install --no-config --python /tmp/rivals/bin/python -e packages/mindvl-data "
+    "megatron-energon==7.4.1 webdataset==1.0.2 torchvision && "
+    "/tmp/rivals/bin/python packages/mindvl-data/benchmarks/loader.py"
 )
 
 
-def make_source(folder: Path, count: int) -> Path:
-    """LLaVA rows about pictures of 56x168 pixels, half PNG, half JPEG."""
-    generator = np.random.default_rng(0)
-    rows = []
-    for number in range(count):
-        file = io.BytesIO()
-        small = generator.integers(0, 256, (14, 42), dtype=np.uint8)
-        extension = "png" if number % 2 else "jpg"
-        Image.fromarray(small).resize((168, 56)).save(file, "PNG" if number % 2 else "JPEG")
-        (folder / f"{number}.{extension}").write_bytes(file.getvalue())
-        turns = [
-            {"from": "human", "value": "<image>\nRead the number."},
-            {"from": "gpt", "value": str(generator.integers(10**6))},
+@dataclass
+class Contender:
+    """One way to do a job; `prepare` is not timed and gives what is: it returns how many samples went through."""
+
+    name: str
+    prepare: Callable[[], Callable[[], int]]
+    num_samples: int
+    cpu_rates: list[float] = field(default_factory=list)  # samples by second of processor time
+    wall_rates: list[float] = field(default_factory=list)
+
+    def play(self) -> None:
+        go = self.prepare()
+        wall, cpu = time.perf_counter(), time.process_time()
+        done = go()
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        assert done == self.num_samples, f"{self.name}: {done} of {self.num_samples} samples"
+        self.cpu_rates.append(done / cpu)
+        self.wall_rates.append(done / wall)
+
+    @property
+    def rate(self) -> float:
+        return median(self.cpu_rates)
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Make the files, let everybody read them in turn, and compare."""
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    num_photos, num_small, rounds = (48, 400, 3) if quick else (160, 2_000, 7)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        photos = make_source(root / "photos", num_photos)
+        small = make_source(root / "small", num_small, sizes=((96, 128),))
+        tokenizer = make_tokenizer(root / "tokenizer")
+        contenders = {c.name: c for c in contend(photos, small, tokenizer)}
+        for number in range(rounds + 1):
+            for contender in contenders.values():
+                contender.play()
+                if number == 0:  # the first round fills caches and imports
+                    contender.cpu_rates.clear()
+                    contender.wall_rates.clear()
+            print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
+    return compare(contenders, photos)
+
+
+def contend(photos: Source, small: Source, tokenizer_folder: Path) -> list[Contender]:
+    """Everybody who can take part on this machine."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    found = [
+        Contender("decode", lambda: decode_alone(photos), photos.num_samples),
+        Contender("loader", lambda: our_loader(photos, tokenizer_folder, num_threads=0), photos.num_samples),
+        Contender("loader, 1 thread", lambda: our_loader(photos, tokenizer_folder, num_threads=1), photos.num_samples),
+        Contender("PIL + transformers", lambda: processor_path(photos, tokenizer, "Pil"), photos.num_samples),
+        Contender("raw photos", lambda: our_raw(photos), photos.num_samples),
+        Contender("raw small", lambda: our_raw(small), small.num_samples),
+    ]
+    if installed("torchvision"):
+        found.append(
+            Contender("torchvision + transformers", lambda: processor_path(photos, tokenizer, ""), photos.num_samples)
+        )
+    if installed("webdataset"):
+        found.append(Contender("webdataset photos", lambda: webdataset_raw(photos), photos.num_samples))
+        found.append(Contender("webdataset small", lambda: webdataset_raw(small), small.num_samples))
+    if installed("megatron-energon"):
+        import energon_rival
+
+        energon_rival.prepare(photos.folder)
+        for pictures in ("its decoder", "our decoder", "transformers"):
+            found.append(
+                Contender(
+                    f"energon, {pictures}",
+                    lambda pictures=pictures: energon_rows(photos, tokenizer, pictures),  # type: ignore[misc]
+                    photos.num_samples,
+                )
+            )
+    return found
+
+
+def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
+    """Figures with their rivals; a rival that is not installed is named with the command that would install it."""
+
+    def figure(name: str, rival: str, ratio: float | None = None, **more: Any) -> Figure:
+        mine, other = contenders[name], contenders.get(rival)
+        note = f"spread {100 * spread(mine.cpu_rates):.0f} %, {median(mine.wall_rates):.0f}/s by the clock"
+        if rival and other is None:
+            note = f"{rival} is not installed; {note}"
+        unit = "samples/s/core" if "raw" in name or "webdataset" in name else "images/s/core"
+        return Figure(
+            name=name, value=mine.rate, unit=unit, rival=rival, rival_value=other.rate if other else None,
+            ratio_at_least=ratio, note=note, **more,
+        )  # fmt: skip
+
+    figures = [
+        figure("decode", ""),
+        figure("loader", "decode", 0.4),
+        figure("loader, 1 thread", "decode", 0.4),
+        figure("loader", "PIL + transformers", 4.5),
+        figure("loader", "torchvision + transformers"),
+        figure("loader", "energon, its decoder", 1.5),
+        figure("loader", "energon, our decoder"),
+        figure("loader", "energon, transformers"),
+        figure("raw photos", "webdataset photos", 3.0),
+        figure("raw small", "webdataset small", 3.0),
+        Figure(name="size of a photo", value=photos.pixels / photos.num_samples / 1e6, unit="megapixels",
+               note=f"{8 * photos.picture_bytes / photos.pixels:.1f} bits a pixel"),
+    ]  # fmt: skip
+    lacking = [name for name in ("webdataset", "megatron-energon", "torchvision") if not installed(name)]
+    if lacking:
+        print(f"not installed here: {', '.join(lacking)}. All rivals take part with:\n  {RIVAL_ENVIRONMENT}",
+              file=sys.stderr)  # fmt: skip
+    return figures
+
+
+def raw_samples(source: Source) -> list[tuple[bytes, bytes]]:
+    """(record, picture) of every sample, in memory."""
+    files = ShardFiles()
+    found = []
+    for shard in open_index(source.folder).shards:
+        for row in range(len(shard.samples)):
+            raw = read_sample(shard, row, files)
+            found.append((raw.record, raw.media[0]))
+    files.close()
+    return found
+
+
+def decode_alone(source: Source) -> Callable[[], int]:
+    """What a loader can never be faster than: JPEG to RGB, nothing else."""
+    pictures = [picture for _, picture in raw_samples(source)]
+    return lambda: sum(simplejpeg.decode_jpeg(picture, colorspace="RGB").shape[2] == 3 for picture in pictures)
+
+
+def our_loader(source: Source, tokenizer: Path, *, num_threads: int) -> Callable[[], int]:
+    """Everything: read, check, parse, tokenize, decode, resize, cut, pack, collate."""
+    config = DataConfig(
+        sources=(SourceConfig(name="photos", path=source.folder, max_epochs=1),),
+        tokenizer=tokenizer,
+        packing=PackingConfig(seq_length=SEQ_LENGTH, buffer_size=BUFFER),
+        num_threads=num_threads,
+    )
+    loader = Loader(config, packs_per_step=1, position_kind="rope")
+
+    def go() -> int:
+        with loader:
+            return sum(len(batch.image_grid_thw) for batch in loader)
+
+    return go
+
+
+def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callable[[], int]:
+    """PIL, then transformers' Qwen2-VL image processor and tokenizer, sample by sample, from memory."""
+    processor = image_processor(backend)
+    samples = raw_samples(source)
+
+    def one(record: bytes, picture: bytes) -> int:
+        found = processor(
+            images=Image.open(io.BytesIO(picture)).convert("RGB"), return_tensors="np" if backend else "pt"
+        )
+        visual_tokens = int(found["image_grid_thw"][0].prod()) // 4
+        pad = "<|vision_start|>" + "<|image_pad|>" * visual_tokens + "<|vision_end|>"
+        messages = [
+            {"role": m["role"], "content": "".join(pad if p["type"] == "image" else p["text"] for p in m["content"])}
+            for m in json.loads(record)["messages"]
         ]
-        rows.append({"id": str(number), "image": f"{number}.{extension}", "conversations": turns})
-    (folder / "rows.json").write_text(json.dumps(rows))
-    return folder / "rows.json"
+        text = tokenizer.hf.apply_chat_template(messages, tokenize=False)
+        return int(len(tokenizer.hf(text)["input_ids"]) > visual_tokens)
+
+    return lambda: sum(one(record, picture) for record, picture in samples)
+
+
+def image_processor(backend: str) -> Any:
+    """The published settings, with numpy ("Pil") or torchvision ("") underneath."""
+    budget = ImageConfig()
+    size = {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
+    if backend == "Pil":
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return Qwen2VLImageProcessorPil(size=size)
+    from transformers import Qwen2VLImageProcessor
+
+    return Qwen2VLImageProcessor(size=size)
+
+
+def our_raw(source: Source) -> Callable[[], int]:
+    """Record and picture bytes of every sample, checked against the index, shard by shard."""
+    index, files = open_index(source.folder), ShardFiles()
+
+    def go() -> int:
+        count = 0
+        for shard in index.shards:
+            for row in range(len(shard.samples)):
+                raw = read_sample(shard, row, files)
+                count += len(raw.media) == 1
+        files.close()
+        return count
+
+    return go
+
+
+def webdataset_raw(source: Source) -> Callable[[], int]:
+    """The same bytes by webdataset's own loop."""
+    import webdataset
+
+    paths = sorted(str(path) for path in source.folder.glob("*.tar"))
+    dataset = webdataset.WebDataset(paths, shardshuffle=False)
+    return lambda: sum("0.jpg" in sample and "json" in sample for sample in dataset)
+
+
+def energon_rows(source: Source, tokenizer: Tokenizer, pictures: Any) -> Callable[[], int]:
+    """The loader's job by megatron-energon."""
+    from energon_rival import Encoder, rows
+
+    processor = image_processor("Pil") if pictures == "transformers" else None
+    encoder = Encoder(tokenizer, ImageConfig(), SEQ_LENGTH, pictures, processor)
+    found = rows(source.folder, tokenizer, ImageConfig(), seq_length=SEQ_LENGTH, buffer_size=BUFFER, encoder=encoder)
+    return lambda: sum(len(row.image_grid_thw) for row in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=5_000)
+    parser.add_argument("--quick", action="store_true", help="fewer pictures and rounds")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    count = arguments.samples
-    with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary)
-        source = make_source(root, count)
-
-        def timed(name: str, started: float, cpu: float) -> None:
-            wall, core = time.perf_counter() - started, time.process_time() - cpu
-            rate = f"{count / wall:8.0f} samples/s, {32e3 * core / count:6.2f} core-ms per 32"
-            print(f"{name:<8} {wall:6.2f} s  {rate}")
-
-        clock = (time.perf_counter(), time.process_time())
-        write_shards(source, root / "shards", format="llava")
-        timed("write", *clock)
-        clock = (time.perf_counter(), time.process_time())
-        index_folder(root / "shards")
-        timed("index", *clock)
-        tokenizer = load_tokenizer(arguments.tokenizer)
-        image = ImageConfig(min_pixels=28 * 28, max_pixels=56 * 168)
-        clock = (time.perf_counter(), time.process_time())
-        measure_folder(root / "shards", tokenizer, image)
-        timed("measure", *clock)
-        config = DataConfig(
-            sources=(SourceConfig(name="tiny", path=root / "shards", max_epochs=1),),
-            tokenizer=arguments.tokenizer,
-            packing=PackingConfig(seq_length=1024),
-            image=image,
-        )
-        with Loader(config, packs_per_step=1, position_kind="rope") as loader:
-            clock = (time.perf_counter(), time.process_time())
-            used = sum(len(batch.segments) for batch in loader)
-            timed("load", *clock)
-            assert used == count
-            print(f"fill {100 * loader.report()['fill']:.2f} %")
+    print_report(run(quick=arguments.quick), as_json=arguments.json)
 
 
 if __name__ == "__main__":

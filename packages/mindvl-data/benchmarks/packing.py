@@ -167,13 +167,15 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
             theirs[name].append(pack(rival, tokens, visual, capacity, limit))
     is_issue, has_pictures = mix == "issue" and too_long == "cut", any(visual.any() for _, visual in streams)
     where = f"{mix} {capacity}: " if too_long == "cut" else f"{mix} {capacity}, long ones dropped: "
+    knapsack = theirs["greedy knapsack"]
     common = {"rival": "greedy knapsack"}
+    at_8192 = is_issue and capacity == 8192
 
     def middle(name: str, packed: list[Packed]) -> float:
         return median(getattr(p, name) for p in packed)
 
     def pair(name: str) -> dict[str, float]:
-        return {"value": middle(name, mine), "rival_value": middle(name, theirs["greedy knapsack"])}
+        return {"value": middle(name, mine), "rival_value": middle(name, knapsack)}
 
     figures = [
         Figure(name=where + "fill", unit="%", at_least=FILL_TARGETS[capacity] if is_issue else None,
@@ -182,17 +184,17 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
                rival="first fit", rival_value=max(p.longest_wait for p in theirs["first fit"])),
         Figure(name=where + "drift", unit="", at_most=1.3 if is_issue else None, **pair("drift"), **common,
                note=f"{middle('drift_with_start', mine):.2f} with the first {BUFFER} rows"),
-        Figure(name=where + "speed", unit="rows/s/core", at_least=5000 if is_issue and capacity == 8192 else None,
+        Figure(name=where + "speed", unit="rows/s/core", at_least=5000 if at_8192 else None,
                **pair("rows_per_s"), **common),
     ]  # fmt: skip
     if has_pictures:
         figures += [
             Figure(name=where + "rows over the visual limit", value=sum(p.over_limit for p in mine), unit="rows",
-                   at_most=0, rival="greedy knapsack", rival_value=sum(p.over_limit for p in theirs["greedy knapsack"])),
-            Figure(name=where + "visual max / mean", unit="", at_most=1.26 if is_issue and capacity == 8192 else None,
+                   at_most=0, rival_value=sum(p.over_limit for p in knapsack), **common),
+            Figure(name=where + "visual max / mean", unit="", at_most=1.26 if at_8192 else None,
                    **pair("visual_max"), **common),
-            Figure(name=where + "rank imbalance", value=middle("rank", mine), unit="%", at_most=1.0 if is_issue else None,
-                   rival="plain order", rival_value=middle("plain_rank", mine)),
+            Figure(name=where + "rank imbalance", value=middle("rank", mine), unit="%",
+                   at_most=1.0 if is_issue else None, rival="plain order", rival_value=middle("plain_rank", mine)),
             Figure(name=where + "lock-step imbalance", value=middle("lock_step", mine), unit="%",
                    at_most=2.5 if is_issue else None, rival="plain order", rival_value=middle("plain_lock_step", mine)),
         ]  # fmt: skip
@@ -200,7 +202,8 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
         figures.append(
             Figure(name=f"{where}{name}, fill", value=middle("fill", packed), unit="%",
                    note=f"visual max/mean {middle('visual_max', packed):.2f}, drift {middle('drift', packed):.2f}, "
-                        f"longest wait {max(p.longest_wait for p in packed)} rows, {middle('rows_per_s', packed):,.0f} rows/s")
+                        f"longest wait {max(p.longest_wait for p in packed)} rows, "
+                        f"{middle('rows_per_s', packed):,.0f} rows/s")
         )  # fmt: skip
     return figures
 

@@ -38,7 +38,10 @@ MIXES: dict[str, tuple[Kind, ...]] = {
     "text only": ((1.0, *TEXT),),
     "documents": ((0.10, *CAPTIONS), (0.70, *PAGES), (0.10, *CHARTS), (0.10, *TEXT)),
     "captions only": ((1.0, *CAPTIONS),),
-    "long tail": ((0.60, log_normal(300, 1.5, 16, 8192), (0.0, 0.0)), (0.40, log_normal(400, 1.2, 80, 8192), (0.3, 0.9))),
+    "long tail": (
+        (0.60, log_normal(300, 1.5, 16, 8192), (0.0, 0.0)),
+        (0.40, log_normal(400, 1.2, 80, 8192), (0.3, 0.9)),
+    ),
 }  # fmt: skip
 
 

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loader benchmark's job done with megatron-energon, by its own means: cooker, pre- and post-encoding, packing.
+
+Used by loader.py where megatron-energon is installed. As its documentation advises, what is cheap (text, size from the
+header) happens before packing and what is dear after it. Rows are filled by a greedy knapsack, as in its examples.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from megatron.energon import (
+    Cooker,
+    CrudeWebdataset,
+    DefaultTaskEncoder,
+    Sample,
+    SampleDecoder,
+    WorkerConfig,
+    basic_sample_keys,
+    edataclass,
+    get_loader,
+    get_train_dataset,
+    stateless,
+)
+from packers import greedy_knapsack
+
+from mindvl_data import ImageConfig, Tokenizer
+from mindvl_data.images import decode, read_size, to_patches
+from mindvl_data.samples import parse_record
+
+Pictures = Literal["its decoder", "our decoder", "transformers"]
+
+
+@edataclass
+class Cooked(Sample):
+    """What lies in the shard."""
+
+    record: bytes
+    picture: bytes
+
+
+@edataclass
+class Encoded(Sample):
+    """Text as tokens, its picture still encoded."""
+
+    input_ids: Any  # int64 [S], one placeholder for the picture
+    learned: Any  # bool [S]
+    picture: bytes
+    length: int
+
+
+@edataclass
+class Row(Sample):
+    """A packed row."""
+
+    input_ids: Any
+    labels: Any
+    cu_seqlens: Any
+    pixel_values: Any
+    image_grid_thw: Any
+
+
+@stateless
+def cook(sample: dict[str, Any]) -> Cooked:
+    return Cooked(**basic_sample_keys(sample), record=sample["json"], picture=sample["0.jpg"])
+
+
+def prepare(folder: Path) -> None:
+    """What `energon prepare` writes: its index, and a description of the data set."""
+    CrudeWebdataset.prepare_dataset(
+        folder, sorted(path.name for path in folder.glob("*.tar")), split_parts_ratio=[("train", 1.0)], workers=1
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+
+
+def rows(
+    folder: Path, tokenizer: Tokenizer, image: ImageConfig, *, seq_length: int, buffer_size: int, encoder: "Encoder"
+) -> Iterator[Row]:
+    """One epoch of packed rows, in this process."""
+    dataset = get_train_dataset(
+        folder,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        packing_buffer_size=buffer_size,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=encoder,
+        repeat=False,
+    )
+    return iter(get_loader(dataset))
+
+
+class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+    """Tokens and patches of one sample, rows of several."""
+
+    decoder = None  # pictures are decoded after packing
+    cookers = [Cooker(cook)]  # noqa: RUF012 - energon's own way
+
+    def __init__(
+        self, tokenizer: Tokenizer, image: ImageConfig, seq_length: int, pictures: Pictures, processor: Any
+    ) -> None:
+        super().__init__()
+        self._tokenizer, self._image, self._seq_length = tokenizer, image, seq_length
+        decoder = SampleDecoder(image_decode="pilrgb")
+        decoders: dict[str, Callable[[bytes], Any]] = {
+            "its decoder": lambda content: to_patches(decoder.decode("0.jpg", content), image),
+            "our decoder": lambda content: to_patches(decode(content, decode_limit=image.decode_limit), image),
+            "transformers": lambda content: self._process(decoder.decode("0.jpg", content), processor),
+        }
+        self._patches = decoders[pictures]
+
+    @stateless
+    def preencode_sample(self, sample: Cooked) -> Encoded:
+        height, width = read_size(sample.picture, decode_limit=self._image.decode_limit)
+        encoded = self._tokenizer.encode(parse_record(json.loads(sample.record), num_images=1), [])
+        side = self._image.multiple
+        visual_tokens = round(height / side) * round(width / side)  # within the pixel budget, as the benchmark's are
+        return Encoded.derive_from(
+            sample,
+            input_ids=encoded.ids,
+            learned=encoded.learned,
+            picture=sample.picture,
+            length=len(encoded.ids) - 1 + visual_tokens,
+        )
+
+    def select_samples_to_pack(self, samples: list[Encoded]) -> list[list[Encoded]]:
+        closed = greedy_knapsack([s.length for s in samples], self._seq_length, len(samples))
+        return [[samples[number] for number in row] for row, _ in closed]
+
+    @stateless
+    def postencode_sample(self, sample: Encoded) -> Row:
+        patches, grid = self._patches(sample.picture)
+        visual_tokens = grid[1] * grid[2] // self._image.spatial_merge_size**2
+        is_pad = sample.input_ids == self._tokenizer.image_pad_id
+        repeats = np.where(is_pad, visual_tokens, 1)
+        input_ids, learned = np.repeat(sample.input_ids, repeats), np.repeat(sample.learned, repeats)
+        labels = np.full(len(input_ids), -100, np.int64)
+        labels[:-1][learned[1:]] = input_ids[1:][learned[1:]]
+        return Row.derive_from(
+            sample, input_ids=input_ids, labels=labels, cu_seqlens=None, pixel_values=patches, image_grid_thw=[grid]
+        )
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Row]) -> Row:
+        return Row.derive_from(
+            samples[0],
+            input_ids=torch.from_numpy(np.concatenate([s.input_ids for s in samples])),
+            labels=torch.from_numpy(np.concatenate([s.labels for s in samples])),
+            cu_seqlens=torch.from_numpy(np.cumsum([0, *(len(s.input_ids) for s in samples)], dtype=np.int32)),
+            pixel_values=torch.from_numpy(np.concatenate([s.pixel_values for s in samples])),
+            image_grid_thw=torch.tensor([grid for s in samples for grid in s.image_grid_thw]),
+        )
+
+    @staticmethod
+    def _process(picture: Any, processor: Any) -> tuple[Any, tuple[int, ...]]:
+        found = processor(images=picture, return_tensors="np")
+        return found["pixel_values"], tuple(found["image_grid_thw"][0].tolist())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loader benchmark reads: photo-like pictures in shards, and a tokenizer folder.
+
+Used by loader.py and scale.py. Pictures have the 1/f spectrum of natural images (Field 1987), strong edges, and colour
+that varies less than brightness, so that a JPEG of them has about the bytes per pixel, hence the decoding cost, of a
+photograph.
+"""
+
+import io
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from mindvl_data import index_folder, write_shards
+
+SIZES = ((612, 816), (816, 612), (576, 864), (707, 707))  # (height, width), half a megapixel each
+QUALITY = 90
+SPECIAL_TOKENS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>",
+]  # fmt: skip
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Indexed shards of one picture a sample."""
+
+    folder: Path
+    num_samples: int
+    pixels: int  # of all pictures
+    picture_bytes: int
+
+
+def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
+    """A picture [height, width, 3]."""
+    generator = np.random.default_rng(seed)
+    luminance = _field(generator, height, width, slope=1.1)
+    for _ in range(12):  # things in front of each other: edges, which a random phase does not have
+        top, left = generator.integers(0, height - 32), generator.integers(0, width - 32)
+        bottom, right = top + generator.integers(32, height), left + generator.integers(32, width)
+        luminance[top:bottom, left:right] = 0.6 * luminance[top:bottom, left:right] + generator.normal(0, 0.8)
+    colour = [_field(generator, height, width, slope=1.4) for _ in range(2)]
+    ycc = np.stack([128 + 42 * luminance, 128 + 14 * colour[0], 128 + 14 * colour[1]], axis=-1)
+    planes = [Image.fromarray(np.ascontiguousarray(p)) for p in np.moveaxis(ycc.clip(0, 255).astype(np.uint8), -1, 0)]
+    return np.asarray(Image.merge("YCbCr", planes).convert("RGB"))
+
+
+def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES) -> Source:
+    """Write, pack into shards and index `count` conversations about one picture each."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    chooser = random.Random(0)
+    rows, pixels, picture_bytes = [], 0, 0
+    for number in range(count):
+        height, width = sizes[number % len(sizes)]
+        file = io.BytesIO()
+        Image.fromarray(make_photo(height, width, number)).save(file, "JPEG", quality=QUALITY)
+        (raw / f"{number}.jpg").write_bytes(file.getvalue())
+        pixels += height * width
+        picture_bytes += len(file.getvalue())
+        turns = [
+            {"from": "human", "value": "<image>\n" + make_text(chooser, 15)},
+            {"from": "gpt", "value": make_text(chooser, 60)},
+        ]
+        rows.append({"id": str(number), "image": f"{number}.jpg", "conversations": turns})
+    (raw / "rows.json").write_text(json.dumps(rows))
+    write_shards(raw / "rows.json", folder / "shards", format="llava", samples_per_shard=max(1, -(-count // 4)))
+    index_folder(folder / "shards")
+    return Source(folder=folder / "shards", num_samples=count, pixels=pixels, picture_bytes=picture_bytes)
+
+
+def make_text(chooser: random.Random, num_words: int) -> str:
+    """Made-up words of two to nine letters."""
+    syllables = ("ka", "lo", "mi", "ne", "ru", "ta", "si", "vo", "de", "an", "or", "el")
+    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 4))) for _ in range(num_words)]
+    return " ".join(words).capitalize() + "."
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer of 4,000 tokens with Qwen's special tokens and a ChatML template."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    chooser = random.Random(1)
+    backend.train_from_iterator((make_text(chooser, 60) for _ in range(200)), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL_TOKENS,
+    )
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _field(generator: np.random.Generator, height: int, width: int, *, slope: float) -> NDArray[np.float64]:
+    """Noise of mean 0 and deviation 1 whose amplitude falls with frequency to the power of `slope`."""
+    rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
+    frequency = np.hypot(rows, columns)
+    frequency[0, 0] = 1.0
+    spectrum = np.fft.rfft2(generator.normal(size=(height, width))) / frequency**slope
+    spectrum[0, 0] = 0.0
+    field = np.fft.irfft2(spectrum, s=(height, width))
+    return field / field.std()
