@@ -50,7 +50,14 @@ def test_named_sizes_are_found_and_unknown_ones_list_what_exists() -> None:
 def test_the_tokenizer_gives_ids_and_enlarges_the_vocabulary() -> None:
     config = for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=100)
     assert config.language.vocab_size == 100
-    assert vars(config.tokens) == {"image": 15, "vision_start": 13, "vision_end": 14, "end_of_turn": 12, "pad": 10}
+    assert vars(config.tokens) == {
+        "image": 15,
+        "vision_start": 13,
+        "vision_end": 14,
+        "end_of_turn": 12,
+        "pad": 10,
+        "video": None,
+    }
     assert for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=20).language.vocab_size == 64  # padded models keep theirs
 
 

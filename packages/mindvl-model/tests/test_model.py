@@ -2,6 +2,7 @@
 """The whole model: packing changes nothing, neighbours stay strangers, every parameter always has a gradient."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def three_segments() -> list[Any]:
     return [
         random_segment(CONFIG, [(1, 4, 6), (1, 6, 2)], seed=1),
         random_segment(CONFIG, num_text=9, seed=2),
-        random_segment(CONFIG, [(1, 10, 6)], seed=3),
+        random_segment(CONFIG, [(1, 10, 6)], seed=3, videos=[(2, 4, 2)]),
     ]
 
 
@@ -99,13 +100,20 @@ def test_placeholders_without_their_visual_tokens_are_refused(make_model: Callab
         make_model(CONFIG)(**row)
 
 
+def test_a_video_needs_a_placeholder_of_its_own(make_model: Callable[..., Any]) -> None:
+    row = pack([random_segment(CONFIG, videos=[(2, 4, 6)])])
+    images_only = replace(CONFIG, tokens=replace(CONFIG.tokens, video=None))
+    with pytest.raises(ModelError, match="a video, but the model has no tokens"):
+        make_model(images_only)(**row)
+
+
 def test_visual_tokens_of_several_images_come_in_input_order(make_model: Callable[..., Any]) -> None:
     model = make_model(CONFIG)
     one, two = (random_segment(CONFIG, [grid], seed=grid[1]) for grid in ((1, 6, 8), (1, 4, 10)))
-    both = model.encode_images(
+    both, _ = model.encode_media(
         torch.cat((one.pixel_values, two.pixel_values)), torch.cat((one.image_grid_thw, two.image_grid_thw))
     )
-    alone = [model.encode_images(each.pixel_values, each.image_grid_thw) for each in (one, two)]
+    alone = [model.encode_media(each.pixel_values, each.image_grid_thw)[0] for each in (one, two)]
     torch.testing.assert_close(both, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 

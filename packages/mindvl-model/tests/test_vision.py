@@ -130,6 +130,24 @@ def test_the_tower_gives_what_transformers_gives(full_attention_layers: tuple[in
     assert_near(actual, expected)
 
 
+def test_videos_beside_pictures_give_what_transformers_gives() -> None:
+    config = smallest_config().vision
+    tower, published = build_pair(config)
+    generator = torch.Generator().manual_seed(4)
+    videos = [(3, 4, 6), (2, 2, 10)]
+    counts = [sum(t * h * w for t, h, w in grids) for grids in (GRIDS, videos)]
+    pixels, frames = (
+        torch.randint(0, 256, (count, size), generator=generator, dtype=torch.uint8)
+        for count, size in zip(counts, (588, 1176), strict=True)
+    )
+    actual = tower(pixels, plan_vision(GRIDS + videos, config), frames)
+    patches = torch.cat([normalized_pixels(pixels, config), normalized_pixels(frames, config)])
+    expected = published(patches, grid_thw=torch.tensor(GRIDS + videos)).last_hidden_state
+    assert_near(actual, expected)
+    with pytest.raises(ModelError, match="pixel_values_videos: patches of 588 values"):
+        tower.embed_videos(pixels)
+
+
 def test_gradients_of_the_tower_are_those_of_transformers() -> None:
     config = smallest_config().vision
     tower, published = build_pair(config)

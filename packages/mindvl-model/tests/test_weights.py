@@ -120,7 +120,7 @@ def test_the_language_model_comes_from_a_qwen3_folder(make_model: Callable[..., 
     report = load_hf_folder(model, CONFIG, tmp_path, ["language"])
     assert report.unused == ()
     assert_same(model, make_model(CONFIG), ("vision", "projector"))
-    input_ids = torch.arange(6, 20)
+    input_ids = torch.arange(7, 21)
     row = {
         "input_ids": input_ids,
         "position_ids": torch.arange(14).expand(3, -1),

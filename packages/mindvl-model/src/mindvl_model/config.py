@@ -89,6 +89,7 @@ class TokenConfig:
     vision_end: int
     end_of_turn: int  # <|im_end|>, where generation stops
     pad: int  # <|endoftext|>
+    video: int | None = None  # <|video_pad|>; a model without it takes no videos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +102,16 @@ class MindVLConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self.tokens).items():
-            if not 0 <= value < self.language.vocab_size:
+            if value is not None and not 0 <= value < self.language.vocab_size:
                 raise ModelError(
                     f"tokens.{name}={value} lies outside the vocabulary of {self.language.vocab_size}. "
                     "Take the ids from the tokenizer the model is trained with."
                 )
 
 
-QWEN_TOKENS = TokenConfig(image=151655, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643)
+QWEN_TOKENS = TokenConfig(
+    image=151655, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643, video=151656
+)
 
 NAMED_SIZES: dict[str, MindVLConfig] = {
     # Small enough to train on two CPU cores; the vocabulary is set to the tokenizer's.
@@ -129,7 +132,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             max_positions=8192,
             init_std=None,
         ),
-        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0),
+        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     ),
     # Vision tower of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
     "mindvl-8b": MindVLConfig(
@@ -190,5 +193,7 @@ def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: i
             f"tokenizer: it has no {', '.join(missing)}. Use a Qwen tokenizer or add these special tokens."
         )
     language = replace(config.language, vocab_size=max(config.language.vocab_size, vocab_size))
-    tokens = TokenConfig(**{field: token_ids[text] for field, text in needed.items()})
+    tokens = TokenConfig(
+        **{field: token_ids[text] for field, text in needed.items()}, video=token_ids.get("<|video_pad|>")
+    )
     return replace(config, language=language, tokens=tokens)

@@ -57,11 +57,13 @@ class MindVLModel(MegatronModule):
         max_seqlen: int,
         pixel_values: Tensor,
         image_grid_thw: Tensor,
+        pixel_values_videos: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
     ) -> Tensor:
         """Summed loss of one packed row (scalar float32); hidden states [T, 1, H] on all but the last stage.
 
-        Runs on the device of input_ids. cu_seqlens and image_grid_thw are read on the host: give them there, as the
-        loader's batches do, because a copy back from the device makes the host wait.
+        Runs on the device of input_ids. cu_seqlens and the grids are read on the host: give them there, as the loader's
+        batches do, because a copy back from the device makes the host wait.
 
         Args:
             input_ids, labels: [T]; labels are shifted already, -100 is not learned.
@@ -69,8 +71,19 @@ class MindVLModel(MegatronModule):
             cu_seqlens: [num_segments + 1], first entry 0.
             pixel_values: uint8 [P, C*patch*patch], all images end to end.
             image_grid_thw: [num_images, 3] patches along time, height, width.
+            pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], all videos end to end.
+            video_grid_thw: [num_videos, 3].
         """
-        hidden = self._run(input_ids, labels, position_ids, cu_seqlens, pixel_values, image_grid_thw)
+        hidden = self._run(
+            input_ids,
+            labels,
+            position_ids,
+            cu_seqlens,
+            pixel_values,
+            image_grid_thw,
+            pixel_values_videos,
+            video_grid_thw,
+        )
         return hidden.sum(dtype=torch.float32) if self.post_process else hidden
 
     def logits(self, **inputs: Tensor) -> Tensor:
@@ -96,8 +109,13 @@ class MindVLModel(MegatronModule):
         cu_seqlens: Tensor,
         pixel_values: Tensor,
         image_grid_thw: Tensor,
+        pixel_values_videos: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
     ) -> Tensor:
-        embeddings = self._embed(input_ids, pixel_values, image_grid_thw) if self.pre_process else None
+        embeddings = None
+        if self.pre_process:
+            images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
+            embeddings = self._embed(input_ids, images, videos)
         cos, sin = self.adapter.rotary_angles(self.mindvl.language, position_ids)
         row = PackedRow(segments=Segments.from_cu_seqlens(cu_seqlens), cos=cos, sin=sin)
         return self.language(
@@ -109,33 +127,46 @@ class MindVLModel(MegatronModule):
             packed_seq_params=row,
         )
 
-    def _embed(self, input_ids: Tensor, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+    def _embed(self, input_ids: Tensor, images: Tensor, videos: Tensor) -> Tensor:
         """Token embeddings with visual tokens in place, [T, 1, H] ([T/tp, 1, H] with sequence parallel)."""
         embeddings = self.language.embedding(input_ids=input_ids.unsqueeze(0), position_ids=None).squeeze(1)  # [T, H]
-        visual_tokens = self.encode_images(pixel_values, image_grid_thw).to(embeddings.dtype)  # [G, H]
-        if image_grid_thw.shape[0]:
-            places = (input_ids == self.mindvl.tokens.image).nonzero().squeeze(1)
+        tokens = self.mindvl.tokens
+        for kind, placeholder, visual_tokens in (("image", tokens.image, images), ("video", tokens.video, videos)):
+            if placeholder is None:
+                if len(visual_tokens):
+                    raise ModelError("batch: a video, but the model has no tokens.video. Set it, or use images.")
+                continue
+            places = (input_ids == placeholder).nonzero().squeeze(1)
             if len(places) != len(visual_tokens):
                 raise ModelError(
-                    f"batch: {len(places)} image placeholders, but the images give {len(visual_tokens)} visual tokens. "
-                    "The row was packed with other image settings than the model's, or images are missing."
+                    f"batch: {len(places)} {kind} placeholders, but the {kind}s give {len(visual_tokens)} visual "
+                    f"tokens. The row was packed with other {kind} settings than the model's, or {kind}s are missing."
                 )
-            embeddings = embeddings.index_copy(0, places, visual_tokens)
-        else:
-            # Every rank must reach every collective, with pictures or without: a blank one of weight zero.
-            embeddings = embeddings + 0.0 * visual_tokens.sum()
-        embeddings = embeddings.unsqueeze(1)
-        return self.language.scatter(embeddings)
+            embeddings = embeddings.index_copy(0, places, visual_tokens.to(embeddings.dtype))
+        return self.language.scatter(embeddings.unsqueeze(1))
 
-    def encode_images(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
-        """Visual tokens [G, H] of all images in input order; one blank image when there are none."""
+    def encode_media(
+        self,
+        pixel_values: Tensor,
+        image_grid_thw: Tensor,
+        pixel_values_videos: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Visual tokens [G_images, H] and [G_videos, H], each in input order."""
         assert self.vision is not None
         assert self.projector is not None
         vision = self.mindvl.vision
-        grids = [tuple(grid) for grid in image_grid_thw.tolist()]
+        images = [tuple(grid) for grid in image_grid_thw.tolist()]
+        videos = [] if video_grid_thw is None else [tuple(grid) for grid in video_grid_thw.tolist()]
+        num_images = sum(t * h * w for t, h, w in images) // vision.spatial_merge_size**2
+        grids = images + videos
         if not grids:
+            # Every rank must reach every collective, with media or without: a blank picture, of which nothing is used.
             side = vision.spatial_merge_size
             grids, pixel_values = [(1, side, side)], pixel_values.new_zeros(side**2, pixel_values.shape[-1])
         plan = plan_vision(grids, vision)
-        visual_tokens = self.projector(self.vision(pixel_values, plan))
-        return visual_tokens if plan.restore is None else visual_tokens[plan.restore.to(visual_tokens.device)]
+        visual_tokens = self.projector(self.vision(pixel_values, plan, pixel_values_videos))
+        if plan.restore is not None:
+            visual_tokens = visual_tokens[plan.restore.to(visual_tokens.device)]
+        num_videos = sum(t * h * w for t, h, w in videos) // vision.spatial_merge_size**2
+        return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]

@@ -22,6 +22,7 @@ class MindVLConfig(PreTrainedConfig):
         vision_config: Any = None,
         text_config: Any = None,
         image_token_id: int = 151655,
+        video_token_id: int | None = None,
         vision_start_token_id: int = 151652,
         vision_end_token_id: int = 151653,
         **kwargs: Any,
@@ -29,6 +30,7 @@ class MindVLConfig(PreTrainedConfig):
         self.vision_config = _as_config(VisionConfig, vision_config)
         self.text_config = _as_config(Qwen3Config, text_config)
         self.image_token_id = image_token_id
+        self.video_token_id = video_token_id
         self.vision_start_token_id = vision_start_token_id
         self.vision_end_token_id = vision_end_token_id
         kwargs.setdefault("tie_word_embeddings", self.text_config.tie_word_embeddings)

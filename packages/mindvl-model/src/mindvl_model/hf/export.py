@@ -137,6 +137,7 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
         },
         "dtype": str(dtype).removeprefix("torch."),
         "image_token_id": tokens.image,
+        "video_token_id": tokens.video,
         "vision_start_token_id": tokens.vision_start,
         "vision_end_token_id": tokens.vision_end,
         "eos_token_id": tokens.end_of_turn,
@@ -223,6 +224,7 @@ def config_from_folder(path: Path) -> MindVLConfig:
                 vision_end=stored["vision_end_token_id"],
                 end_of_turn=stored["eos_token_id"],
                 pad=stored["pad_token_id"],
+                video=stored.get("video_token_id"),
             ),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

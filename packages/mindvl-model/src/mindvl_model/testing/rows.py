@@ -14,27 +14,35 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig, VisionConfig
 
 IGNORE_INDEX = -100
-FIRST_TEXT_TOKEN = 6  # lower ids are special
+FIRST_TEXT_TOKEN = 7  # lower ids are special
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSegment:
-    """One sample: text with pictures in between."""
+    """One sample: text with pictures and videos in between."""
 
     input_ids: Tensor  # int64 [S]
     labels: Tensor  # int64 [S], shifted
     pixel_values: Tensor  # uint8 [P, C*patch*patch]
     image_grid_thw: Tensor  # int64 [num_images, 3]
+    pixel_values_videos: Tensor  # uint8 [P_videos, C*temporal_patch*patch*patch]
+    video_grid_thw: Tensor  # int64 [num_videos, 3]
 
 
 def random_segment(
-    config: MindVLConfig, grids: Sequence[tuple[int, int, int]] = (), *, num_text: int = 5, seed: int = 0
+    config: MindVLConfig,
+    grids: Sequence[tuple[int, int, int]] = (),
+    *,
+    num_text: int = 5,
+    seed: int = 0,
+    videos: Sequence[tuple[int, int, int]] = (),
 ) -> RandomSegment:
-    """Text, then each picture followed by text; about half of the text is learned, its last token surely.
+    """Text, then each picture and video followed by text; about half of the text is learned, its last token surely.
 
     Args:
         grids: Patches along time, height, width of each picture.
         num_text: Text tokens before, between and after the pictures each.
+        videos: Patches along time, height, width of each video.
     """
     generator = torch.Generator().manual_seed(seed)
     vision, tokens = config.vision, config.tokens
@@ -43,20 +51,27 @@ def random_segment(
         return torch.randint(FIRST_TEXT_TOKEN, config.language.vocab_size, (num_text,), generator=generator)
 
     pieces = [text()]
-    for time, height, width in grids:
-        pads = [tokens.image] * (time * height * width // vision.spatial_merge_size**2)
+    shown = [(tokens.image, grid) for grid in grids] + [(tokens.video, grid) for grid in videos]
+    for placeholder, (time, height, width) in shown:
+        pads = [placeholder] * (time * height * width // vision.spatial_merge_size**2)
         pieces += [torch.tensor([tokens.vision_start, *pads, tokens.vision_end]), text()]
     input_ids = torch.cat(pieces)
     following = torch.cat((input_ids[1:], input_ids.new_tensor([tokens.end_of_turn])))
     learned = (torch.rand(len(input_ids), generator=generator) < 0.5) & (following >= FIRST_TEXT_TOKEN)
     learned[-1] = True
-    num_patches = sum(time * height * width for time, height, width in grids)
     patch_dim = vision.in_channels * vision.patch_size**2
+
+    def patches(grids: Sequence[tuple[int, int, int]], size: int) -> Tensor:
+        count = sum(time * height * width for time, height, width in grids)
+        return torch.randint(0, 256, (count, size), generator=generator, dtype=torch.uint8)
+
     return RandomSegment(
         input_ids=input_ids,
         labels=torch.where(learned, following, IGNORE_INDEX),
-        pixel_values=torch.randint(0, 256, (num_patches, patch_dim), generator=generator, dtype=torch.uint8),
+        pixel_values=patches(grids, patch_dim),
         image_grid_thw=torch.tensor(list(grids), dtype=torch.int64).reshape(-1, 3),
+        pixel_values_videos=patches(videos, vision.temporal_patch_size * patch_dim),
+        video_grid_thw=torch.tensor(list(videos), dtype=torch.int64).reshape(-1, 3),
     )
 
 
@@ -72,12 +87,15 @@ def pack(segments: Sequence[RandomSegment], *, padding: int = 0, pad_id: int = 0
         "max_seqlen": max(lengths),
         "pixel_values": torch.cat([segment.pixel_values for segment in segments]),
         "image_grid_thw": torch.cat([segment.image_grid_thw for segment in segments]),
+        "pixel_values_videos": torch.cat([segment.pixel_values_videos for segment in segments]),
+        "video_grid_thw": torch.cat([segment.video_grid_thw for segment in segments]),
     }
 
 
 def normalized_pixels(pixel_values: Tensor, config: VisionConfig) -> Tensor:
-    """The same patches as transformers' image processor gives them: normalised, one copy per temporal slice."""
-    shape = (-1, config.in_channels, 1, config.patch_size**2)
+    """The same patches as transformers' processors give them: normalised, a picture copied to each temporal slice."""
+    num_frames = pixel_values.shape[1] // (config.in_channels * config.patch_size**2)
+    shape = (-1, config.in_channels, num_frames, config.patch_size**2)
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (config.image_mean, config.image_std))
     pixels = (pixel_values.view(shape).float() / 255 - mean) / std
     return pixels.expand(-1, -1, config.temporal_patch_size, -1).flatten(1)

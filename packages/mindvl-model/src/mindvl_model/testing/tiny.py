@@ -13,7 +13,7 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
     """A model of about 25 thousand parameters; windows of two merge blocks, grouped key-value heads.
 
     Args:
-        vocab_size: At least 7; the special tokens are those of Qwen in their usual order, from 0.
+        vocab_size: At least 8; the special tokens are those of Qwen in their usual order, from 0.
     """
     return MindVLConfig(
         vision=VisionConfig(
@@ -38,7 +38,7 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
             max_positions=512,
             init_std=0.1,
         ),
-        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0),
+        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     )
 
 

@@ -40,9 +40,16 @@ class VisionTower(MegatronModule):
         self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
         self.register_buffer("pixel_shift", -mean / std, persistent=False)
 
-    def forward(self, pixel_values: Tensor, plan: VisionPlan) -> Tensor:
-        """Hidden states [P, H] in the order of plan, from uint8 patches [P, C*patch*patch] in merge-block order."""
+    def forward(self, pixel_values: Tensor, plan: VisionPlan, pixel_values_videos: Tensor | None = None) -> Tensor:
+        """Hidden states [P, H] in the order of plan, from uint8 patches in merge-block order, videos after pictures.
+
+        Args:
+            pixel_values: [P_images, C*patch*patch].
+            pixel_values_videos: [P_videos, C*temporal_patch*patch*patch].
+        """
         hidden = self.embed(pixel_values)
+        if pixel_values_videos is not None and len(pixel_values_videos):
+            hidden = torch.cat((hidden, self.embed_videos(pixel_values_videos)))
         merge_unit = self.vision.spatial_merge_size**2
         if plan.order is not None:
             order = plan.order.to(hidden.device)
@@ -72,3 +79,16 @@ class VisionTower(MegatronModule):
         pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
         over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
         return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1))
+
+    def embed_videos(self, pixel_values_videos: Tensor) -> Tensor:
+        """Normalise uint8 patches of videos and embed them: [P, C*temporal_patch*patch*patch] -> [P, H]."""
+        config, weight = self.vision, self.patch_embed.weight
+        if pixel_values_videos.shape[-1] != weight.shape[1]:
+            raise ModelError(
+                f"pixel_values_videos: patches of {pixel_values_videos.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.temporal_patch_size} x {config.patch_size} x {config.patch_size} "
+                "uint8 pixels. Check the video settings."
+            )
+        shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
+        pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
+        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight)
