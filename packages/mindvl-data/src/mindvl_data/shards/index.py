@@ -53,7 +53,8 @@ MEMBER_DTYPE = np.dtype(
 class ShardIndex:
     """The index of one shard."""
 
-    path: Path  # the shard
+    name: str  # file name of the shard
+    path: Path | str  # the shard; an address when it lies in an object store
     digest: str  # sha256 of the index file
     samples: NDArray[Any]  # SAMPLE_DTYPE
     members: NDArray[Any]  # MEMBER_DTYPE
@@ -134,6 +135,7 @@ def _open_shard_index(folder: Path, entry: dict[str, Any]) -> ShardIndex:
         what = "shard changed since it was indexed" if whole else "index file is damaged"
         raise DataError(f"{what}. {path if whole else index_path}. Run `mindvl data index {folder}` again.")
     return ShardIndex(
+        name=path.name,
         path=path,
         digest=entry["index_sha256"],
         samples=mapped[_HEADER_BYTES:split].view(SAMPLE_DTYPE).view(np.ndarray),  # memmap objects are slow to slice
