@@ -115,6 +115,12 @@ def test_the_language_shares_of_the_text_are_far_from_the_share_of_samples():
     assert "not of what" in finding.note
 
 
+def test_the_text_instruction_table_is_sound():
+    figures = [figure for figure in recompute(load_recipe("multitask")) if "Table 13" in figure.where]
+    assert len(figures) == 8  # total, sum of shares, six shares
+    assert all(figure.adds_up for figure in figures)
+
+
 def test_a_sound_table_has_no_finding():
     assert audit(_recipe(_table(("a", 3, "30.0"), ("b", 7, "70.0")))) == []
 

@@ -280,7 +280,7 @@ def _print_audit(name: str, figures: "list[Finding]") -> None:
         _print_table([where, ">printed", ">recomputed", ">printed too much"], lines)
     for finding in findings:
         if finding.note:
-            click.echo(f"note on {finding.what}: {finding.note}.")
+            click.echo(f"note on {finding.what}:\n  {finding.note}.")
     if findings:
         click.echo()
 
