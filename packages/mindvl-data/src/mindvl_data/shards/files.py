@@ -1,48 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open shards, read at any offset from any thread.
+"""Open shards, read at any offset from any thread; counts every byte.
 
 Comes after the index; everything that reads samples goes through it.
 """
 
 import os
+import resource
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
+from mindvl_data.shards.location import Location
+
+Range = tuple[int, int]  # (offset, length) in bytes
+
+MAX_EXTRA_SHARE = 0.02  # bytes read between wanted ranges, as a share of the bytes wanted
+_REPORTED = ("bytes_wanted", "bytes_read", "requests", "retries", "cache_hits", "cache_bytes")
 
 
 class ShardFiles:
     """Open shards, read at any offset from any thread; of too many, the least recently used one is closed."""
 
-    def __init__(self, max_open: int = 256) -> None:
-        self._open: OrderedDict[Path, int] = OrderedDict()
-        self._max_open = max_open
+    def __init__(self, store: StoreConfig | None = None, max_open: int = 256) -> None:
+        self.store = store
+        self._local = _LocalFiles(max_open)
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def read(self, path: Path, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of `path` from `offset`."""
-        with self._lock:  # also keeps a descriptor from being closed by another thread between look-up and read
-            descriptor = self._open.get(path)
-            if descriptor is None:
-                try:
-                    descriptor = self._open[path] = os.open(path, os.O_RDONLY)
-                except OSError as error:
-                    raise DataError(f"shard cannot be opened: {error.strerror}. {path}. Put it back.") from error
-                if len(self._open) > self._max_open:
-                    os.close(self._open.popitem(last=False)[1])
-            else:
-                self._open.move_to_end(path)
-            content = os.pread(descriptor, length, offset)
-        if len(content) != length:
-            raise DataError(
-                f"{length} bytes wanted, {len(content)} are there. {path} at byte {offset}. "
-                "The shard changed after it was indexed: run `mindvl data index` again."
-            )
-        return content
+    def read(self, location: Location, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`.
+
+        Raises:
+            DataError: They cannot be had.
+        """
+        return self.read_ranges(location, [(offset, length)])[0]
+
+    def read_ranges(self, location: Location, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of each range, in the order asked; neighbours are read together.
+
+        Raises:
+            DataError: They cannot be had.
+        """
+        spans = coalesce(ranges)
+        with self._local.open(Path(location)) as descriptor:
+            contents = [_read_fully(descriptor, Path(location), start, end - start) for start, end in spans]
+        self._count("requests", len(spans))
+        self._count("bytes_read", sum(map(len, contents)))
+        self._count("bytes_wanted", sum(length for _, length in ranges))
+        return cut(ranges, spans, contents)
+
+    def report(self) -> dict[str, int]:
+        """What was read since the start of this process.
+
+        Returns:
+            `bytes_wanted` of the samples asked for; `bytes_read` from files and stores, what lies between neighbours
+            included; `requests` made and `retries` among them; `cache_hits` and the `cache_bytes` they gave.
+        """
+        with self._lock:
+            return {name: self._counts[name] for name in _REPORTED}
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close all files."""
+        self._local.close()
+
+    def _count(self, name: str, amount: int) -> None:
         with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+            self._counts[name] += amount
+
+
+def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """(start, end) of the reads that cover all ranges, sorted and apart.
+
+    Gaps are bridged from the smallest on, as long as all of them together are at most MAX_EXTRA_SHARE of what is
+    wanted: neighbours in a tar, a few hundred bytes of padding apart, become one read; strangers never do.
+    """
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted((offset, offset + length) for offset, length in ranges):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    budget = int(MAX_EXTRA_SHARE * sum(end - start for start, end in spans))
+    bridged = set()
+    for gap, place in sorted((spans[i][0] - spans[i - 1][1], i) for i in range(1, len(spans))):
+        budget -= gap
+        if budget < 0:
+            break
+        bridged.add(place)
+    joined: list[tuple[int, int]] = []
+    for place, (start, end) in enumerate(spans):
+        if place in bridged:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[bytes]:
+    """The bytes of each range out of the reads that cover them."""
+    pieces = []
+    for offset, length in ranges:
+        place = next(i for i, (start, end) in enumerate(spans) if start <= offset and offset + length <= end)
+        skip = offset - spans[place][0]
+        pieces.append(contents[place][skip : skip + length])
+    return pieces
+
+
+@dataclass
+class _OpenFile:
+    descriptor: int
+    users: int = 0  # threads that read from it now
+    is_listed: bool = True  # False once it is to be closed by its last user
+
+
+class _LocalFiles:
+    """Descriptors by path. No lock is held while bytes are read: a file in use is closed by its last user."""
+
+    def __init__(self, max_open: int) -> None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_open = max_open if limit == resource.RLIM_INFINITY else max(1, min(max_open, limit // 2))
+        self._files: OrderedDict[Path, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[int]:
+        """The descriptor of a file, for as long as the block runs."""
+        file = self._take(path) or self._add(path)
+        try:
+            yield file.descriptor
+        finally:
+            with self._lock:
+                file.users -= 1
+                if not file.users and not file.is_listed:
+                    os.close(file.descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._files:
+                self._unlist(self._files.popitem()[1])
+
+    def _take(self, path: Path) -> _OpenFile | None:
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                file.users += 1
+            return file
+
+    def _add(self, path: Path) -> _OpenFile:
+        opened = _OpenFile(_open(path))  # without the lock: on a network file system this takes a while
+        with self._lock:
+            file = self._files.setdefault(path, opened)
+            if file is not opened:  # another thread was faster
+                os.close(opened.descriptor)
+            file.users += 1
+            while len(self._files) > self._max_open:
+                self._unlist(self._files.popitem(last=False)[1])
+            return file
+
+    def _unlist(self, file: _OpenFile) -> None:
+        file.is_listed = False
+        if not file.users:
+            os.close(file.descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataError(f"shard cannot be opened: {error.strerror}. {path}. Put it back.") from error
+
+
+def _read_fully(descriptor: int, path: Path, offset: int, length: int) -> bytes:
+    """One pread can give less than asked (2 GB at most, and less on some network file systems)."""
+    pieces, have = [], 0
+    while have < length:
+        try:
+            piece = os.pread(descriptor, length - have, offset + have)
+        except OSError as error:
+            raise DataError(
+                f"shard cannot be read: {error.strerror}. {path} at byte {offset}. Check the disk or its connection."
+            ) from error
+        if not piece:
+            raise too_short(path, offset, length, have)
+        pieces.append(piece)
+        have += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def too_short(location: Location, offset: int, length: int, have: int) -> DataError:
+    """The error for a shard that ends before the index says so."""
+    return DataError(
+        f"{length} bytes wanted, {have} are there. {location} at byte {offset}. "
+        "The shard changed after it was indexed: run `mindvl data index` again."
+    )

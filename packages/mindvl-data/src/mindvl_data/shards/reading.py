@@ -5,9 +5,10 @@ Comes after the plan, before samples.py reads the record.
 """
 
 import zlib
+from collections.abc import Sequence
 
 from mindvl_data.errors import BadSample
-from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.files import Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
 from mindvl_data.shards.tar import BLOCK
 from mindvl_data.types import MediaSize, RawSample
@@ -19,9 +20,30 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
     Raises:
         BadSample: The bytes are not those that were indexed.
     """
+    (sample,) = read_samples(shard, [row], files)
+    if isinstance(sample, BadSample):
+        raise sample
+    return sample
+
+
+def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample | BadSample]:
+    """Several samples of one shard, in the order asked; neighbours are read together.
+
+    A sample whose bytes are not those that were indexed comes back as the BadSample that says so.
+    """
+    contents = files.read_ranges(shard.path, [_range_of(shard, row) for row in rows])
+    return [_parse(shard, row, content) for row, content in zip(rows, contents, strict=True)]
+
+
+def _range_of(shard: ShardIndex, row: int) -> Range:
+    """With the tar header of the first member, which holds the key."""
     entry = shard.samples[row]
-    start = int(entry["offset"]) - BLOCK  # with the tar header of the first member, which holds the key
-    content = files.read(shard.path, start, BLOCK + int(entry["length"]))
+    return int(entry["offset"]) - BLOCK, int(entry["length"]) + BLOCK
+
+
+def _parse(shard: ShardIndex, row: int, content: bytes) -> RawSample | BadSample:
+    entry = shard.samples[row]
+    start = int(entry["offset"]) - BLOCK
     first = int(entry["first_member"])
     members = shard.members[first : first + int(entry["num_members"])]
     pieces = [
@@ -32,7 +54,7 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
     if crc != int(entry["crc"]):
-        raise BadSample("contents differ from what was indexed (crc32)")
+        return BadSample("contents differ from what was indexed (crc32)")
     key = content[:100].rstrip(b"\0").decode("utf-8", "replace").split(".", 1)[0]
     sizes = tuple(MediaSize(*member) for member in members[["height", "width", "frames", "fps"]][1:].tolist())
     return RawSample(key=key, record=pieces[0], is_json=bool(entry["is_json"]), media=tuple(pieces[1:]), sizes=sizes)
