@@ -123,7 +123,8 @@ def test_ones_own_count_makes_web2code_a_source(tmp_path):
     arguments = ("show", "multitask", "--root", tmp_path, "--renormalize")
     with pytest.raises(DataError, match="no sample count"):
         run(*arguments)
-    document = run_json(*arguments, "--samples", "Web2Code=1200")
+    document = run_json(*arguments, "--samples", "Web2Code=1200", "--out", tmp_path / "sources.yaml")
+    assert "weight: 1200" in (tmp_path / "sources.yaml").read_text()
     assert document["sources"] == [{"name": "Web2Code", "path": str(tmp_path / "web2code"), "weight": 1200}]
     assert len(document["missing"]) == 327
 

@@ -104,7 +104,7 @@ class SourceConfig:
     """One dataset of the mixture."""
 
     name: str  # appears in reports, logs and the ledger
-    path: Path | str  # folder of indexed shards; or its address in an object store, such as s3://bucket/photos
+    path: str | Path  # folder of indexed shards, or an address as s3://bucket/photos (str first: a Path eats a slash)
     weight: float = 1.0  # share of the mixture, relative to the other sources
     max_epochs: int | None = None  # how often each sample may be used; None: as often as the mixture asks
     min_pixels: int | None = None  # overrides image.min_pixels for this source

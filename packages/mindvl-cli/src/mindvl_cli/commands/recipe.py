@@ -138,22 +138,21 @@ def _show_mapped(
     mapping = load_config(map_file, dict[str, str]) if map_file else find_folders(shown, Path(str(root)))
     sources, missing = map_recipe(shown, mapping, renormalize=renormalize)
     rows = [{"name": source.name, "path": str(source.path), "weight": source.weight} for source in sources]
+    text = to_yaml({"data": {"sources": rows}})
+    if out is not None:
+        _write_new(out, text)
+        click.echo(f"{len(sources)} of {len(shown.sources)} sources in {out}", err=True)
     if as_json:
-        text = json.dumps({"recipe": shown.name, "sources": rows, "missing": missing}) + "\n"
-    else:
-        text = to_yaml({"data": {"sources": rows}})
-    if missing and not as_json:
-        folders = {source.name: source.folder for source in shown.sources}
-        click.echo("\n".join(f"missing: {name} (folder {folders[name]})" for name in missing), err=True)
+        click.echo(json.dumps({"recipe": shown.name, "sources": rows, "missing": missing}))
+    elif out is None:
+        click.echo(text, nl=False)
+    folders = {source.name: source.folder for source in shown.sources}
+    for name in missing:
+        click.echo(f"missing: {name} (folder {folders[name]})", err=True)
     if root is not None:
         used = {Path(str(source.path)).name for source in sources}
         for other in sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in used):
             click.echo(f"not in the recipe: folder {other}", err=True)
-    if out is None:
-        click.echo(text, nl=False)
-    else:
-        _write_new(out, text)
-        click.echo(f"{len(sources)} of {len(shown.sources)} sources in {out}", err=True)
 
 
 def _write_new(path: Path, text: str) -> None:
