@@ -7,6 +7,7 @@ rounds of pictures by second of processor time. What is compared is said in docs
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -64,7 +65,7 @@ class Contender:
 def run(*, quick: bool = False) -> list[Figure]:
     """Make the files, let everybody read them in turn, and compare."""
     torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     num_photos, num_small, rounds = (48, 400, 3) if quick else (160, 2_000, 7)
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
@@ -259,7 +260,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer pictures and rounds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    print_report(run(quick=arguments.quick), as_json=arguments.json)
+    with contextlib.redirect_stdout(sys.stderr):  # energon reports on stdout, which is ours
+        figures = run(quick=arguments.quick)
+    print_report(figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
     generator = np.random.default_rng(seed)
     luminance = _field(generator, height, width, slope=1.1)
     for _ in range(12):  # things in front of each other: edges, which a random phase does not have
-        top, left = generator.integers(0, height - 32), generator.integers(0, width - 32)
-        bottom, right = top + generator.integers(32, height), left + generator.integers(32, width)
+        top, left = generator.integers(0, height // 2), generator.integers(0, width // 2)
+        bottom, right = top + generator.integers(height // 8, height), left + generator.integers(width // 8, width)
         luminance[top:bottom, left:right] = 0.6 * luminance[top:bottom, left:right] + generator.normal(0, 0.8)
     colour = [_field(generator, height, width, slope=1.4) for _ in range(2)]
     ycc = np.stack([128 + 42 * luminance, 128 + 14 * colour[0], 128 + 14 * colour[1]], axis=-1)
@@ -57,7 +57,7 @@ def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
     return np.asarray(Image.merge("YCbCr", planes).convert("RGB"))
 
 
-def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES) -> Source:
+def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES, num_shards: int = 4) -> Source:
     """Write, pack into shards and index `count` conversations about one picture each."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
@@ -76,7 +76,7 @@ def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] 
         ]
         rows.append({"id": str(number), "image": f"{number}.jpg", "conversations": turns})
     (raw / "rows.json").write_text(json.dumps(rows))
-    write_shards(raw / "rows.json", folder / "shards", format="llava", samples_per_shard=max(1, -(-count // 4)))
+    write_shards(raw / "rows.json", folder / "shards", format="llava", samples_per_shard=-(-count // num_shards))
     index_folder(folder / "shards")
     return Source(folder=folder / "shards", num_samples=count, pixels=pixels, picture_bytes=picture_bytes)
 

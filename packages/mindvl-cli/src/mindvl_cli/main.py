@@ -26,6 +26,7 @@ COMMANDS = {
         "mindvl_cli.commands.search_resolution:search_resolution",
         "Find the image size limits at which a model scores best.",
     ),
+    "bench": ("mindvl_cli.commands.bench:bench", "Measure packing and loading on this machine, beside others."),
     "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),
 }
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl bench` runs the scripts of the checkout; what they measure is what the document says."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mindvl_cli.commands import bench as module
+from mindvl_cli.commands.bench import bench, benchmarks_folder
+from mindvl_cli.failures import CliError
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+from figures import Figure, print_report
+assert sys.argv[1:] == ["--json", "--quick"]
+print_report([
+    Figure(name="speed", value=30.0, unit="rows/s", rival="plain", rival_value=10.0, ratio_at_least=2.5),
+    Figure(name="wait", value=7, unit="rows", at_most=5),
+    Figure(name="size", value=1.5, unit="MB", rival="absent", ratio_at_least=2.0),
+], as_json=True)
+"""
+
+
+@pytest.fixture
+def small_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose `packing.py` reports three made-up figures by the real `figures.py`."""
+    (tmp_path / "packing.py").write_text(SCRIPT.format(folder=str(benchmarks_folder())))
+    monkeypatch.setattr(module, "benchmarks_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The packing benchmark as a module."""
+    monkeypatch.syspath_prepend(str(benchmarks_folder()))
+    names = ("packing", "figures", "packers", "workloads")
+    assert not set(names) & set(sys.modules)
+    yield importlib.import_module("packing")
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_every_name_is_a_script_of_the_checkout() -> None:
+    assert all((benchmarks_folder() / f"{name}.py").is_file() for name in module.NAMES)
+
+
+@pytest.mark.usefixtures("small_benchmark")
+def test_the_json_holds_figures_ratios_and_the_machine() -> None:
+    result = CliRunner().invoke(bench, ["packing", "--quick", "--json"], catch_exceptions=False)
+    report = json.loads(result.stdout)
+
+    assert report["benchmark"] == "packing"
+    assert report["quick"] is True
+    assert report["machine"]["cores"] >= 1
+    assert [(f["ratio"], f["holds"]) for f in report["figures"]] == [(3.0, True), (None, False), (None, None)]
+
+
+@pytest.mark.usefixtures("small_benchmark")
+def test_the_table_names_target_rival_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    output = CliRunner().invoke(bench, ["packing", "--quick"], catch_exceptions=False).stdout
+
+    lines = output.splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["speed", "30", "rows/s", ">=", "2.5", "x", "rival", "holds", "3.00", "x", "plain"],
+        ["wait", "7", "rows", "<=", "5", "missed"],
+        ["size", "1.5", "MB", ">=", "2", "x", "rival", "absent"],
+    ]
+    assert module.cpu_model() in lines[-1]
+
+
+def test_outside_of_a_checkout_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "mindvl_data"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(package.parent)])
+    monkeypatch.delitem(sys.modules, "mindvl_data", raising=False)
+
+    with pytest.raises(CliError, match=r"not part of the installed mindvl-data\. .*site-packages.* in a checkout"):
+        benchmarks_folder()
+
+
+def test_a_benchmark_that_fails_is_an_error_of_ours(small_benchmark: Path) -> None:
+    (small_benchmark / "packing.py").write_text("raise SystemExit(3)")
+    with pytest.raises(CliError, match=r"ended with code 3\. .*packing\.py"):
+        CliRunner().invoke(bench, ["packing"], catch_exceptions=False)
+
+
+def test_waits_count_rows_closed_while_a_sample_waits(packing: ModuleType) -> None:
+    # Samples 0-5; rows are closed after 2, 4, 6 and 6 samples were read. Sample 1 lies in the last of them.
+    rows, read = [[0], [2, 3], [4], [1, 5]], np.array([2, 4, 6, 6])
+    assert packing.longest_wait(rows, read) == 3  # the first three rows went by
+    assert packing.longest_wait([[0], [1], [2]], np.array([1, 2, 3])) == 0
+
+
+def test_drift_is_one_for_independent_rows_and_large_for_stretches(packing: ModuleType) -> None:
+    generator = np.random.default_rng(0)
+    independent = generator.integers(1, 20, 64 * 2000)
+    assert packing.drift(independent) == pytest.approx(1.0, abs=0.1)
+    assert packing.drift(np.sort(independent)) > 50
+    assert packing.drift(np.array([1, 9] * 640)) == 0.0  # every window has the same mean
+
+
+def test_imbalance_is_what_the_most_loaded_rank_has_above_the_mean(packing: ModuleType) -> None:
+    loads = np.ones(4 * 8 * 8, np.int64)
+    loads[::8] = 9  # the first rank gets 9 in every microbatch, the others 1: the mean is 2
+    assert packing.imbalance(loads, balance=None) == pytest.approx((350.0, 350.0))
+    diagonal = np.tile(1 + 8 * np.eye(8, dtype=np.int64).reshape(-1), 4)  # each rank once
+    assert packing.imbalance(diagonal, balance=None) == pytest.approx((0.0, 350.0))
+
+
+def test_rivals_lose_no_sample_and_overfill_no_row(packing: ModuleType) -> None:
+    lengths = np.random.default_rng(3).integers(1, 101, 500).tolist()
+    for rival in packing.RIVALS.values():
+        rows = [row for row, _ in rival(lengths, 100, 64)]
+        assert sorted(number for row in rows for number in row) == list(range(500))
+        assert max(sum(lengths[number] for number in row) for row in rows) <= 100

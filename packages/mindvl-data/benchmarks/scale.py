@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a loader with thousands of shards, memory and start of a plan over 100 million samples.
+
+Run: python packages/mindvl-data/benchmarks/scale.py [--quick] [--json]
+Each measurement is a process of its own. The 100 million samples are 313 sources whose folders all lead to the same
+few files: every source maps and plans its own copy, the disk holds one, and all of it is in the page cache.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from figures import Figure, print_report
+
+NUM_SHARDS = 2_000
+NUM_SOURCES, LINKED_SHARDS, SAMPLES_PER_SHARD = 313, 32, 10_000
+STEPS = 50
+MIB = 1 << 20
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Build what is needed, then measure in child processes."""
+    import photos
+
+    num_shards, num_sources, linked = (200, 32, 4) if quick else (NUM_SHARDS, NUM_SOURCES, LINKED_SHARDS)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        tokenizer = photos.make_tokenizer(root / "tokenizer")
+        many = photos.make_source(root / "many", 2 * num_shards, sizes=((56, 84),), num_shards=num_shards)
+        loader = child("loader", tokenizer, [many.folder])
+        one = photos.make_source(root / "one", SAMPLES_PER_SHARD, sizes=((28, 56),), num_shards=1)
+        child("loader", tokenizer, [one.folder])  # measures the text and keeps the lengths beside the index
+        folders = link_sources(one.folder, root / "linked", num_sources=num_sources, shards=linked)
+        plan = child("plan", tokenizer, folders)
+    samples = num_sources * linked * SAMPLES_PER_SHARD
+    size, base = f"{samples / 1e6:.0f} M samples, {num_sources} sources", "beyond imports"
+    return [
+        Figure(name=f"loader, {num_shards} shards: resident", value=loader["rss"] / MIB, unit="MiB", at_most=1024,
+               note=f"own {loader['uss'] / MIB:.0f}, {base} {(loader['uss'] - loader['uss_imports']) / MIB:.0f}"),
+        Figure(name=f"loader, {num_shards} shards: open files", value=loader["open_files"], unit="files"),
+        Figure(name="plan: start to the first batch", value=plan["start_s"], unit="s", at_most=5, note=size),
+        Figure(name="plan: own memory after the start", value=(plan["uss_start"] - plan["uss_imports"]) / MIB,
+               unit="MiB", at_most=300, note=f"resident {plan['rss_start'] / MIB:.0f}, mapped files included"),
+        Figure(name=f"plan: own memory after {plan['rows']} rows", value=(plan["uss"] - plan["uss_imports"]) / MIB,
+               unit="MiB", at_most=300, note=f"resident {plan['rss'] / MIB:.0f}, mapped files included"),
+        Figure(name="plan: rows planned and loaded", value=plan["rows"] / plan["cpu_s"], unit="rows/s/core"),
+    ]  # fmt: skip
+
+
+def link_sources(folder: Path, out: Path, *, num_sources: int, shards: int) -> list[Path]:
+    """Folders of `shards` shards each, all of them links to the one shard of `folder`."""
+    base = out / "base"
+    base.mkdir(parents=True)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (entry,) = manifest["shards"]
+    stem = entry["name"].removesuffix(".tar")
+    entries = []
+    for number in range(shards):
+        name = f"shard-{number:06d}"
+        for path in folder.glob(f"{stem}.*"):
+            (base / path.name.replace(stem, name, 1)).symlink_to(path)
+        entries.append(entry | {"name": f"{name}.tar"})
+    totals = {key: value * shards for key, value in manifest.items() if key != "version" and isinstance(value, int)}
+    (base / "manifest.json").write_text(json.dumps(manifest | totals | {"shards": entries}))
+    links = [out / f"source-{number:03d}" for number in range(num_sources)]
+    for link in links:
+        link.symlink_to(base)
+    return links
+
+
+def child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, float]:
+    """Run this script as a process that measures itself."""
+    names = "\n".join(map(str, folders))
+    command = [sys.executable, __file__, "--child", what, str(tokenizer)]
+    done = subprocess.run(command, input=names, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, float]:
+    """Memory and times of a loader over the folders: one epoch ("loader") or some rows ("plan")."""
+    from transformers import AutoTokenizer
+
+    from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig
+
+    AutoTokenizer.from_pretrained(str(tokenizer))  # brings in what every loader imports
+    imports = memory()
+    config = DataConfig(
+        sources=tuple(
+            SourceConfig(name=folder.name, path=folder, max_epochs=1 if what == "loader" else None)
+            for folder in folders
+        ),
+        tokenizer=tokenizer,
+        packing=PackingConfig(seq_length=8192),
+        image=ImageConfig(min_pixels=28 * 28),
+    )
+    started = time.perf_counter()
+    with Loader(config, packs_per_step=8, position_kind="rope") as loader:
+        next(loader)
+        start_s, begin = time.perf_counter() - started, memory()
+        cpu, rows = time.process_time(), 0
+        for rows, _ in enumerate(loader, 1):
+            if what == "plan" and rows == 8 * STEPS:
+                break
+        cpu = time.process_time() - cpu
+        end, files = memory(), len(list(Path("/proc/self/fd").iterdir()))
+    return {
+        "uss_imports": imports[1], "rss_start": begin[0], "uss_start": begin[1], "rss": end[0], "uss": end[1],
+        "open_files": files, "start_s": start_s, "cpu_s": cpu, "rows": rows,
+    }  # fmt: skip
+
+
+def memory() -> tuple[int, int]:
+    """(resident, own) bytes of this process; own are the pages that no other process shares and no file holds."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return sizes["Rss"], sizes["Private_Dirty"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the shards, a hundredth of the samples")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", nargs=2, metavar=("WHAT", "TOKENIZER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        what, tokenizer = arguments.child
+        folders = [Path(line) for line in sys.stdin.read().splitlines()]
+        print(json.dumps(measure_child(what, Path(tokenizer), folders)))
+    else:
+        print_report(run(quick=arguments.quick), as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
