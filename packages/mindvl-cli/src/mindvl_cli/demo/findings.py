@@ -7,8 +7,8 @@ same items, so treating them as independent overstates the error and errs on the
 
 import math
 
-from mindvl_cli.demo.charts import quartiles
 from mindvl_cli.demo.results import GridScores, Results, ScoreTable, TableRow
+from mindvl_cli.pages.charts import quartiles
 
 
 def findings(results: Results) -> list[str]:

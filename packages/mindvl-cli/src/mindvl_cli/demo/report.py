@@ -11,13 +11,13 @@ import io
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mindvl_cli.demo.charts import box_plots, heat_map, line_chart
 from mindvl_cli.demo.findings import clock, findings, percent
 from mindvl_cli.demo.results import Example, Results, Stage
+from mindvl_cli.pages.charts import box_plots, heat_map, line_chart
+from mindvl_cli.pages.page import page, section, tile
 
 QUICK_NOTICE = (
     "Quick run: it trains a little to show that every part works, and claims nothing. Figures are not results."
@@ -54,47 +54,42 @@ def report_document(results: Results, out_dir: Path) -> dict[str, Any]:
 
 def render(results: Results) -> str:
     """The whole page as one string, pictures and styles inside."""
-    style = files("mindvl_cli.demo").joinpath("report.css").read_text(encoding="utf-8")
     body = "".join(
         (
             _header(results),
-            _section("What came out", _findings(results), lead=""),
-            _section(
+            section("What came out", _findings(results), lead=""),
+            section(
                 "The stages",
                 _time_bar(results) + _curves(results.stages),
                 lead="Each time is of the start that finished the stage, without starts that were cut off. Below, loss "
                 "per learned token over the steps of each stage that trains; the thin line is every logged step, the "
                 "bold one its moving mean.",
             ),
-            _section("Scores on the test split", _score_table(results), lead=_table_lead(results)),
-            _section("Resolution search", _search(results), lead=_search_lead(results)),
-            _section(
+            section("Scores on the test split", _score_table(results), lead=_table_lead(results)),
+            section("Resolution search", _search(results), lead=_search_lead(results)),
+            section(
                 "Test items, as answered",
                 _examples(results),
                 lead="The first items of each task, right or wrong, as the merged model answers at the chosen setting.",
             ),
-            _section(
+            section(
                 "Packing and speed",
                 _packing_table(results),
                 lead="Fill is the share of row positions that are not padding. Visual tokens per row tell how evenly "
                 "pictures were spread: their mean, maximum, and standard deviation over mean (cv).",
             ),
-            _section("What ran", _what_ran(results), lead=""),
+            section("What ran", _what_ran(results), lead=""),
         )
     )
     title = "mindvl demo, quick" if results.is_quick else "mindvl demo"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>'
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return page(title, body)
 
 
 def _header(results: Results) -> str:
     notice = f'<p class="notice">{escape(QUICK_NOTICE)}</p>' if results.is_quick else ""
     merged = next((row for row in results.table.rows if row.role == "merged"), None)
     tiles = [
-        _tile(
+        tile(
             percent(results.headline.score),
             results.headline.title,
             f"{results.headline.num_items} test items; wanted: {percent(results.headline.wanted)}",
@@ -102,24 +97,15 @@ def _header(results: Results) -> str:
     ]
     if merged:
         num_items = sum(task.num_items for task in results.table.tasks)
-        tiles.append(_tile(percent(merged.overall), "overall, merged model", f"{num_items} test items in all"))
-    tiles.append(_tile(percent(results.search.test_score), "test score at the chosen resolution", "taken once"))
+        tiles.append(tile(percent(merged.overall), "overall, merged model", f"{num_items} test items in all"))
+    tiles.append(tile(percent(results.search.test_score), "test score at the chosen resolution", "taken once"))
     cores = f"{results.machine.device}, {results.machine.num_cores} cores"
-    tiles.append(_tile(clock(results.timing.total_s), "all stages", cores))
+    tiles.append(tile(clock(results.timing.total_s), "all stages", cores))
     return (
         f"<header>{notice}<h1>mindvl demo</h1><p>Scanned handwritten digits, composed into pictures of numbers; from "
         "raw files to a merged, searched and exported model, through the commands a user would type.</p>"
         f'<div class="tiles">{"".join(tiles)}</div></header>'
     )
-
-
-def _tile(figure: str, title: str, small: str) -> str:
-    return f'<div class="tile"><b>{escape(figure)}</b><span>{escape(title)}</span><small>{escape(small)}</small></div>'
-
-
-def _section(title: str, content: str, *, lead: str) -> str:
-    lead = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    return f"<section><h2>{escape(title)}</h2>{lead}{content}</section>" if content else ""
 
 
 def _findings(results: Results) -> str:

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from mindvl_cli.demo.charts import box_plots, heat_map, line_chart, quartiles
+from mindvl_cli.pages.charts import box_plots, heat_map, histogram, line_chart, paired_bars, quartiles
 
 
 def _points(svg: str, kind: str) -> list[tuple[float, float]]:
@@ -67,3 +67,22 @@ def test_a_heat_map_frames_the_chosen_cell_and_leaves_impossible_ones_blank() ->
     assert [cell["class"] for cell in cells] == ["cell", "cell", "void", "cell chosen"]
     assert cells[0]["style"] == "--heat:12%"
     assert cells[3]["style"] == "--heat:95%"
+
+
+def test_a_histogram_draws_one_bar_for_each_filled_bin_and_the_limit() -> None:
+    svg = histogram([0, 10, 20, 30], [4, 0, 2], x_label="tokens", describe="load", limit=40)
+    root = ElementTree.fromstring(svg)
+    bars = [node.attrib for node in root.iter("rect")]
+    assert len(bars) == 2
+    assert float(bars[0]["height"]) == pytest.approx(2 * float(bars[1]["height"]), rel=0.01)
+    assert [node.get("class") for node in root.iter("line")].count("limit") == 1
+    ElementTree.fromstring(histogram([0, 1], [0], x_label="nothing", describe="empty"))
+
+
+def test_paired_bars_are_as_long_as_their_shares() -> None:
+    root = ElementTree.fromstring(
+        paired_bars([("a", 0.5, 0.25), ("b", 0.5, 0.75)], names=("asked", "got"), describe="")
+    )
+    widths = [float(node.attrib["width"]) for node in root.iter("rect")]
+    assert widths[0] == widths[2] == pytest.approx(2 * widths[1], rel=0.01)
+    assert widths[3] == pytest.approx(3 * widths[1], rel=0.01)

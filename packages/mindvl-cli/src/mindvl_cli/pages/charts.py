@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the report's charts as inline SVG: a line, box plots, a heat map.
+"""Draw charts as inline SVG: a line, a histogram, bars, box plots, a heat map.
 
-Used by report.py. Drawn by hand because the colours must follow the page (light, dark, print): every mark takes its
-colour from a CSS class of report.css, which matplotlib's SVG cannot do.
+Drawn by hand because the colours must follow the page (light, dark, print): every mark takes its colour from a CSS
+class of style.css, which matplotlib's SVG cannot do.
 """
 
 import math
@@ -33,6 +33,58 @@ def line_chart(points: Sequence[tuple[float, float]], *, x_label: str, describe:
         f'<circle class="dot" cx="{x_of(xs[-1]):.1f}" cy="{y_of(ys[-1]):.1f}" r="3"/>',
     ]
     return _svg(_WIDTH, _HEIGHT, body, describe)
+
+
+def histogram(
+    edges: Sequence[float], counts: Sequence[int], *, x_label: str, describe: str, limit: float | None = None
+) -> str:
+    """Counts of values between neighbouring edges, and a line at `limit` where there is one.
+
+    Args:
+        edges: Rising; one more than counts.
+    """
+    x_end = max(edges[-1], limit or 0.0)
+    x_of = _Scale(edges[0], x_end, _LEFT, _WIDTH - _RIGHT)
+    y_end = _ceiling(max(counts))
+    y_of = _Scale(0, y_end, _HEIGHT - _BOTTOM, _TOP)
+    bars = [
+        f'<rect class="bar" x="{x_of(left) + 0.5:.1f}" y="{y_of(count):.1f}" '
+        f'width="{max(x_of(right) - x_of(left) - 1, 0.5):.1f}" height="{y_of(0) - y_of(count):.1f}"/>'
+        for left, right, count in zip(edges, edges[1:], counts, strict=False)
+        if count
+    ]
+    ticks = [value for value in _ticks(0, x_end) if value >= edges[0]]
+    body = [
+        _y_axis(_ticks(0, y_end), y_of, _LEFT, _WIDTH - _RIGHT, _number),
+        *bars,
+        *(_text(x_of(x), _HEIGHT - 12, _number(x), "tick", "middle") for x in ticks),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 1, x_label, "tick", "middle"),
+    ]
+    if limit is not None:
+        body.append(
+            f'<line class="limit" x1="{x_of(limit):.1f}" x2="{x_of(limit):.1f}" y1="{_TOP}" y2="{y_of(0):.1f}"/>'
+        )
+    return _svg(_WIDTH, _HEIGHT, body, describe)
+
+
+def paired_bars(rows: Sequence[tuple[str, float, float]], *, names: tuple[str, str], describe: str) -> str:
+    """Two bars for each row, one above the other: what was asked and what came, as shares from 0 to 1."""
+    left, slot, width = 150, 34, 460
+    height = _TOP + slot * len(rows) + 22
+    end = max(max(first, second) for _, first, second in rows) or 1.0
+    x_of = _Scale(0, end, left, width - 52)
+    body = []
+    for index, (label, *shares) in enumerate(rows):
+        y = _TOP + slot * index
+        body.append(_text(left - 8, y + 17, label if len(label) <= 22 else f"{label[:21]}~", "label", "end"))
+        for number, share in enumerate(shares):
+            top = y + 3 + 12 * number
+            kind = "bar soft" if number == 0 else "bar"
+            length = max(x_of(share) - left, 0.5)
+            body.append(f'<rect class="{kind}" x="{left}" y="{top}" width="{length:.1f}" height="10" rx="2"/>')
+            body.append(_text(x_of(share) + 5, top + 9, f"{100 * share:.1f}%", "tick"))
+    body.append(_text(left, height - 4, f"above: {names[0]}, below: {names[1]}", "tick"))
+    return _svg(width, height, body, describe)
 
 
 def box_plots(groups: Sequence[tuple[str, Sequence[float], bool]], *, describe: str) -> str:
