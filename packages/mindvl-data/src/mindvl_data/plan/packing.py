@@ -3,7 +3,7 @@
 
 Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each
 row starts with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual
-density is nearest to what the row still wants until little more than a third is free, and is then completed exactly:
+density is nearest to what the row still wants until a good two thirds are free, and is then completed exactly:
 a bitset of reachable sums over the candidates nearest in density, then whatever largest sample still fits. No random
 draw: the rows depend on the input alone.
 """
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
-_STEER_UNTIL = 0.4  # share of the row left to exact completion
+_STEER_UNTIL = 0.7  # share of the row left to exact completion
 _STEER_CANDIDATES = 96  # oldest samples considered while steering
-_SUM_CANDIDATES = 48  # samples whose sums are searched
+_SUM_CANDIDATES = 64  # samples whose sums are searched
 _AGE_WEIGHT = 0.10  # density error that being one buffer older makes up for
 
 

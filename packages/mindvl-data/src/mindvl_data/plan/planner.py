@@ -277,7 +277,7 @@ def _demand(sources: Sequence[SourceIndex], weights: Sequence[float], config: Da
     for source, weight in zip(sources, weights, strict=True):
         count = len(source.index.shards)
         for shard in source.index.shards:
-            every = sample_patches(shard, source.rules.image)
+            every = sample_patches(shard, source.rules)
             largest = max(largest, int(every[every < config.packing.seq_length * per_token].max(initial=0)))
         looked_at = np.unique(np.linspace(0, count - 1, min(count, _DENSITY_SHARDS)).astype(int)).tolist()
         lengths = [source.lengths(shard) for shard in looked_at]

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fixed-width, memory-mapped index of shards: what is on disk, and how it is opened.
 
-Written by indexing.py; planner and reader know samples only through it. Picture sizes are stored, not
-token counts, so that pixel budgets can change without a new index. Beside each shard `NAME.tar` lies `NAME.idx`:
-magic (8 bytes), three little-endian uint64 (samples, members, bytes of the shard), then the two arrays below.
+Written by indexing.py; planner and reader know samples only through it. Picture sizes are stored, not token counts,
+so that pixel budgets can change without a new index. Opening reads the manifest alone: a hundred million samples cost
+a few megabytes until they are used. Beside each shard `NAME.tar` lies `NAME.idx`: magic (8 bytes), three
+little-endian uint64 (samples, members, bytes of the shard), then the two arrays below.
 """
 
 import hashlib
 import json
+import mmap
 import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
+from mindvl_data.shards.location import Location, is_remote, join
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 2
@@ -54,18 +61,92 @@ class ShardIndex:
     """The index of one shard."""
 
     name: str  # file name of the shard
-    path: Path | str  # the shard; an address when it lies in an object store
+    path: Location  # the shard; an address when it lies in an object store
     digest: str  # sha256 of the index file
     samples: NDArray[Any]  # SAMPLE_DTYPE
     members: NDArray[Any]  # MEMBER_DTYPE
+
+
+class Shards(Sequence[ShardIndex]):
+    """The shards of a folder in name order; each is mapped when it is asked for, and the last few stay mapped.
+
+    A folder can have more shards than a process may map, and what is mapped counts as its memory. Safe to use from
+    several threads.
+
+    Args:
+        names: File names of the shards.
+        sizes: Samples of each shard.
+        digests: sha256 of each index file, 32 bytes each, end to end.
+    """
+
+    def __init__(
+        self,
+        folder: Location,
+        names: Sequence[str],
+        sizes: NDArray[np.int64],
+        digests: bytes,
+        *,
+        store: StoreConfig | None,
+        max_mapped: int,
+    ) -> None:
+        self._folder, self._store = folder, store
+        self.names, self.sizes = tuple(names), sizes
+        self._digests = digests
+        self._max_mapped = max_mapped
+        self._mapped: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardIndex: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[ShardIndex]: ...
+    def __getitem__(self, number: int | slice) -> ShardIndex | list[ShardIndex]:
+        """Map one shard, or several.
+
+        Raises:
+            DataError: The index file is missing or damaged.
+        """
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        with self._lock:
+            if number in self._mapped:
+                self._mapped.move_to_end(number)
+            else:
+                self._mapped[number] = self._map(number)
+                if len(self._mapped) > self._max_mapped:
+                    self._mapped.popitem(last=False)  # whoever still uses its arrays keeps them mapped
+            return self._mapped[number]
+
+    def _map(self, number: int) -> ShardIndex:
+        name = self.names[number]
+        digest = self._digests[32 * number : 32 * number + 32].hex()
+        index_name = _index_name(name)
+        try:
+            with open(_on_disk(join(self._folder, index_name), digest, self._store), "rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise _missing(index_name, self._folder) from error
+        except ValueError:  # an empty file cannot be mapped
+            content = None
+        samples, members = _arrays(content) if content else (None, None)
+        if samples is None or members is None or len(samples) != self.sizes[number]:
+            raise DataError(
+                f"index file is damaged. {join(self._folder, index_name)}. "
+                f"Run `mindvl data index {self._folder}` again."
+            )
+        return ShardIndex(name=name, path=join(self._folder, name), digest=digest, samples=samples, members=members)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderIndex:
     """All shards of a folder, in name order."""
 
-    folder: Path
-    shards: tuple[ShardIndex, ...]
+    folder: Location
+    shards: Shards
     num_samples: int
     num_images: int
     identity: str  # hash over all index files, so over every key, size and content crc
@@ -75,24 +156,34 @@ class FolderIndex:
         return self.num_images == 0
 
 
-def open_index(folder: Path | str) -> FolderIndex:
-    """Map the index of a folder into memory.
+def open_index(folder: Location, *, store: StoreConfig | None = None, max_mapped: int = 64) -> FolderIndex:
+    """Read the manifest of a folder; index files are mapped later, shard by shard.
+
+    Sizes of all files of a local folder are compared with the manifest; in an object store, where each look would be
+    a request, a file is checked when it is first used.
+
+    Args:
+        store: How an object store is read, for a folder that is an address.
+        max_mapped: Index files that stay mapped.
 
     Raises:
         DataError: No index, another version, or shards that changed since.
     """
-    folder = Path(folder)
-    manifest_path = folder / MANIFEST_NAME
-    if not manifest_path.is_file():
-        raise DataError(f"no index. {folder}. Run `mindvl data index {folder}`.")
-    manifest = json.loads(manifest_path.read_text())
-    if manifest.get("version") != MANIFEST_VERSION:
-        raise DataError(
-            f"index version {manifest.get('version')} instead of {MANIFEST_VERSION}. {folder}. "
-            "Run `mindvl data index` again."
-        )
-    shards = tuple(_open_shard_index(folder, entry) for entry in manifest["shards"])
-    digest = hashlib.sha256("".join(shard.digest for shard in shards).encode())
+    if isinstance(folder, str) and not is_remote(folder):
+        folder = Path(folder)
+    manifest = _read_manifest(folder, store)
+    entries = manifest["shards"]
+    if not is_remote(folder):
+        _check_sizes(Path(folder), entries)
+    digest = hashlib.sha256("".join(entry["index_sha256"] for entry in entries).encode())
+    shards = Shards(
+        folder,
+        [entry["name"] for entry in entries],
+        np.array([entry["samples"] for entry in entries], np.int64),
+        b"".join(bytes.fromhex(entry["index_sha256"]) for entry in entries),
+        store=store,
+        max_mapped=max_mapped,
+    )
     return FolderIndex(
         folder=folder,
         shards=shards,
@@ -117,27 +208,64 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def _open_shard_index(folder: Path, entry: dict[str, Any]) -> ShardIndex:
-    path = folder / entry["name"]
-    index_path = path.with_suffix(".idx")
-    for file in (path, index_path):
-        if not file.is_file():
-            raise DataError(f"{file.name} is missing. {folder}. Put it back or run `mindvl data index` again.")
-    mapped = np.memmap(index_path, np.uint8, mode="r")
-    num_samples, num_members, shard_bytes = (
-        np.frombuffer(mapped[len(INDEX_MAGIC) : _HEADER_BYTES].tobytes(), "<u8").tolist()
-        if mapped[: len(INDEX_MAGIC)].tobytes() == INDEX_MAGIC
-        else (-1, -1, -1)
-    )
+def _on_disk(location: Location, sha256: str | None, store: StoreConfig | None) -> Path:
+    """The file itself, or the copy of an object that is kept on this machine."""
+    if not isinstance(location, str):
+        return location
+    from mindvl_data.shards.remote import local_copy  # it writes with write_atomically, so it comes after this file
+
+    return local_copy(location, sha256, store)
+
+
+def _read_manifest(folder: Location, store: StoreConfig | None) -> dict[str, Any]:
+    try:
+        text = _on_disk(join(folder, MANIFEST_NAME), None, store).read_text()
+    except FileNotFoundError as error:
+        raise DataError(f"no index. {folder}. Run `mindvl data index {folder}`.") from error
+    again = f"{folder}. Run `mindvl data index` again."
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{MANIFEST_NAME} is damaged: {error}. {again}") from error
+    if manifest.get("version") != MANIFEST_VERSION:
+        raise DataError(f"index version {manifest.get('version')} instead of {MANIFEST_VERSION}. {again}")
+    return manifest
+
+
+def _check_sizes(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Refuse files that are missing or have another size than when they were indexed; one listing of the folder."""
+    with os.scandir(folder) as listing:
+        files = {file.name: file for file in listing if file.name.endswith((".tar", ".idx"))}
+    for entry in entries:
+        index_name = _index_name(entry["name"])
+        for name in (entry["name"], index_name):
+            if name not in files:
+                raise _missing(name, folder)
+        records = entry["samples"] * (SAMPLE_DTYPE.itemsize + MEMBER_DTYPE.itemsize)
+        smallest = _HEADER_BYTES + records + entry["images"] * MEMBER_DTYPE.itemsize
+        if files[index_name].stat().st_size < smallest:
+            raise DataError(f"index file is damaged. {folder / index_name}. Run `mindvl data index {folder}` again.")
+        if files[entry["name"]].stat().st_size != entry["bytes"]:
+            raise DataError(
+                f"shard changed since it was indexed. {folder / entry['name']}. Run `mindvl data index {folder}` again."
+            )
+
+
+def _arrays(content: mmap.mmap) -> tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]:
+    """(samples, members) of an index file; None where it is not whole."""
+    if content[: len(INDEX_MAGIC)] != INDEX_MAGIC or len(content) < _HEADER_BYTES:
+        return None, None
+    num_samples, num_members, _ = np.frombuffer(content, "<u8", 3, len(INDEX_MAGIC)).tolist()
     split = _HEADER_BYTES + num_samples * SAMPLE_DTYPE.itemsize
-    whole = split + num_members * MEMBER_DTYPE.itemsize == len(mapped) and num_samples == entry["samples"]
-    if not whole or path.stat().st_size != shard_bytes:
-        what = "shard changed since it was indexed" if whole else "index file is damaged"
-        raise DataError(f"{what}. {path if whole else index_path}. Run `mindvl data index {folder}` again.")
-    return ShardIndex(
-        name=path.name,
-        path=path,
-        digest=entry["index_sha256"],
-        samples=mapped[_HEADER_BYTES:split].view(SAMPLE_DTYPE).view(np.ndarray),  # memmap objects are slow to slice
-        members=mapped[split:].view(MEMBER_DTYPE).view(np.ndarray),
-    )
+    if split + num_members * MEMBER_DTYPE.itemsize != len(content):
+        return None, None
+    samples = np.frombuffer(content, SAMPLE_DTYPE, num_samples, _HEADER_BYTES)
+    return samples, np.frombuffer(content, MEMBER_DTYPE, num_members, split)
+
+
+def _index_name(shard_name: str) -> str:
+    return f"{shard_name.removesuffix('.tar')}.idx"
+
+
+def _missing(name: str, folder: Location) -> DataError:
+    return DataError(f"{name} is missing. {folder}. Put it back or run `mindvl data index` again.")
