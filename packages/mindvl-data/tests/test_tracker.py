@@ -2,6 +2,7 @@
 """Tracker: a state is refused by name when something changed, and the log says what was consumed."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig
-from mindvl_data.tracker import open_state, seal_state
+from mindvl_data.tracker import PLAN_VERSION, open_state, seal_state
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -27,6 +28,15 @@ def restore(config: DataConfig, state: dict[str, Any], packs_per_step: int = 2) 
         loader.load_state_dict(state)
 
 
+def write_tokenizer(source: Path, target: Path, change: Callable[[dict[str, Any]], None], file: str) -> Path:
+    """A copy of a tokenizer folder with one of its JSON files changed."""
+    shutil.copytree(source, target)
+    document = json.loads((target / file).read_text())
+    change(document)
+    (target / file).write_text(json.dumps(document))
+    return target
+
+
 def test_a_state_is_small_json_and_does_not_name_folders(make_config: MakeConfig) -> None:
     text = json.dumps(state_after(make_config()))
     assert len(text) < 4000
@@ -36,9 +46,9 @@ def test_a_state_is_small_json_and_does_not_name_folders(make_config: MakeConfig
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"seed": 9}, "recipe"),
-        ({"text_share": 0.5}, "recipe"),
-        ({"packing": PackingConfig(seq_length=128, buffer_size=16)}, "recipe"),
+        ({"seed": 9}, r"seed \(3 -> 9\)"),
+        ({"text_share": 0.5}, r"text_share \(None -> 0.5\)"),
+        ({"packing": PackingConfig(seq_length=128, buffer_size=16)}, r"packing.seq_length \(256 -> 128\)"),
         ({"image": ImageConfig(max_pixels=56 * 56)}, "image and video processor"),
     ],
 )
@@ -50,7 +60,7 @@ def test_a_changed_recipe_or_processor_is_refused_by_name(
 
 
 def test_another_number_of_rows_in_a_step_is_refused(make_config: MakeConfig) -> None:
-    with pytest.raises(DataError, match="recipe changed"):
+    with pytest.raises(DataError, match=r"packs_per_step \(2 -> 4\) changed"):
         restore(make_config(), state_after(make_config()), packs_per_step=4)
 
 
@@ -76,66 +86,64 @@ def test_speed_settings_and_moved_folders_may_change(
 
 def test_a_damaged_or_foreign_state_is_refused() -> None:
     sealed = seal_state({"step": 1}, {"recipe": "a"})
-    assert open_state(sealed, {"recipe": "a"}) == {"step": 1}
+    assert open_state(sealed, {"recipe": "a"}).plan == {"step": 1}
     with pytest.raises(DataError, match="checksum is wrong"):
         open_state(sealed | {"plan": {"step": 2}}, {"recipe": "a"})
     with pytest.raises(DataError, match="version 7"):
         open_state(sealed | {"version": 7}, {"recipe": "a"})
 
 
-def test_the_audit_log_lists_every_sample_of_every_complete_step(make_config: MakeConfig, tmp_path: Path) -> None:
-    log = tmp_path / "runs" / "audit.jsonl"
-    config = make_config(audit_log=log)
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
-        batches = [next(loader) for _ in range(5)]  # the third step is not complete
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
-    logged = [tuple(sample) for line in lines for row in line["rows"] for sample in row]
-    assert logged == [(s.source, s.epoch, s.shard, s.row) for batch in batches[:4] for s in batch.segments]
+def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    state = state_after(config)
+
+    def drop_a_merge(document: dict[str, Any]) -> None:
+        document["model"]["merges"].pop()
+
+    other = write_tokenizer(config.tokenizer, tmp_path / "other", drop_a_merge, "tokenizer.json")
+    with pytest.raises(DataError, match=r"^tokenizer changed since the checkpoint"):
+        restore(replace(config, tokenizer=other), state)
+    shutil.copytree(config.tokenizer, tmp_path / "template")
+    for file in (tmp_path / "template").glob("chat_template*"):
+        file.write_text(file.read_text() + "\n")
+    with pytest.raises(DataError, match=r"^chat template changed since the checkpoint"):
+        restore(replace(config, tokenizer=tmp_path / "template"), state)
 
 
-def logged_steps(log: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in log.read_text().splitlines()]
+def test_the_weight_of_a_source_is_refused_and_cannot_be_accepted(make_config: MakeConfig) -> None:
+    config = make_config()
+    heavier = replace(config, sources=(replace(config.sources[0], weight=2.0), config.sources[1]))
+    with pytest.raises(DataError, match=r"settings of pictures \(weight=1.0 -> weight=2.0\) changed") as caught:
+        restore(heavier, state_after(config))
+    assert "--accept-data-change" not in str(caught.value)
 
 
-def test_a_resumed_run_has_each_step_once_in_the_audit_log(make_config: MakeConfig, tmp_path: Path) -> None:
-    log, whole = tmp_path / "audit.jsonl", tmp_path / "whole.jsonl"
-    state_after(make_config(audit_log=whole), rows=12)
-    state = state_after(make_config(audit_log=log), rows=4)
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
-        loader.load_state_dict(state)
-        for _ in range(4):
-            next(loader)
-    assert logged_steps(log) == [1, 2, 3, 4]
-    with open(log, "ab") as file:
-        file.write(b'{"step":5,"rows":[[["pic')  # the kill
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
-        loader.load_state_dict(state)  # the checkpoint is two steps older than the log
-        assert logged_steps(log) == [1, 2]
-        for _ in range(8):
-            next(loader)
-    assert log.read_bytes() == whole.read_bytes()
+NAMES = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
 
 
-def test_a_run_without_a_checkpoint_starts_its_audit_log_anew(make_config: MakeConfig, tmp_path: Path) -> None:
-    log = tmp_path / "audit.jsonl"
-    state_after(make_config(audit_log=log), rows=6)
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
-        assert logged_steps(log) == [1, 2, 3]  # a checkpoint may still be restored
-        next(loader), next(loader)
-    assert logged_steps(log) == [1]
+def test_changed_data_can_be_accepted_by_somebody() -> None:
+    sealed = seal_state({"step": 1}, NAMES)
+    with pytest.raises(DataError, match=r"index of a changed .* accept the changed data \(--accept-data-change\)"):
+        open_state(sealed, NAMES | {"index of a": "5678"})
+    opened = open_state(sealed, NAMES | {"index of a": "5678"}, accept_change="me@here")
+    assert opened.changed == {"a": ("1234", "5678")}
+    assert opened.lost == {"a"}
 
 
-def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_path: Path) -> None:
-    log = tmp_path / "audit.jsonl"
-    with Loader(make_config(audit_log=log), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
-        next(loader)
-    assert not log.exists()
+def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
+    sealed = seal_state({"step": 1}, NAMES)
+    new = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of b": "weight=1.0", "index of b": "77"}
+    with pytest.raises(
+        DataError, match=r"settings of a \(gone\).*index of b \(new\)|index of a \(gone\).*index of b \(new\)"
+    ):
+        open_state(sealed, new)
+    opened = open_state(sealed, new, accept_change="me@here")
+    assert opened.changed == {"a": ("1234", None), "b": (None, "77")}
+    assert opened.lost == {"a"}
 
 
-def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, tmp_path: Path) -> None:
-    log = tmp_path / "notes.txt"
-    log.write_text("mine")
-    with pytest.raises(DataError, match=r"no step of an audit log.*notes\.txt at byte 0"):
-        state_after(make_config(audit_log=log))
-    assert log.read_text() == "mine"
+@pytest.mark.parametrize("name", ["plan version", "seed", "settings of a"])
+def test_rules_are_never_accepted_even_beside_changed_data(name: str) -> None:
+    sealed = seal_state({"step": 1}, NAMES)
+    with pytest.raises(DataError, match=rf"^{name} \(.* -> x\) changed"):
+        open_state(sealed, NAMES | {name: "x", "index of a": "5678"}, accept_change="me@here")

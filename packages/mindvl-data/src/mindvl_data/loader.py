@@ -1,36 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader: plan, read, parse, tokenize, decode, collate, in order, on one screen.
+"""Loader: plan, make rows, hand them out, in order, on one screen.
 
-The front of this package: an iterator over the packed rows of one data-parallel rank. Threads make rows ahead of the
-training step; the order is always the plan's. The only state is the plan's, so a resumed run gives the very same
-rows.
+The front of this package: an iterator over the packed rows of one data-parallel rank. Steps are planned in one
+thread and rows made in others, ahead of the training step; the order is always the plan's. The only state is the
+plan's, so a resumed run gives the very same rows.
 """
 
-import logging
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
-from mindvl_data.collate import collate
+from mindvl_data.ahead import PlanAhead, Workers
+from mindvl_data.audit_log import AuditLog, now
 from mindvl_data.config import DataConfig
-from mindvl_data.encode import decode_sample, encode_sample, placeholder
-from mindvl_data.errors import BadSample, DataError
-from mindvl_data.plan.planner import PlannedSample, PlannedStep, Planner, Row, rows_of_rank
+from mindvl_data.errors import DataError
+from mindvl_data.plan.planner import PlannedStep, Planner, Row, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
+from mindvl_data.quarantine import QuarantineLog
+from mindvl_data.rows import MadeRow, RowMaker
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
-from mindvl_data.tracker import AuditLog, identities, open_state, seal_state
-from mindvl_data.types import Batch, PackedSample, Segment, TokenizedSample
-
-logger = logging.getLogger(__name__)
+from mindvl_data.tracker import Change, identities, open_state, seal_state
+from mindvl_data.types import Batch
 
 _BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """A row of this rank that was not handed out yet."""
+
+    step: PlannedStep
+    is_last: bool  # of this rank's rows of the step
+    row: Row
+    expected_bytes: int
+    made: Future[MadeRow] | None = None  # None: it is made when it is asked for
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes or will take: guessed from the plan until it is there."""
+        if self.made is None or not self.made.done() or self.made.exception() is not None:
+            return self.expected_bytes
+        return self.made.result().num_bytes
+
+
 class Loader:
     """Iterates over packed rows; `packs_per_step / dp_size` of them make one optimizer step on this rank.
+
+    It is itself a loader, with its own threads: use it in place of torch's DataLoader, not inside one. Every process
+    of a data-parallel rank makes one (tensor-parallel peers the same one), takes its rows with `next`, and saves
+    `state_dict()` with its checkpoint:
+
+        loader = Loader(config, packs_per_step=32, dp_rank=rank, dp_size=world_size, position_kind="rope")
+        loader.load_state_dict(saved)                       # to go on; any other number of ranks will do
+        rows = [next(loader).to(device) for _ in range(32 // world_size)]
+        model(**rows[0].model_inputs())
+        saved = loader.state_dict()                         # after the optimizer's step; plain JSON values
+
+    The rows of a step are the same for any number of ranks and threads, and a rank reads only what its own rows need.
 
     Args:
         packs_per_step: Rows of one step over all data-parallel ranks.
@@ -58,61 +89,101 @@ class Loader:
         self._config = config
         self._packs_per_step = packs_per_step
         self._dp_rank, self._dp_size = dp_rank, dp_size
-        self._position_kind: PositionKind = position_kind
-        self._files = ShardFiles()
-        self._tokenizer = load_tokenizer(config.tokenizer)
-        self._sources = [SourceIndex(s, config, self._tokenizer, self._files) for s in config.sources]
-        self._identities = identities(config, self._sources, self._tokenizer, packs_per_step)
-        self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
-        self._threads = (
-            ThreadPoolExecutor(config.num_threads, thread_name_prefix="mindvl-data") if config.num_threads else None
+        self._files = ShardFiles(config.store)
+        tokenizer = load_tokenizer(config.tokenizer)
+        self._sources = [SourceIndex(s, config, tokenizer, self._files) for s in config.sources]
+        self._maker = RowMaker(
+            config, self._sources, tokenizer=tokenizer, files=self._files, position_kind=position_kind
         )
-        self._start(plan_state=None)
+        self._identities = identities(config, self._sources, tokenizer, packs_per_step)
+        self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
+        self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
+        self._start(self._new_planner(), changes=[])
+        self._workers = Workers(config.num_threads, "mindvl-data") if config.num_threads else None
+        self._is_closed = False
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        """The next row of this rank; StopIteration once every source with an epoch cap is used up."""
-        self._make_ahead()
-        if not self._pending:
+        """The next row of this rank; StopIteration once every source with an epoch cap is used up.
+
+        Raises:
+            DataError: Data cannot be read, or too many samples cannot be used. The loader stays where it failed.
+        """
+        if self._is_closed:
+            raise DataError("loader is closed. Loader. Make a new one.")
+        if self._failure is not None:
+            raise self._failure
+        self._is_untouched = False
+        self._prepare(wait=True)
+        if not self._waiting:
             raise StopIteration
-        step, is_last, made = self._pending.popleft()
-        batch = made.result() if isinstance(made, Future) else self._make(step, made)
-        self._count_bad(batch)
-        if is_last:
-            self._state = step.state_after
+        first = self._waiting[0]
+        made = self._maker.make(first.step.step, first.row) if first.made is None else first.made.result()
+        self._waiting.popleft()  # only now: an interrupt while waiting must not lose a row
+        self._note_bad(made)
+        if first.is_last:
+            self._state = first.step.state_after
             if self._audit is not None:
-                self._audit.record(step)
-        return batch
+                self._audit.record(first.step)
+        self._prepare(wait=False)
+        return made.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last complete step handed out; JSON values, the same on every rank."""
-        return seal_state(self._state, self._identities)
+        """The position after the last complete step handed out; JSON values, the same on every rank.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+        The audit log is on disk up to that step when this returns.
+        """
+        if self._audit is not None and not self._is_closed:
+            self._audit.sync()
+        return seal_state(self._state, self._identities, self._changes)
+
+    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
         """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
+
+        Args:
+            accept_change: Who accepts that data changed, such as user@host. Sources whose index, `first` or
+                `fraction` changed then go on at the start of their next epoch; sources may come and go. It is kept in
+                the state and in the audit log.
 
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor.
         """
-        plan_state = open_state(state, self._identities)
-        self._start(plan_state=plan_state)
+        opened = open_state(state, self._identities, accept_change=accept_change)
+        self._plan.finish()
+        planner = self._planner if self._is_untouched else self._new_planner()
+        self._is_untouched = False
+        changes = opened.changes
+        if opened.changed:
+            planner.load_state(opened.plan, changed_sources=opened.lost)
+            step = planner.state()["step"]
+            changes = [*changes, {"step": step, "who": accept_change, "when": now(), "sources": opened.changed}]
+        else:
+            planner.load_state(opened.plan)
+        self._start(planner, changes=changes)
         if self._audit is not None:
-            self._audit.rewind(plan_state["step"])
+            self._audit.resume(self._state["step"], self._state, changes)
 
     def report(self) -> dict[str, Any]:
-        """Figures of all complete steps, over ranks and restarts; `bad_samples` are this rank's since its start."""
-        return self._planner.figures(self._state) | {"bad_samples": self._num_bad}
+        """Figures of all complete steps, over ranks and restarts; and what this rank did since it started.
+
+        Returns:
+            The planner's figures; `bad_samples` and `reads` (bytes and requests) of this rank alone.
+        """
+        return self._planner.figures(self._state) | {"bad_samples": self._num_bad, "reads": self._files.report()}
 
     def close(self) -> None:
-        """Stop the threads and close all files."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
-        self._pending.clear()
+        """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
+        self._is_closed = True
+        self._plan.close()
+        if self._workers is not None:
+            self._workers.close()
+        self._waiting.clear()
         self._files.close()
-        if self._audit is not None:
-            self._audit.close()
+        for log in (self._audit, self._quarantine):
+            if log is not None:
+                log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,72 +191,59 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, plan_state: dict[str, Any] | None) -> None:
-        self._planner = Planner(self._config, self._sources, rows_per_step=self._packs_per_step)
-        if plan_state is not None:
-            self._planner.load_state(plan_state)
-        self._state = self._planner.state()
-        self._rows = self._plan_rows()
-        self._pending: deque[tuple[PlannedStep, bool, Future[Batch] | Row]] = deque()
+    def _new_planner(self) -> Planner:
+        self._is_untouched = True  # a state can be loaded into it
+        return Planner(self._config, self._sources, rows_per_step=self._packs_per_step)
+
+    def _start(self, planner: Planner, *, changes: list[Change]) -> None:
+        """Go on with a planner that stands where the next row is wanted."""
+        for waiting in getattr(self, "_waiting", ()):
+            if waiting.made is not None:
+                waiting.made.cancel()
+        self._planner = planner
+        self._plan = PlanAhead(planner, num_steps=self._config.plan_ahead_steps if self._config.num_threads else 0)
+        self._state = planner.state()
+        self._changes = changes
+        self._planned: deque[tuple[PlannedStep, bool, Row]] = deque()  # rows of this rank that nobody works on yet
+        self._waiting: deque[_Waiting] = deque()
+        self._is_over = False
+        self._failure: DataError | None = None
         self._num_samples, self._num_bad = 0, 0
 
-    def _plan_rows(self) -> Iterator[tuple[PlannedStep, bool, Row]]:
-        """This rank's rows, each with whether it is the last of its step."""
-        while (step := self._planner.next_step()) is not None:
+    def _prepare(self, *, wait: bool) -> None:
+        """Have up to `prefetch_packs` rows in the making, within `prefetch_bytes`; one always.
+
+        Args:
+            wait: Whether to wait for the plan while no row waits; else take what is planned already.
+        """
+        while len(self._waiting) < self._config.prefetch_packs and self._has_planned(wait and not self._waiting):
+            step, is_last, row = self._planned[0]
+            expected = self._maker.expected_bytes(row)
+            if self._waiting and sum(w.num_bytes for w in self._waiting) + expected > self._config.prefetch_bytes:
+                return
+            self._planned.popleft()
+            made = None if self._workers is None else self._workers.submit(partial(self._maker.make, step.step, row))
+            self._waiting.append(_Waiting(step=step, is_last=is_last, row=row, expected_bytes=expected, made=made))
+
+    def _has_planned(self, wait: bool) -> bool:
+        while not self._planned and not self._is_over and (wait or self._plan.is_ready):
+            step = self._plan.next_step()
+            if step is None:
+                self._is_over = True
+                break
             rows = rows_of_rank(step.rows, dp_rank=self._dp_rank, dp_size=self._dp_size)
-            for number, row in enumerate(rows, 1):
-                yield step, number == len(rows), row
+            self._planned.extend((step, number == len(rows), row) for number, row in enumerate(rows, 1))
+        return bool(self._planned)
 
-    def _make_ahead(self) -> None:
-        """Keep `prefetch_packs` rows in the making."""
-        while len(self._pending) < self._config.prefetch_packs and (planned := next(self._rows, None)) is not None:
-            step, is_last, row = planned
-            made = row if self._threads is None else self._threads.submit(self._make, step, row)
-            self._pending.append((step, is_last, made))
-
-    def _make(self, step: PlannedStep, row: Row) -> Batch:
-        made = [self._load(planned) for planned in row]
-        return collate(
-            PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
-            step=step.step,
-            position_kind=self._position_kind,
-            pad_id=self._tokenizer.pad_id,
-            image_pad_id=self._tokenizer.image_pad_id,
-            pad_multiple=self._config.packing.pad_multiple,
-            patch_dim=self._config.image.patch_dim,
-            spatial_merge_size=self._config.image.spatial_merge_size,
-        )
-
-    def _load(self, planned: PlannedSample) -> tuple[TokenizedSample, Segment]:
-        source = self._sources[planned.source]
-        shard = source.index.shards[planned.shard].path
-        key, bad = "", False
-        try:
-            raw = source.read(planned.shard, planned.row)
-            key = raw.key
-            encoding = encode_sample(raw, rules=source.rules, tokenizer=self._tokenizer)
-            if encoding.num_tokens != planned.length:
-                raise BadSample(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
-            tokenized = decode_sample(raw, encoding, tokenizer=self._tokenizer)
-        except BadSample as error:
-            logger.warning(
-                "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
-                error, source.name, shard, planned.row, key,
-            )  # fmt: skip
-            patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
-            tokenized, bad = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id), True
-        segment = Segment(
-            source=source.name, epoch=planned.epoch, shard=shard.name, row=planned.row, key=key,
-            length=planned.length, bad=bad,
-        )  # fmt: skip
-        return tokenized, segment
-
-    def _count_bad(self, batch: Batch) -> None:
-        bad = sum(segment.bad for segment in batch.segments)
-        self._num_samples += len(batch.segments)
-        self._num_bad += bad
-        if bad and self._num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._num_samples):
-            raise DataError(
+    def _note_bad(self, made: MadeRow) -> None:
+        self._num_samples += len(made.batch.segments)
+        self._num_bad += len(made.bad)
+        for bad in made.bad:
+            if self._quarantine is not None:
+                self._quarantine.record(bad)
+        if made.bad and self._num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._num_samples):
+            self._failure = DataError(
                 f"{self._num_bad} of {self._num_samples} samples could not be decoded. "
                 f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
             )
+            raise self._failure

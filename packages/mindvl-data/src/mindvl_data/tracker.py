@@ -1,64 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: what was consumed, by which recipe, on which data; saved with checkpoints and as an append-only log.
+"""The ledger state: where the plan stands, and the identities of everything it depends on.
 
-Stands beside planner and loader. The state says where the plan stands after the last complete step, and the
-identities of everything the plan depends on; restoring refuses a mismatch by name. It does not depend on the number
-of ranks.
+Saved with checkpoints. Restoring refuses a mismatch by name; changed data can be accepted by a person, changed rules
+never. The state does not depend on the number of ranks.
 """
 
 import dataclasses
 import hashlib
 import json
-import mmap
-import re
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from mindvl_data.config import DataConfig
+from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
-from mindvl_data.plan.planner import PlannedStep
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.tokenization import Tokenizer
 
-STATE_VERSION = 1
-PLAN_VERSION = 3  # raised when the same configuration would give another plan
-_AUDIT_LINE_START = b'{"step":'
-_AUDIT_LINE = re.compile(rb'\{"step":(\d+),')
-_AUDIT_LINE_HEAD = 40  # bytes; more than the step's number can take
+STATE_VERSION = 2
+PLAN_VERSION = 4  # raised when the same configuration would give another plan
+_HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
+
+Change = dict[str, Any]  # step, who, when, sources: name -> [old, new] identity, None where there is none
+Difference = tuple[str | None, str | None]
 
 
 def identities(
     config: DataConfig, sources: Sequence[SourceIndex], tokenizer: Tokenizer, rows_per_step: int
 ) -> dict[str, str]:
-    """Name -> hash of everything that decides the plan. Folders may move; speed settings may change."""
-    recipe = {
-        "plan_version": PLAN_VERSION,
-        "rows_per_step": rows_per_step,
+    """Name -> value or hash of everything that decides the plan. Folders may move; speed settings may change."""
+    rules: dict[str, Any] = {
+        "plan version": PLAN_VERSION,
+        "packs_per_step": rows_per_step,
         "seed": config.seed,
         "weight_unit": config.weight_unit,
         "text_share": config.text_share,
         "shuffle_window": config.shuffle_window,
-        "packing": dataclasses.asdict(config.packing),
-        "sources": [[s.name, s.weight, s.max_epochs, s.first, s.fraction] for s in config.sources],
+        **{f"packing.{name}": value for name, value in dataclasses.asdict(config.packing).items()},
     }
-    media = [[s.name, dataclasses.asdict(s.rules)] for s in sources]
     return {
-        "recipe": _digest(recipe),
-        "tokenizer and chat template": tokenizer.identity[:16],
-        "image and video processor": _digest(media),
-        **{f"index of {s.name}": s.index.identity[:16] for s in sources},
+        **{name: str(value) for name, value in rules.items()},
+        "tokenizer": _digest(tokenizer.backend.to_str()),
+        "chat template": _digest(str(tokenizer.hf.chat_template)),
+        "encoding of text": tokenizer.identity[:16],  # the two above and the rules of this package
+        "image and video processor": _digest([dataclasses.asdict(config.image), dataclasses.asdict(config.video)]),
+        **{f"settings of {source.name}": _settings(source) for source in config.sources},
+        **{
+            f"index of {source.name}": _index_identity(source, opened)
+            for source, opened in zip(config.sources, sources, strict=True)
+        },
     }
 
 
-def seal_state(plan_state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The plan's state with version, identities and checksum."""
-    body = {"version": STATE_VERSION, "identities": names, "plan": plan_state}
+def seal_state(plan_state: dict[str, Any], names: dict[str, str], changes: Sequence[Change] = ()) -> dict[str, Any]:
+    """The plan's state with version, identities, accepted changes and checksum."""
+    body = {"version": STATE_VERSION, "identities": names, "changes": list(changes), "plan": plan_state}
     return {**body, "checksum": _digest(body)}
 
 
-def open_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Check a sealed state against this run; returns the plan's state.
+@dataclass(frozen=True, kw_only=True)
+class OpenedState:
+    """A state that may be gone on from."""
+
+    plan: dict[str, Any]
+    changes: list[Change]  # accepted by earlier restarts
+    changed: dict[str, Difference]  # source -> old and new identity of its data; empty when nothing changed
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Sources whose samples may be others now, so that their positions mean nothing any more."""
+        return frozenset(name for name, (old, _) in self.changed.items() if old is not None)
+
+
+def open_state(state: dict[str, Any], names: dict[str, str], *, accept_change: str | None = None) -> OpenedState:
+    """Check a sealed state against this run.
+
+    Args:
+        names: The identities of this run.
+        accept_change: Who accepts that the index of a source changed, or that a source came or went; None: nobody.
 
     Raises:
         DataError: Other version, damaged, or made with another recipe, index, tokenizer or processor.
@@ -71,82 +90,69 @@ def open_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     body = {key: value for key, value in state.items() if key != "checksum"}
     if _digest(body) != state.get("checksum"):
         raise DataError("ledger state is damaged: its checksum is wrong. Checkpoint. Resume from an older one.")
-    saved: dict[str, str] = state["identities"]
-    changed = sorted(name for name in saved.keys() | names.keys() if saved.get(name) != names.get(name))
-    if changed:
-        raise DataError(
-            f"{', '.join(changed)} changed since the checkpoint was written. data. "
-            "Restore what changed, or start the data anew."
-        )
-    plan: dict[str, Any] = state["plan"]
-    return plan
+    different = differences(state["identities"], names)
+    changed = changed_data(different)
+    rules = {name: pair for name, pair in different.items() if not _is_about(name, changed)}
+    if rules or (changed and accept_change is None):
+        raise DataError(_refusal(rules, different, may_accept=not rules))
+    return OpenedState(plan=state["plan"], changes=state["changes"], changed=changed)
 
 
-class AuditLog:
-    """Appends one JSON line per step: which samples it consumed. Each step stands there once, in order.
+def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
+    """Name -> (old, new) of every identity that differs; None where one side has none."""
+    found = {
+        name: (saved.get(name), names.get(name))
+        for name in [*saved, *(name for name in names if name not in saved)]
+        if saved.get(name) != names.get(name)
+    }
+    if {"tokenizer", "chat template"} & found.keys():
+        found.pop("encoding of text", None)  # follows from them
+    return found
 
-    What a stopped run logged beyond the step that its successor starts from is dropped, and so is a last line cut off
-    by a kill.
+
+def changed_data(different: dict[str, Difference]) -> dict[str, Difference]:
+    """Source -> (old, new) identity, of the sources whose data changed, that came, or that went.
+
+    Only these can be accepted. Everything else (recipe, weights, tokenizer, template, processor, version of the plan)
+    decides what a sample or a step is: a run that changes it is another run, which starts from weights alone.
     """
+    prefix = "index of "
+    return {name.removeprefix(prefix): pair for name, pair in different.items() if name.startswith(prefix)}
 
-    def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._file = open(path, "a+b")  # noqa: SIM115 - closed by close()
-        self._sources = sources
-        self._is_fresh = True  # no step was recorded since the log was opened
-        self._cut(None)
 
-    def record(self, step: PlannedStep) -> None:
-        """Write the step's samples by row, as [source, epoch, shard, row in shard]."""
-        if self._is_fresh:
-            self.rewind(step.step - 1)
-        rows = [
-            [
-                [self._sources[s.source].name, s.epoch, self._sources[s.source].index.shards[s.shard].path.name, s.row]
-                for s in row
-            ]
-            for row in step.rows
-        ]
-        self._file.write(json.dumps({"step": step.step, "rows": rows}, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+def _is_about(name: str, changed: dict[str, Difference]) -> bool:
+    """Whether a difference is explained by changed data: an index, or the settings of a source that came or went."""
+    return any(
+        name == f"index of {source}" or (name == f"settings of {source}" and None in pair)
+        for source, pair in changed.items()
+    )
 
-    def rewind(self, step: int) -> None:
-        """Drop the lines after `step`.
 
-        Raises:
-            DataError: The file holds something other than steps.
-        """
-        self._cut(step)
-        self._is_fresh = False
+def _refusal(rules: dict[str, Difference], different: dict[str, Difference], *, may_accept: bool) -> str:
+    what = ", ".join(_shown(name, *pair) for name, pair in (rules or different).items())
+    accept = ", accept the changed data (--accept-data-change)" if may_accept else ""
+    return (
+        f"{what} changed since the checkpoint was written. data. Restore what changed{accept}, or start the data anew."
+    )
 
-    def close(self) -> None:
-        self._file.close()
 
-    def _cut(self, last_step: int | None) -> None:
-        """Shorten the file to its whole lines up to `last_step`, read from the end, because it can be long."""
-        size = self._path.stat().st_size
-        if not size:
-            return  # an empty file cannot be mapped
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if not _AUDIT_LINE_START.startswith(content[: len(_AUDIT_LINE_START)]):
-                raise self._foreign(0)
-            keep = content.rfind(b"\n") + 1
-            while last_step is not None and keep:
-                start = content.rfind(b"\n", 0, keep - 1) + 1
-                found = _AUDIT_LINE.match(content[start : start + _AUDIT_LINE_HEAD])
-                if found is None:
-                    raise self._foreign(start)
-                if int(found[1]) <= last_step:
-                    break
-                keep = start
-        if keep < size:
-            self._file.truncate(keep)
+def _shown(name: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return f"{name} ({'new' if old is None else 'gone'})"
+    is_hash = name in _HASHED or name.startswith("index of ")
+    return name if is_hash else f"{name} ({old} -> {new})"
 
-    def _foreign(self, offset: int) -> DataError:
-        return DataError(
-            f"line is no step of an audit log. {self._path} at byte {offset}. Name another file as data.audit_log."
-        )
+
+def _settings(source: SourceConfig) -> str:
+    named = {name: getattr(source, name) for name in ("weight", "max_epochs", "min_pixels", "max_pixels")}
+    return " ".join(f"{name}={value}" for name, value in named.items() if value is not None)
+
+
+def _index_identity(source: SourceConfig, opened: SourceIndex) -> str:
+    """Which samples the source has: its index, and the part of it that is used."""
+    parts = {"first": source.first, "fraction": source.fraction}
+    used = " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+    return f"{opened.index.identity[:16]} {used}".rstrip()
 
 
 def _digest(value: Any) -> str:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit log: one JSON line for every step, in order, saying which samples it consumed.
+
+Written by the loader of the first data-parallel rank, read by ledger.py. Besides steps a log can hold marks, which
+stand after the step they name and carry the plan's state there: the data changed and somebody accepted it, or the
+run was branched off another one whose log holds the steps before.
+"""
+
+import json
+import mmap
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from mindvl_data.errors import DataError
+from mindvl_data.plan.planner import PlannedStep
+from mindvl_data.plan.sources import SourceIndex
+
+Use = list[Any]  # [source, epoch, shard, row in shard]
+
+_LINE_START = b'{"step":'
+_LINE = re.compile(rb'\{"step":(\d+),"(rows|change|branch)":')
+_LINE_HEAD = 48  # bytes; more than the step's number and the kind of line can take
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditLine:
+    """One line of a log."""
+
+    step: int
+    kind: Literal["rows", "change", "branch"]
+    when: str  # UTC, to the second
+    rows: list[list[Use]] = field(default_factory=list)  # of a step
+    tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
+    change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
+    plan: dict[str, Any] | None = None  # of a mark: the state the plan goes on from
+
+
+class AuditLog:
+    """Appends lines. What a stopped run logged beyond the step that its successor starts from is dropped.
+
+    So each step stands there once, in order; a last line cut off by a kill is dropped too.
+    """
+
+    def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = open(path, "a+b")  # noqa: SIM115 - closed by close()
+        self._sources = sources
+        self._is_fresh = True  # nothing was recorded since the log was opened
+        self._cut(None)
+
+    def record(self, step: PlannedStep) -> None:
+        """Write the step's samples by row."""
+        if self._is_fresh:
+            self._cut(step.step - 1)
+            self._is_fresh = False
+        self._append({"step": step.step, **logged_step(step, self._sources)})
+
+    def resume(self, step: int, plan: dict[str, Any], changes: Sequence[dict[str, Any]]) -> None:
+        """Go on after `step`: drop the lines after it, and mark what the steps alone would not explain.
+
+        Args:
+            plan: The plan's state after `step`, as it goes on from there.
+            changes: All data changes that were accepted so far, each with the step it follows.
+
+        Raises:
+            DataError: The file holds something other than an audit log.
+        """
+        last = self._cut(step)
+        self._is_fresh = False
+        if last < step:
+            self._append({"step": step, "branch": last, "plan": plan})
+        for change in changes:
+            if change["step"] == step:
+                self._append({"step": step, "change": change, "plan": plan})
+
+    def sync(self) -> None:
+        """Have it on disk before a checkpoint says that the steps were done."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        line["when"] = now()
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+
+    def _cut(self, last_step: int | None) -> int:
+        """Shorten the file to its whole lines up to `last_step`, without marks there; returns the last step it holds.
+
+        Read from the end, because it can be long. None keeps every whole line.
+        """
+        size = self._path.stat().st_size
+        if not size:
+            return 0  # an empty file cannot be mapped
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if not _LINE_START.startswith(content[: len(_LINE_START)]):
+                raise _foreign(self._path, 0)
+            keep, last = content.rfind(b"\n") + 1, 0
+            while last_step is not None and keep:
+                start = content.rfind(b"\n", 0, keep - 1) + 1
+                found = _LINE.match(content[start : start + _LINE_HEAD])
+                if found is None:
+                    raise _foreign(self._path, start)
+                last = int(found[1])
+                if last < last_step or (last == last_step and found[2] == b"rows"):
+                    break  # marks at the very step are made anew from the state that is loaded
+                keep, last = start, 0
+        if keep < size:
+            self._file.truncate(keep)
+        return last
+
+
+def logged_step(step: PlannedStep, sources: Sequence[SourceIndex]) -> dict[str, Any]:
+    """What the log says of a step: its samples by row, its tokens by source."""
+    tokens: Counter[str] = Counter()
+    rows: list[list[Use]] = []
+    for row in step.rows:
+        rows.append([])
+        for sample in row:
+            source = sources[sample.source]
+            rows[-1].append([source.name, sample.epoch, source.index.shards.names[sample.shard], sample.row])
+            tokens[source.name] += sample.length
+    return {"rows": rows, "tokens": dict(tokens)}
+
+
+def read_log(path: Path) -> Iterator[AuditLine]:
+    """The whole lines of a log, one by one.
+
+    Raises:
+        DataError: There is no such file, or a line is none of an audit log.
+    """
+    offset = 0
+    try:
+        with open(path, "rb") as file:
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return  # cut off by a kill, or being written now
+                yield _parse(path, offset, text)
+                offset += len(text)
+    except OSError as error:
+        raise DataError(
+            f"audit log cannot be read: {error.strerror}. {path}. Name the folder or log of a run."
+        ) from error
+
+
+def count_marks(path: Path) -> int:
+    """Number of marks in a log, without reading what its steps hold."""
+    count = 0
+    with open(path, "rb") as file:
+        for text in file:
+            found = _LINE.match(text[:_LINE_HEAD])
+            count += found is not None and found[2] != b"rows"
+    return count
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _parse(path: Path, offset: int, text: bytes) -> AuditLine:
+    found = _LINE.match(text[:_LINE_HEAD])
+    if found is None:
+        raise _foreign(path, offset)
+    try:
+        line = json.loads(text)
+        kind: Any = found[2].decode()
+        if kind == "rows":
+            return AuditLine(step=line["step"], kind=kind, rows=line["rows"], tokens=line["tokens"], when=line["when"])
+        change = line["change"] if kind == "change" else {}
+        return AuditLine(step=line["step"], kind=kind, change=change, plan=line["plan"], when=line["when"])
+    except (ValueError, KeyError) as error:
+        raise DataError(
+            f"line of an audit log is damaged ({error}). {path} at byte {offset}. Restore the file from a copy."
+        ) from error
+
+
+def _foreign(path: Path, offset: int) -> DataError:
+    return DataError(f"line is no step of an audit log. {path} at byte {offset}. Name another file as data.audit_log.")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned row -> Batch: read, encode, decode, collate; a sample that cannot be used becomes a placeholder.
+
+Comes after the plan; the loader calls it from its threads. It keeps nothing between rows.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mindvl_data.collate import collate
+from mindvl_data.config import DataConfig
+from mindvl_data.encode import decode_sample, encode_sample, placeholder
+from mindvl_data.errors import BadSample
+from mindvl_data.plan.planner import PlannedSample, Row
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.positions import PositionKind
+from mindvl_data.quarantine import BadUse
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.reading import read_samples
+from mindvl_data.tokenization import Tokenizer
+from mindvl_data.types import Batch, PackedSample, RawSample, Segment, TokenizedSample
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 5 * 8  # ids, labels and three axes of positions, int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRow:
+    """A row as it is handed out, and what was wrong in it."""
+
+    batch: Batch
+    bad: tuple[BadUse, ...]
+    num_bytes: int  # of its tensors
+
+
+class RowMaker:
+    """Makes rows of a plan; any thread may call it."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        sources: Sequence[SourceIndex],
+        *,
+        tokenizer: Tokenizer,
+        files: ShardFiles,
+        position_kind: PositionKind,
+    ) -> None:
+        self._config = config
+        self._sources = sources
+        self._tokenizer = tokenizer
+        self._files = files
+        self._position_kind: PositionKind = position_kind
+
+    def expected_bytes(self, row: Row) -> int:
+        """About how many bytes the row's tensors will have, from the plan alone."""
+        patches, tokens = sum(sample.patches for sample in row), sum(sample.length for sample in row)
+        return patches * self._config.image.patch_dim + tokens * _BYTES_PER_TOKEN
+
+    def make(self, step: int, row: Row) -> MadeRow:
+        """The row as tensors.
+
+        Raises:
+            DataError: A shard cannot be read. What is wrong with one sample only is not raised but told.
+        """
+        made = [self._use(planned, raw, step) for planned, raw in zip(row, self._read(row), strict=True)]
+        batch = collate(
+            PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
+            step=step,
+            position_kind=self._position_kind,
+            pad_id=self._tokenizer.pad_id,
+            image_pad_id=self._tokenizer.image_pad_id,
+            pad_multiple=self._config.packing.pad_multiple,
+            patch_dim=self._config.image.patch_dim,
+            spatial_merge_size=self._config.image.spatial_merge_size,
+        )
+        tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+        return MadeRow(
+            batch=batch, bad=tuple(m[2] for m in made if m[2] is not None), num_bytes=sum(t.nbytes for t in tensors)
+        )
+
+    def _read(self, row: Row) -> list[RawSample | BadSample]:
+        """The bytes of all samples of the row, in its order; those of one shard are read together."""
+        by_shard: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for place, planned in enumerate(row):
+            by_shard[planned.source, planned.shard].append(place)
+        found: dict[int, RawSample | BadSample] = {}
+        for (source, shard), places in by_shard.items():
+            index = self._sources[source].index.shards[shard]
+            found.update(zip(places, read_samples(index, [row[p].row for p in places], self._files), strict=True))
+        return [found[place] for place in range(len(row))]
+
+    def _use(
+        self, planned: PlannedSample, raw: RawSample | BadSample, step: int
+    ) -> tuple[TokenizedSample, Segment, BadUse | None]:
+        source = self._sources[planned.source]
+        shard = source.index.shards[planned.shard]
+        key = raw.key if isinstance(raw, RawSample) else ""
+        bad: BadUse | None = None
+        try:
+            tokenized = self._decode(planned, raw)
+        except BadSample as error:
+            logger.warning(
+                "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
+                error, source.name, shard.path, planned.row, key,
+            )  # fmt: skip
+            bad = BadUse(
+                step=step, source=source.name, shard=shard.name, row=planned.row, key=key, reason=str(error)
+            )  # fmt: skip
+            patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
+            tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)
+        segment = Segment(
+            source=source.name, epoch=planned.epoch, shard=shard.name, row=planned.row, key=key,
+            length=planned.length, bad=bad is not None,
+        )  # fmt: skip
+        return tokenized, segment, bad
+
+    def _decode(self, planned: PlannedSample, raw: RawSample | BadSample) -> TokenizedSample:
+        if isinstance(raw, BadSample):
+            raise raw
+        encoding = encode_sample(raw, rules=self._sources[planned.source].rules, tokenizer=self._tokenizer)
+        if encoding.num_tokens != planned.length:
+            raise BadSample(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
+        if encoding.num_patches > planned.patches:
+            raise BadSample(f"{encoding.num_patches} patches instead of the planned {planned.patches}")
+        return decode_sample(raw, encoding, tokenizer=self._tokenizer)

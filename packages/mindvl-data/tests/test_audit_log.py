@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audit log: each step once and in order, through kills and restarts; marks where the plan was left."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import DataConfig, DataError, Loader
+from mindvl_data.audit_log import count_marks, read_log
+
+MakeConfig = Callable[..., DataConfig]
+
+
+def state_after(config: DataConfig, rows: int = 4) -> dict[str, Any]:
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(rows):
+            next(loader)
+        return loader.state_dict()
+
+
+def without_time(log: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        assert line.pop("when").endswith("Z")
+    return lines
+
+
+def test_the_audit_log_lists_every_sample_of_every_complete_step(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "runs" / "audit.jsonl"
+    config = make_config(audit_log=log)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        batches = [next(loader) for _ in range(5)]  # the third step is not complete
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    logged = [tuple(sample) for line in lines for row in line["rows"] for sample in row]
+    assert logged == [(s.source, s.epoch, s.shard, s.row) for batch in batches[:4] for s in batch.segments]
+    lengths = [segment.length for batch in batches[:4] for segment in batch.segments]
+    assert sum(sum(line["tokens"].values()) for line in lines) == sum(lengths)
+    read = list(read_log(log))
+    assert [(line.step, line.kind, line.rows) for line in read] == [(k, "rows", lines[k - 1]["rows"]) for k in (1, 2)]
+
+
+def logged_steps(log: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()]
+
+
+def test_a_resumed_run_has_each_step_once_in_the_audit_log(make_config: MakeConfig, tmp_path: Path) -> None:
+    log, whole = tmp_path / "audit.jsonl", tmp_path / "whole.jsonl"
+    state_after(make_config(audit_log=whole), rows=12)
+    state = state_after(make_config(audit_log=log), rows=4)
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state)
+        for _ in range(4):
+            next(loader)
+    assert logged_steps(log) == [1, 2, 3, 4]
+    with open(log, "ab") as file:
+        file.write(b'{"step":5,"rows":[[["pic')  # the kill
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state)  # the checkpoint is two steps older than the log
+        assert logged_steps(log) == [1, 2]
+        for _ in range(8):
+            next(loader)
+    assert without_time(log) == without_time(whole)
+
+
+def test_a_run_without_a_checkpoint_starts_its_audit_log_anew(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    state_after(make_config(audit_log=log), rows=6)
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        assert logged_steps(log) == [1, 2, 3]  # a checkpoint may still be restored
+        next(loader), next(loader)
+    assert logged_steps(log) == [1]
+
+
+def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with Loader(make_config(audit_log=log), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
+        next(loader)
+    assert not log.exists()
+
+
+def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "notes.txt"
+    log.write_text("mine")
+    with pytest.raises(DataError, match=r"no step of an audit log.*notes\.txt at byte 0"):
+        state_after(make_config(audit_log=log))
+    assert log.read_text() == "mine"
+
+
+def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    state = state_after(make_config(), rows=6)
+    log = tmp_path / "branch.jsonl"
+    for _ in range(2):  # the second time over its own log: the mark stands there once
+        with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+            loader.load_state_dict(state)
+            next(loader), next(loader)
+        lines = list(read_log(log))
+        assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "rows")]
+        assert lines[0].plan == state["plan"]
+        assert count_marks(log) == 1
+
+
+def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    line = '{"step":1,"rows":[],"tokens":{},"when":"2026-01-01T00:00:00Z"}\n'
+    log.write_text(line + '{"step":2,"rows":[[["pic')
+    assert [one.step for one in read_log(log)] == [1]
+    log.write_text(line + '{"step":2,"rows":[[["pic\n')
+    with pytest.raises(DataError, match=rf"damaged.*audit\.jsonl at byte {len(line)}"):
+        list(read_log(log))
+    with pytest.raises(DataError, match="No such file"):
+        list(read_log(tmp_path / "nothing.jsonl"))
