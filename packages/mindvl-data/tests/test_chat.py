@@ -34,7 +34,7 @@ def template(source: str, end_token: str = "<|im_end|>") -> ChatTemplate:
         return compiled.render(messages=messages, add_generation_prompt=generation_prompt)
 
     special = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|image_pad\|>|</s>|<A>|<U>)")
-    return ChatTemplate(render=render, special_tokens=special, end_token=end_token)
+    return ChatTemplate(render=render, special_tokens=special, marks=special, end_token=end_token)
 
 
 def talk(*turns: tuple[str, str]) -> list[Message]:

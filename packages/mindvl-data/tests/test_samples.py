@@ -46,7 +46,7 @@ def test_a_plain_text_record_shows_its_pictures_first() -> None:
         ({"messages": "hi"}, "not a list"),
         ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
         ({"messages": [{"role": "human", "content": "a"}]}, "role 'human'"),
-        ({"messages": ["a"]}, "role None"),
+        ({"messages": ["a"]}, "role 'None'"),
         (chat("a", ""), "assistant is empty"),
         (chat("a", []), "assistant is empty"),
         (chat("a", [{"type": "image"}]), "can only be shown"),

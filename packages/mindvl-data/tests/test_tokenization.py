@@ -50,7 +50,7 @@ def test_a_caption_learns_all_but_its_picture(tokenizer: Tokenizer) -> None:
 
 def test_labels_are_shifted_and_placeholders_repeated() -> None:
     encoded = EncodedText(np.array([5, 9, 6, 7]), np.array([False, False, True, True]))
-    input_ids, labels = expand(encoded, [3], image_pad_id=9)
+    input_ids, labels = expand(encoded, [3], [9])
     assert input_ids.tolist() == [5, 9, 9, 9, 6, 7]
     assert labels.tolist() == [IGNORE_INDEX] * 3 + [6, 7, IGNORE_INDEX]
 

@@ -5,30 +5,34 @@ Comes after reading, before collate. Measuring and loading both go through `enco
 length that was planned for it.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.config import ImageConfig, SampleRules
+from mindvl_data.config import ImageConfig, SampleRules, VideoConfig
 from mindvl_data.errors import BadSample
 from mindvl_data.images import decode, smart_resize, to_patches
-from mindvl_data.samples import parse_sample
+from mindvl_data.samples import cut_turns, num_turns, parse_sample
 from mindvl_data.tokenization import Tokenizer, expand
-from mindvl_data.types import IGNORE_INDEX, MediaSize, RawSample, TokenizedSample
+from mindvl_data.types import IGNORE_INDEX, MediaSize, RawSample, Sample, TokenizedSample
+from mindvl_data.video import decode_video, video_layout
 
 Grid = tuple[int, int, int]  # patches along time, height, width
+Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same picture resized
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
     """What a sample becomes, apart from its pixels."""
 
+    sample: Sample  # what is used of the record: where turns were cut, the others
     ids: NDArray[np.int64]  # [S], one placeholder per picture or video
     learned: NDArray[np.bool_]  # [S]
-    grids: tuple[Grid, ...]  # of the media that are used, in order
-    image: ImageConfig  # the picture limits that hold for this sample
+    grids: tuple[Grid, ...]  # of the media that are used, in order; they are the first ones of the sample
+    image: ImageConfig  # with the picture limits that hold for this sample
+    video: VideoConfig
     num_tokens: int  # placeholders repeated
     num_patches: int
 
@@ -36,21 +40,34 @@ class Encoding:
 def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -> Encoding:
     """Tokens and grids of one sample.
 
+    A conversation longer than `rules.max_tokens` loses whole turns from its end, until it fits or one is left. What
+    has a single turn, or none, stays as long as it is.
+
     Raises:
         BadSample: The record or a size cannot be used, or the template refuses the sample.
     """
     sample = parse_sample(raw)
-    encoded = tokenizer.encode(sample, image_scales(raw.sizes, rules.image))
-    grids = tuple(_image_grid(size, rules.image) for size in raw.sizes)
-    num_patches = sum(t * h * w for t, h, w in grids)
-    return Encoding(
-        ids=encoded.ids,
-        learned=encoded.learned,
-        grids=grids,
-        image=rules.image,
-        num_tokens=len(encoded.ids) - len(grids) + num_patches // rules.image.spatial_merge_size**2,
-        num_patches=num_patches,
-    )
+    image = sample_image(rules.image, sample)
+    grids = tuple(_media_grid(size, image, rules.video) for size in raw.sizes)
+    whole = _encode(sample, grids, raw.sizes, image, rules.video, tokenizer)
+    if rules.max_tokens is None or whole.num_tokens <= rules.max_tokens:
+        return whole
+
+    best = whole
+    fewest, most = 0, num_turns(sample)  # so many fit, so many do not
+    while most - fewest > 1:  # by halves: a long conversation is not encoded once for every turn
+        middle = (fewest + most) // 2
+        try:
+            kept = cut_turns(sample, middle)
+            tried = _encode(kept, grids, raw.sizes, image, rules.video, tokenizer)
+        except BadSample:  # so few turns make no sample; more may
+            fewest = middle
+            continue
+        if tried.num_tokens <= rules.max_tokens:
+            fewest, best = middle, tried
+        else:
+            most = middle
+    return best
 
 
 def decode_sample(raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer) -> TokenizedSample:
@@ -60,24 +77,34 @@ def decode_sample(raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer) -
         BadSample: A picture or video cannot be decoded, or is not what the index says.
     """
     image = encoding.image
-    pixels = [_no_patches(image.patch_dim)]
+    pictures: list[NDArray[np.uint8]] = []
+    videos: list[NDArray[np.uint8]] = []
+    grids: tuple[list[Grid], list[Grid]] = [], []
+    seconds: list[float] = []
     for content, size, grid in zip(raw.media, raw.sizes, encoding.grids, strict=False):
+        if size.frames:
+            layout = video_layout(size, encoding.video, image)
+            videos.append(decode_video(content, size, layout, image))
+            seconds.append(layout.seconds_per_grid)
+            grids[1].append(grid)
+            continue
         picture = decode(content, decode_limit=image.decode_limit)
-        if (picture.height, picture.width) != (size.height, size.width):
+        if picture.shape[:2] != (size.height, size.width):
             raise BadSample("picture has another size than the index says")
         patches, found = to_patches(picture, image)
         assert found == grid
-        pixels.append(patches)
-    merged = [t * h * w // image.spatial_merge_size**2 for t, h, w in encoding.grids]
-    input_ids, labels = expand(encoding, merged, tokenizer.image_pad_id)
+        pictures.append(patches)
+        grids[0].append(grid)
+    merged = [_num_merged(grid, image) for grid in encoding.grids]
+    input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)
     return TokenizedSample(
         input_ids=input_ids,
         labels=labels,
-        pixel_values=np.concatenate(pixels),
-        image_grid_thw=np.array(encoding.grids, np.int64).reshape(-1, 3),
-        pixel_values_videos=_no_patches(2 * image.patch_dim),
-        video_grid_thw=np.zeros((0, 3), np.int64),
-        seconds_per_grid=np.zeros(0, np.float64),
+        pixel_values=_end_to_end(pictures, image.patch_dim),
+        image_grid_thw=np.array(grids[0], np.int64).reshape(-1, 3),
+        pixel_values_videos=_end_to_end(videos, 2 * image.patch_dim),
+        video_grid_thw=np.array(grids[1], np.int64).reshape(-1, 3),
+        seconds_per_grid=np.array(seconds, np.float64),
     )
 
 
@@ -86,28 +113,73 @@ def placeholder(length: int, *, patch_dim: int, pad_id: int) -> TokenizedSample:
     return TokenizedSample(
         input_ids=np.full(length, pad_id, np.int64),
         labels=np.full(length, IGNORE_INDEX, np.int64),
-        pixel_values=_no_patches(patch_dim),
+        pixel_values=_end_to_end([], patch_dim),
         image_grid_thw=np.zeros((0, 3), np.int64),
-        pixel_values_videos=_no_patches(2 * patch_dim),
+        pixel_values_videos=_end_to_end([], 2 * patch_dim),
         video_grid_thw=np.zeros((0, 3), np.int64),
         seconds_per_grid=np.zeros(0, np.float64),
     )
 
 
-def image_scales(sizes: tuple[MediaSize, ...], image: ImageConfig) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(original, resized) size of each picture."""
-    return [((size.height, size.width), _resized(size, image)) for size in sizes]
+def sample_image(image: ImageConfig, sample: Sample) -> ImageConfig:
+    """The picture limits of one sample: its own, where its record names any, before those of source and mixture.
+
+    Where it names only one, the other limit gives way to it.
+    """
+    low, high = sample.min_pixels, sample.max_pixels
+    if low is None and high is None:
+        return image
+    block = image.multiple**2
+    new_low = low if low is not None else min(image.min_pixels, high or 0)
+    new_high = high if high is not None else max(image.max_pixels, low or 0)
+    return replace(image, min_pixels=max(new_low, block), max_pixels=max(new_high, block))
 
 
-def _image_grid(size: MediaSize, image: ImageConfig) -> Grid:
+def image_scales(sizes: Sequence[MediaSize], image: ImageConfig) -> list[Scale]:
+    """(original, resized) size of each picture; videos are left out."""
+    return [((size.height, size.width), _resized(size, image)) for size in sizes if not size.frames]
+
+
+def _encode(
+    sample: Sample,
+    grids: tuple[Grid, ...],
+    sizes: tuple[MediaSize, ...],
+    image: ImageConfig,
+    video: VideoConfig,
+    tokenizer: Tokenizer,
+) -> Encoding:
+    used = grids[: sample.num_images + sample.num_videos]
+    encoded = tokenizer.encode(sample, image_scales(sizes, image))
+    return Encoding(
+        sample=sample,
+        ids=encoded.ids,
+        learned=encoded.learned,
+        grids=used,
+        image=image,
+        video=video,
+        num_tokens=len(encoded.ids) - len(used) + sum(_num_merged(grid, image) for grid in used),
+        num_patches=sum(t * h * w for t, h, w in used),
+    )
+
+
+def _media_grid(size: MediaSize, image: ImageConfig, video: VideoConfig) -> Grid:
+    if size.frames:
+        return video_layout(size, video, image).grid
     height, width = _resized(size, image)
     return 1, height // image.patch_size, width // image.patch_size
 
 
+def _num_merged(grid: Grid, image: ImageConfig) -> int:
+    return grid[0] * grid[1] * grid[2] // image.spatial_merge_size**2
+
+
 def _resized(size: MediaSize, image: ImageConfig) -> tuple[int, int]:
-    budget: dict[str, Any] = {"min_pixels": image.min_pixels, "max_pixels": image.max_pixels}
-    return smart_resize(size.height, size.width, multiple=image.multiple, **budget)
+    return smart_resize(
+        size.height, size.width, multiple=image.multiple, min_pixels=image.min_pixels, max_pixels=image.max_pixels
+    )
 
 
-def _no_patches(patch_dim: int) -> NDArray[np.uint8]:
-    return np.zeros((0, patch_dim), np.uint8)
+def _end_to_end(patches: list[NDArray[np.uint8]], patch_dim: int) -> NDArray[np.uint8]:
+    if len(patches) == 1:
+        return patches[0]
+    return np.concatenate(patches) if patches else np.zeros((0, patch_dim), np.uint8)

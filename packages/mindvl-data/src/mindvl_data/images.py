@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -47,26 +48,35 @@ def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max
     return new_height, new_width
 
 
-def count_patches(heights: NDArray[Any], widths: NDArray[Any], config: ImageConfig) -> NDArray[np.int64]:
+def count_patches(
+    heights: NDArray[Any],
+    widths: NDArray[Any],
+    *,
+    patch_size: int,
+    multiple: int,
+    min_pixels: NDArray[Any] | int,
+    max_pixels: NDArray[Any] | int,
+) -> NDArray[np.int64]:
     """Patches of many pictures at once, by the arithmetic of `smart_resize`; -1 where it would refuse the picture.
 
     Args:
         heights, widths: [num_images], pixels of the originals.
+        min_pixels, max_pixels: One for all, or [num_images].
     """
     height, width = heights.astype(np.float64), widths.astype(np.float64)
-    m = config.multiple
+    m = multiple
     refused = np.minimum(height, width) < 1
     refused |= np.maximum(height, width) > MAX_ASPECT_RATIO * np.minimum(height, width)
     area = np.where(refused, 1.0, height * width)
     new_height, new_width = np.rint(height / m) * m, np.rint(width / m) * m
-    too_big = new_height * new_width > config.max_pixels
-    too_small = ~too_big & (new_height * new_width < config.min_pixels)
-    shrink, grow = np.sqrt(area / config.max_pixels), np.sqrt(config.min_pixels / area)
+    too_big = new_height * new_width > max_pixels
+    too_small = ~too_big & (new_height * new_width < min_pixels)
+    shrink, grow = np.sqrt(area / max_pixels), np.sqrt(min_pixels / area)
     new_height = np.where(too_big, np.maximum(m, np.floor(height / shrink / m) * m), new_height)
     new_width = np.where(too_big, np.maximum(m, np.floor(width / shrink / m) * m), new_width)
     new_height = np.where(too_small, np.ceil(height * grow / m) * m, new_height)
     new_width = np.where(too_small, np.ceil(width * grow / m) * m, new_width)
-    patches = (new_height * new_width).astype(np.int64) // config.patch_size**2
+    patches = (new_height * new_width).astype(np.int64) // patch_size**2
     return np.where(refused, -1, patches)
 
 
@@ -83,8 +93,8 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
     return height, width
 
 
-def decode(content: bytes, *, decode_limit: int) -> Image.Image:
-    """The picture as 8-bit RGB, upright, on white where it is transparent; the first frame of an animated one.
+def decode(content: bytes, *, decode_limit: int) -> NDArray[np.uint8]:
+    """The picture as 8-bit RGB [H, W, 3], upright, on white where transparent; the first frame of an animated one.
 
     Raises:
         BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` pixels.
@@ -97,32 +107,57 @@ def decode(content: bytes, *, decode_limit: int) -> Image.Image:
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
+        return np.array(_to_rgb(image))
     except Exception as error:  # Pillow's decoders raise many kinds; each of them means a damaged file
         raise BadSample(f"picture cannot be decoded: {error}") from error
-    return _to_rgb(image)
 
 
-def to_patches(image: Image.Image, config: ImageConfig) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
+def to_patches(
+    picture: NDArray[np.uint8] | Image.Image, config: ImageConfig
+) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize and cut.
+
+    Args:
+        picture: [H, W, 3], or a Pillow image in RGB.
 
     Returns:
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
         (time, height, width) in patches.
     """
+    pixels = picture if isinstance(picture, np.ndarray) else np.array(picture)
     height, width = smart_resize(
-        image.height,
-        image.width,
-        multiple=config.multiple,
-        min_pixels=config.min_pixels,
-        max_pixels=config.max_pixels,
+        *pixels.shape[:2], multiple=config.multiple, min_pixels=config.min_pixels, max_pixels=config.max_pixels
     )
-    if (height, width) != (image.height, image.width):
-        image = image.resize((width, height), resample=Image.Resampling.BICUBIC)
+    frames = resize(pixels, height, width)[None]
+    patches = cut_patches(frames, config)
+    return patches, (1, height // config.patch_size, width // config.patch_size)
+
+
+def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """[H, W, 3] -> [3, height, width], bicubic with antialias, in whole numbers.
+
+    torch does it in a fifth of Pillow's time and takes the channels apart on the way; it is what transformers' faster
+    processor calls. Pillow rounds otherwise: by a fifth of a level on average.
+    """
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)
+    if (height, width) != pixels.shape[:2]:
+        planes = torch.nn.functional.interpolate(planes[None], (height, width), mode="bicubic", antialias=True)[0]
+    return planes.contiguous().numpy()
+
+
+def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.uint8]:
+    """Cut frames that share one temporal patch, [T, 3, H, W] -> [P, 3 * T * patch_size**2].
+
+    Patches stand in merge-block order; values of a patch are ordered (channel, time, row, column).
+    """
     side, merge = config.patch_size, config.spatial_merge_size
+    times, _, height, width = frames.shape
     rows, columns = height // side, width // side
-    pixels = np.asarray(image).reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
-    patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, config.patch_dim)
-    return patches, (1, rows, columns)
+    # one line of a patch is one item here, so that numpy moves whole lines
+    lines = frames.view(np.dtype((np.void, side)))
+    lines = lines.reshape(times, 3, rows // merge, merge, side, columns // merge, merge)
+    cut = np.ascontiguousarray(lines.transpose(2, 5, 3, 6, 1, 0, 4))
+    return cut.view(np.uint8).reshape(rows * columns, times * config.patch_dim)
 
 
 def _open(content: bytes, decode_limit: int) -> Image.Image:
@@ -141,12 +176,13 @@ def _may_hold_exif(content: bytes) -> bool:
     return content.find(b"Exif\0\0", 0, 1 << 16) >= 0 or content.find(b"eXIf", 0, 1 << 16) >= 0
 
 
-def _decode_plain_jpeg(content: bytes, decode_limit: int) -> Image.Image | None:
+def _decode_plain_jpeg(content: bytes, decode_limit: int) -> NDArray[np.uint8] | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
         if colorspace in ("CMYK", "YCCK") or height * width > decode_limit:
             return None  # Pillow inverts Adobe CMYK correctly, and the slow path words the refusal
-        return Image.fromarray(simplejpeg.decode_jpeg(content, colorspace="RGB"))
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content, colorspace="RGB")
+        return pixels
     except ValueError as error:
         raise BadSample(f"picture cannot be decoded: {error}") from error
 

@@ -2,14 +2,29 @@
 """Index -> how many tokens and patches each sample takes, exactly, before anything is decoded.
 
 Comes after the index, before the plan. Text is measured once per tokenizer, by the code that encodes it at run time,
-and kept beside the index. Where a text holds coordinates its length depends on the pixel budget too, so for shards
-with coordinates the budget is part of the file's name. A row can therefore never overflow.
+and kept beside the index; patches follow from the index. A row can therefore never overflow.
+
+A file of lengths is `SHARD.DIGEST.len`, little-endian, without gaps:
+
+    offset 0    8 bytes   magic, MVLLEN02
+    offset 8    uint64    number of samples
+    offset 16   uint32    digest of all that follows (crc32)
+    offset 20   for each sample, in the order of the index:
+                uint32    tokens of its text and its template, the two marks around each picture or video included,
+                          the repeated placeholders not; 0: the sample cannot be used
+                uint32    pictures and videos it keeps, counted from its first; fewer than it has where turns were cut
+
+DIGEST is the first 16 hex digits of the sha256 of these strings joined by a zero byte: the sha256 of the index file,
+the identity of the tokenizer; then, where texts hold coordinates or turns may be cut, so that the text depends on them,
+the rules of the source as their dataclass prints them.
 """
 
 import hashlib
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,34 +35,54 @@ from mindvl_data.errors import BadSample
 from mindvl_data.images import count_patches
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index, write_atomically
+from mindvl_data.shards.location import beside
 from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer
+from mindvl_data.video import TEMPORAL_PATCH, frame_counts, frame_pixels
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (done, total) in shards
 Lengths = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # (tokens, patches) of each sample
 
+MAGIC = b"MVLLEN02"
+_HEADER = np.dtype([("magic", "S8"), ("samples", "<u8"), ("crc", "<u4")])
+_MEASURED = np.dtype([("text_tokens", "<u4"), ("kept_media", "<u4")])
+
 
 def shard_lengths(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> Lengths:
     """(tokens, patches) of each sample of a shard; 0 tokens marks a sample that cannot be used."""
-    text = _measure_text(shard, rules, tokenizer, files)
-    patches = sample_patches(shard, rules.image)
-    usable = (text > 0) & (patches >= 0)
-    tokens = np.where(usable, text + patches // rules.image.spatial_merge_size**2, 0).astype(np.uint32)
-    return tokens, np.where(usable, patches, 0).astype(np.uint32)
+    path = _lengths_path(shard, rules, tokenizer, files)
+    measured = _read_lengths(path, len(shard.samples))
+    rows = np.arange(len(shard.samples))
+    if measured is None:
+        logger.info("measuring the text of %s for this tokenizer, once", shard.path)
+        measured = _measure(shard, rows, rules, tokenizer, files)
+        _keep_lengths(path, measured)
+    return _lengths(shard, rows, measured, rules)
 
 
-def sample_patches(shard: ShardIndex, image: ImageConfig) -> NDArray[np.int64]:
-    """Patches of each sample of a shard; -1 where a picture is refused."""
-    members = shard.members
-    is_image = np.ones(len(members), np.bool_)
-    is_image[shard.samples["first_member"]] = False
-    patches = np.zeros(len(members), np.int64)
-    patches[is_image] = count_patches(members["height"][is_image], members["width"][is_image], image)
-    totals = np.add.reduceat(patches, shard.samples["first_member"].astype(np.int64))
-    refused = np.logical_or.reduceat(patches < 0, shard.samples["first_member"].astype(np.int64))
-    return np.where(refused, -1, totals)
+def row_lengths(
+    shard: ShardIndex, rows: NDArray[Any], *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
+) -> Lengths:
+    """The same for a few rows: from the kept lengths where there are any, else only these rows are measured."""
+    rows = np.asarray(rows, np.int64)
+    kept = _read_lengths(_lengths_path(shard, rules, tokenizer, files), len(shard.samples))
+    measured = _measure(shard, rows, rules, tokenizer, files) if kept is None else kept[rows]
+    return _lengths(shard, rows, measured, rules)
+
+
+def is_measured(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> bool:
+    """Whether lengths of this shard are kept, so that asking for a few rows reads no sample."""
+    return _lengths_path(shard, rules, tokenizer, files).is_file()
+
+
+def sample_patches(shard: ShardIndex, rules: SampleRules) -> NDArray[np.int64]:
+    """Patches of each sample of a shard, from the index alone; -1 where a picture or video is refused.
+
+    Where turns may be cut this is the most a sample can take.
+    """
+    return _patches(shard, np.arange(len(shard.samples)), None, rules)
 
 
 def measure_folder(
@@ -67,41 +102,104 @@ def measure_folder(
     return tokens
 
 
-def _measure_text(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> NDArray[np.int64]:
-    """Text tokens of each sample, the marks around pictures included; 0 where a sample cannot be used.
+def _lengths(shard: ShardIndex, rows: NDArray[Any], measured: NDArray[Any], rules: SampleRules) -> Lengths:
+    text = measured["text_tokens"].astype(np.int64)
+    patches = _patches(shard, rows, measured["kept_media"], rules)
+    usable = (text > 0) & (patches >= 0)
+    tokens = np.where(usable, text + patches // rules.image.spatial_merge_size**2, 0).astype(np.uint32)
+    return tokens, np.where(usable, patches, 0).astype(np.uint32)
 
-    Read from the file beside the index where there is one, else measured and kept there.
-    """
-    path = _lengths_path(shard, rules, tokenizer)
-    if path.is_file():
-        counts = np.fromfile(path, "<u4")
-        if len(counts) == len(shard.samples):
-            return counts.astype(np.int64)
-    logger.info("measuring the text of %s for this tokenizer, once", shard.path)
-    counts = np.fromiter(
-        (_measure_sample(shard, row, rules, tokenizer, files) for row in range(len(shard.samples))), np.int64
+
+def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any] | None, rules: SampleRules) -> NDArray[np.int64]:
+    """Patches of the first `kept` media of each row, of all of them where `kept` is None."""
+    samples = shard.samples[rows]
+    counts = samples["num_members"].astype(np.int64) - 1
+    if kept is not None:
+        counts = np.minimum(counts, kept)
+    owner = np.repeat(np.arange(len(rows)), counts)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    members = shard.members[samples["first_member"].astype(np.int64)[owner] + 1 + place]
+    low, high = _limits(samples, rules.image)
+    is_video = members["frames"] > 0
+    patches = np.zeros(len(members), np.int64)
+    sizes = {"patch_size": rules.image.patch_size, "multiple": rules.image.multiple}
+    pictures = members[~is_video]
+    patches[~is_video] = count_patches(
+        pictures["height"],
+        pictures["width"],
+        min_pixels=low[owner[~is_video]],
+        max_pixels=high[owner[~is_video]],
+        **sizes,
     )
-    try:
-        write_atomically(path, counts.astype("<u4").tobytes())
-    except OSError as error:  # data folders are often read-only; then every start measures again
-        logger.warning(
-            "text lengths cannot be kept beside %s (%s); they are measured at every start", shard.path, error
-        )
-    return counts
+    videos = members[is_video]
+    used = frame_counts(videos["frames"], videos["fps"], rules.video)
+    of_frame = count_patches(
+        videos["height"],
+        videos["width"],
+        min_pixels=rules.video.min_pixels,
+        max_pixels=frame_pixels(used, rules.video),
+        **sizes,
+    )
+    patches[is_video] = np.where(of_frame < 0, -1, of_frame * -(-used // TEMPORAL_PATCH))
+    totals = np.bincount(owner, np.maximum(patches, 0), len(rows)).astype(np.int64)
+    refused = np.bincount(owner, patches < 0, len(rows)) > 0
+    return np.where(refused, -1, totals)
 
 
-def _measure_sample(shard: ShardIndex, row: int, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> int:
+def _limits(samples: NDArray[Any], image: ImageConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pixel limits of each sample: encode.sample_image for many samples at once."""
+    low, high = samples["min_pixels"].astype(np.int64), samples["max_pixels"].astype(np.int64)
+    block = image.multiple**2
+    new_low = np.where(low > 0, low, np.where(high > 0, np.minimum(image.min_pixels, high), image.min_pixels))
+    new_high = np.where(high > 0, high, np.where(low > 0, np.maximum(image.max_pixels, low), image.max_pixels))
+    return np.maximum(new_low, block), np.maximum(new_high, block)
+
+
+def _measure(
+    shard: ShardIndex, rows: NDArray[Any], rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
+) -> NDArray[Any]:
+    pairs = [_measure_sample(shard, row, rules, tokenizer, files) for row in rows.tolist()]
+    return np.array(pairs, _MEASURED)
+
+
+def _measure_sample(
+    shard: ShardIndex, row: int, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
+) -> tuple[int, int]:
     try:
         encoding = encode_sample(read_sample(shard, row, files), rules=rules, tokenizer=tokenizer)
     except BadSample as error:
         logger.warning("sample %d of %s is left out: %s", row, shard.path, error)
-        return 0
-    return encoding.num_tokens - encoding.num_patches // rules.image.spatial_merge_size**2
+        return 0, 0
+    return encoding.num_tokens - encoding.num_patches // rules.image.spatial_merge_size**2, len(encoding.grids)
 
 
-def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer) -> Path:
+def _read_lengths(path: Path, num_samples: int) -> NDArray[Any] | None:
+    """What is kept, or None where there is nothing, or nothing whole."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) != _HEADER.itemsize + num_samples * _MEASURED.itemsize:
+        return None
+    header = np.frombuffer(content, _HEADER, 1)[0]
+    body = content[_HEADER.itemsize :]
+    if header["magic"] != MAGIC or header["samples"] != num_samples or header["crc"] != zlib.crc32(body):
+        return None
+    return np.frombuffer(body, _MEASURED)
+
+
+def _keep_lengths(path: Path, measured: NDArray[Any]) -> None:
+    body = measured.tobytes()
+    header = np.array([(MAGIC, len(measured), zlib.crc32(body))], _HEADER)
+    try:
+        write_atomically(path, header.tobytes() + body)
+    except OSError as error:  # data folders are often read-only; then every start measures again
+        logger.warning("text lengths cannot be kept as %s (%s); they are measured at every start", path, error)
+
+
+def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> Path:
     parts = [shard.digest, tokenizer.identity]
-    if shard.samples["has_coordinates"].any():
-        parts.append(f"{rules.image.min_pixels} {rules.image.max_pixels} {rules.image.multiple}")
+    if shard.samples["has_coordinates"].any() or rules.max_tokens is not None:
+        parts.append(repr(rules))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return shard.path.with_name(f"{shard.path.stem}.{digest}.len")
+    return beside(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)

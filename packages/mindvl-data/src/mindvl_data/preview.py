@@ -88,9 +88,9 @@ def preview_sample(
     if tokenizer is not None:
         encoded = tokenizer.encode(sample, scales)
         merged = [h * w // image.multiple**2 for _, (h, w) in scales]
-        input_ids, labels = expand(encoded, merged, tokenizer.image_pad_id)
+        input_ids, labels = expand(encoded, merged, tokenizer.media_pad_ids)
         tokens = token_runs(input_ids, labels, tokenizer)
-    return Preview(key=raw.key, shard=shard.path.name, raw=raw, sample=sample, scales=scales, tokens=tokens)
+    return Preview(key=raw.key, shard=shard.name, raw=raw, sample=sample, scales=scales, tokens=tokens)
 
 
 def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenRun]:
@@ -118,7 +118,7 @@ def sample_page(preview: Preview, image: ImageConfig | None = None) -> str:
     if preview.raw.media:
         body.append("<h2>Pictures</h2><p>Each square of the grid is one visual token.</p>")
     for number, (content, (old, new)) in enumerate(zip(preview.raw.media, preview.scales, strict=True)):
-        drawn = _draw(decode(content, decode_limit=image.decode_limit), preview.sample, number, image)
+        drawn = _draw(Image.fromarray(decode(content, decode_limit=image.decode_limit)), preview.sample, number, image)
         tokens = new[0] * new[1] // image.multiple**2
         body.append(
             f"<p class=s>{old[1]}x{old[0]} pixels, resized to {new[1]}x{new[0]}, {tokens} visual tokens<br>"

@@ -5,12 +5,18 @@ Comes after shards, before tokenization; the writers use the same check, so that
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 from mindvl_data.errors import BadSample
-from mindvl_data.types import Coordinates, Image, Message, Part, RawSample, Role, Sample, Text
+from mindvl_data.types import Coordinates, Image, Message, Part, RawSample, Role, Sample, Text, Video
+
+MAX_RECORD_BYTES = 8_000_000  # of a record; far more than any row holds, and still read and encoded in seconds
 
 _ROLES = get_args(Role)
+_LEAST_PIXELS = 28 * 28  # one visual token
+_MOST_PIXELS = 1 << 31
 
 
 def parse_sample(raw: RawSample) -> Sample:
@@ -19,17 +25,27 @@ def parse_sample(raw: RawSample) -> Sample:
     Raises:
         BadSample: The record is not JSON, or does not fit its pictures; the message says what, not where.
     """
+    if len(raw.record) > MAX_RECORD_BYTES:
+        raise BadSample(f"record of {len(raw.record)} bytes is too long; {MAX_RECORD_BYTES} are the most")
     try:
         text = raw.record.decode("utf-8")
-        record = json.loads(text) if raw.is_json else {"content": [*[{"type": "image"}] * len(raw.media), text]}
+        record = json.loads(text) if raw.is_json else {"content": [*_mentions(raw), text]}
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadSample(f"record cannot be read: {error}") from error
     num_videos = sum(size.frames > 0 for size in raw.sizes)
-    return parse_record(record, num_images=len(raw.sizes) - num_videos)
+    sample = parse_record(record, num_images=len(raw.sizes) - num_videos, num_videos=num_videos)
+    for part in _parts(sample):
+        if isinstance(part, Image | Video) and isinstance(part, Video) != (raw.sizes[part.index].frames > 0):
+            kinds = ("an image", "a video") if isinstance(part, Image) else ("a video", "an image")
+            raise BadSample(f"text mentions {kinds[0]} where medium {part.index} is {kinds[1]}")
+    return sample
 
 
-def parse_record(record: Any, *, num_images: int) -> Sample:
-    """Check a record: `messages` for a conversation, `content` for text and pictures without a template."""
+def parse_record(record: Any, *, num_images: int, num_videos: int = 0) -> Sample:
+    """Check a record: `messages` for a conversation, `content` for text and pictures without a template.
+
+    `min_pixels` and `max_pixels` beside them are the record's own limits for its pictures.
+    """
     if not isinstance(record, dict) or ("messages" in record) == ("content" in record):
         raise BadSample("record needs either `messages` or `content`")
     reader = _PartReader()
@@ -39,18 +55,76 @@ def parse_record(record: Any, *, num_images: int) -> Sample:
         messages = _parse_messages(record["messages"], reader)
     else:
         content = reader.read(record["content"])
-        if not any(isinstance(part, Text) and part.text for part in content):
+        if not any(isinstance(part, Text) and part.text.strip() for part in content):
             raise BadSample("`content` has no text to learn")
-    if reader.num_images != num_images:
-        raise BadSample(f"text mentions {reader.num_images} images, the sample has {num_images}")
+    for found, there, what in ((reader.num_images, num_images, "images"), (reader.num_videos, num_videos, "videos")):
+        if found != there:
+            raise BadSample(f"text mentions {found} {what}, the sample has {there}")
     if reader.highest_reference >= num_images:
         raise BadSample(f"coordinates refer to image {reader.highest_reference}, the sample has {num_images}")
+    low, high = _pixel_limit(record, "min_pixels"), _pixel_limit(record, "max_pixels")
+    if low is not None and high is not None and low > high:
+        raise BadSample(f"min_pixels={low} is above max_pixels={high}")
     return Sample(
         messages=messages,
         content=content,
         num_images=num_images,
+        num_videos=num_videos,
         has_coordinates=reader.highest_reference >= 0,
+        min_pixels=low,
+        max_pixels=high,
     )
+
+
+def num_turns(sample: Sample) -> int:
+    """How many turns a conversation has: a turn is a message of the user and all that follows up to the next one."""
+    return len(_turn_starts(sample))
+
+
+def cut_turns(sample: Sample, keep: int) -> Sample:
+    """The first `keep` turns of a conversation, at least one, with what stands before them; their media only.
+
+    Raises:
+        BadSample: What is left has no answer to learn, or speaks of a picture that was cut.
+    """
+    starts = _turn_starts(sample)
+    kept = replace(sample, messages=sample.messages[: starts[keep]] if keep < len(starts) else sample.messages)
+    parts = list(_parts(kept))
+    kept = replace(
+        kept,
+        num_images=sum(isinstance(part, Image) for part in parts),
+        num_videos=sum(isinstance(part, Video) for part in parts),
+        has_coordinates=any(isinstance(part, Coordinates) for part in parts),
+    )
+    if not any(message.role == "assistant" for message in kept.messages):
+        raise BadSample(f"the first {keep} of {len(starts)} turns hold no answer to learn")
+    if any(isinstance(part, Coordinates) and part.image >= kept.num_images for part in parts):
+        raise BadSample(f"the first {keep} of {len(starts)} turns hold coordinates of a picture that comes later")
+    return kept
+
+
+def _turn_starts(sample: Sample) -> list[int]:
+    return [number for number, message in enumerate(sample.messages) if message.role == "user"]
+
+
+def _parts(sample: Sample) -> Iterator[Part]:
+    yield from sample.content
+    for message in sample.messages:
+        yield from message.parts
+
+
+def _mentions(raw: RawSample) -> list[dict[str, str]]:
+    """What a plain text does not say: its pictures and videos stand before it."""
+    return [{"type": "video" if size.frames else "image"} for size in raw.sizes]
+
+
+def _pixel_limit(record: dict[str, Any], name: str) -> int | None:
+    value = record.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not _LEAST_PIXELS <= value < _MOST_PIXELS:
+        raise BadSample(f"{name}={str(value)[:40]!r} is not a whole number from {_LEAST_PIXELS} to {_MOST_PIXELS - 1}")
+    return value
 
 
 def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
@@ -60,12 +134,12 @@ def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
     for number, item in enumerate(value):
         role: Any = item.get("role") if isinstance(item, dict) else None
         if role not in _ROLES:
-            raise BadSample(f"message {number} has role {role!r}; use one of {', '.join(_ROLES)}")
+            raise BadSample(f"message {number} has role {str(role)[:40]!r}; use one of {', '.join(_ROLES)}")
         parts = reader.read(item.get("content"))
         if role == "assistant":
-            if any(isinstance(part, Image) for part in parts):
+            if any(isinstance(part, Image | Video) for part in parts):
                 raise BadSample(f"message {number} of the assistant holds an image; pictures can only be shown to it")
-            if not parts or all(isinstance(part, Text) and not part.text for part in parts):
+            if all(isinstance(part, Text) and not part.text.strip() for part in parts):
                 raise BadSample(f"message {number} of the assistant is empty")
         messages.append(Message(role=role, parts=parts))
     if not any(message.role == "assistant" for message in messages):
@@ -74,10 +148,11 @@ def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
 
 
 class _PartReader:
-    """Turns content values into parts, counting images across the messages of one sample."""
+    """Turns content values into parts, counting images and videos across the messages of one sample."""
 
     def __init__(self) -> None:
         self.num_images = 0
+        self.num_videos = 0
         self.highest_reference = -1
 
     def read(self, content: Any) -> tuple[Part, ...]:
@@ -94,15 +169,18 @@ class _PartReader:
             return Text(_checked_text(item.get("text")))
         if kind == "image":
             self.num_images += 1
-            return Image(self.num_images - 1)
+            return Image(self.num_images + self.num_videos - 1)
+        if kind == "video":
+            self.num_videos += 1
+            return Video(self.num_images + self.num_videos - 1)
         if kind in ("box", "point"):
             image, values = item.get("image", 0), item.get("xyxy" if kind == "box" else "xy")
             count = 4 if kind == "box" else 2
-            if not isinstance(image, int) or image < 0 or not _are_numbers(values, count):
+            if not isinstance(image, int) or isinstance(image, bool) or image < 0 or not _are_numbers(values, count):
                 raise BadSample(f"{kind} part needs an image number and {count} finite coordinates")
             self.highest_reference = max(self.highest_reference, image)
             return Coordinates(image, tuple(float(v) for v in values))
-        raise BadSample(f"part has type {kind!r}; use text, image, box or point")
+        raise BadSample(f"part has type {str(kind)[:40]!r}; use text, image, video, box or point")
 
 
 def _checked_text(value: Any) -> str:

@@ -6,8 +6,9 @@ where the learned spans begin and end: this is how a model meets its prompt when
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +17,15 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, ChatTemplate, Piece, Scale
+from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, VIDEO_MARK, ChatTemplate, Piece, Scale
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.types import IGNORE_INDEX, Sample
 
-_VERSION = 1  # part of the identity: lengths measured by other rules are not mixed with ours
+_MEDIA = re.compile(f"([{IMAGE_MARK}{VIDEO_MARK}])")
+# Tokens that look like marks; others, such as runs of spaces, are ordinary vocabulary that was added late.
+_MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+_TAG = re.compile(r"</?\w+>", re.ASCII)
+_VERSION = 2  # part of the identity: lengths measured by other rules are not mixed with ours
 
 
 class Encoded(Protocol):
@@ -35,7 +40,7 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Tokens of a sample with exactly one placeholder per picture, not yet repeated."""
+    """Tokens of a sample with exactly one placeholder per picture or video, not yet repeated."""
 
     ids: NDArray[np.int64]  # [S]
     learned: NDArray[np.bool_]  # [S]
@@ -47,14 +52,20 @@ class Tokenizer:
 
     hf: Any  # the transformers object, for saving and decoding
     template: ChatTemplate
-    backend: tokenizers.Tokenizer  # private copy that never reads a special token out of text
+    backend: tokenizers.Tokenizer  # private copy that never reads a token with a meaning out of text
     pad_id: int
     end_id: int
     vision_start_id: int
     image_pad_id: int
     vision_end_id: int
+    video_pad_id: int | None  # None: the tokenizer cannot show videos
     identity: str  # hash of vocabulary, merges and template
-    special_ids: dict[str, int] = field(repr=False)
+    special_ids: dict[str, int] = field(repr=False)  # tokens with a meaning, by their text
+
+    @property
+    def media_pad_ids(self) -> tuple[int, ...]:
+        """Placeholders of pictures and videos."""
+        return (self.image_pad_id,) if self.video_pad_id is None else (self.image_pad_id, self.video_pad_id)
 
     def encode(self, sample: Sample, scales: Sequence[Scale]) -> EncodedText:
         """Tokens and what is learned of them.
@@ -64,7 +75,13 @@ class Tokenizer:
 
         Raises:
             BadSample: The template refuses the sample.
+            DataError: The sample holds a video, and the tokenizer has no token for one.
         """
+        if sample.num_videos and self.video_pad_id is None:
+            raise DataError(
+                "tokenizer lacks <|video_pad|>, and a sample holds a video. data.tokenizer. Add the token, or leave "
+                "sources with videos out."
+            )
         if sample.messages:
             pieces = self.template.chat_pieces(sample.messages, scales)
         else:
@@ -74,9 +91,13 @@ class Tokenizer:
         for piece in pieces:
             self._encode_piece(piece, ids, learned)
         encoded = EncodedText(np.array(ids, np.int64), np.array(learned, np.bool_))
-        num_pads = int((encoded.ids == self.image_pad_id).sum())
-        if num_pads != sample.num_images:
-            raise BadSample(f"chat template shows {num_pads} of {sample.num_images} images")
+        for what, pad_id, wanted in (
+            ("images", self.image_pad_id, sample.num_images),
+            ("videos", self.video_pad_id, sample.num_videos),
+        ):
+            shown = int((encoded.ids == pad_id).sum()) if pad_id is not None else 0
+            if shown != wanted:
+                raise BadSample(f"chat template shows {shown} of {wanted} {what}")
         return encoded
 
     def _encode_piece(self, piece: Piece, ids: list[int], learned: list[bool]) -> None:
@@ -88,11 +109,13 @@ class Tokenizer:
                 ids.append(special)
                 learned.append(piece.learned)
                 continue
-            for number, run in enumerate(text.split(IMAGE_MARK)):
-                if number:
-                    ids += [self.vision_start_id, self.image_pad_id, self.vision_end_id]
+            for run in _MEDIA.split(text):
+                if run in (IMAGE_MARK, VIDEO_MARK):
+                    pad_id = self.image_pad_id if run == IMAGE_MARK else self.video_pad_id
+                    assert pad_id is not None
+                    ids += [self.vision_start_id, pad_id, self.vision_end_id]
                     learned += [False] * 3
-                if run:
+                elif run:
                     tokens = self.backend.encode(run.replace(SPLIT_MARK, ""), add_special_tokens=False).ids
                     ids += tokens
                     learned += [piece.learned] * len(tokens)
@@ -122,47 +145,81 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
     """The same for a transformers tokenizer that is already in memory."""
     serialized: str = hf.backend_tokenizer.to_str()
-    backend = tokenizers.Tokenizer.from_str(serialized)
-    backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
-    special_ids = {
-        token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special
-    }
+    backend, special_ids, tags = _plain_backend(serialized)
     needed = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     lacking = [token for token in needed if token not in special_ids]
     if lacking or hf.eos_token is None or hf.pad_token_id is None:
         what = f"special tokens {lacking}" if lacking else "an eos or a pad token"
         raise DataError(f"tokenizer lacks {what}. {where}. Add them and save the tokenizer again.")
-    pattern = "(" + "|".join(re.escape(token) for token in sorted(special_ids, key=len, reverse=True)) + ")"
 
     def render(messages: list[dict[str, str]], generation_prompt: bool) -> str:
         text: str = hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
         return text
 
-    digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}".encode())
+    first = hf("a")["input_ids"][:1]
+    starts_with_bos = hf.bos_token is not None and first == [hf.bos_token_id]
+    digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}\0{starts_with_bos}".encode())
+    template = ChatTemplate(
+        render=render,
+        special_tokens=_any_of(special_ids),
+        marks=_any_of([token for token in special_ids if token not in tags]),
+        start_token=hf.bos_token if starts_with_bos else "",
+        end_token=hf.eos_token,
+    )
     return Tokenizer(
         hf=hf,
-        template=ChatTemplate(render=render, special_tokens=re.compile(pattern), end_token=hf.eos_token),
+        template=template,
         backend=backend,
         pad_id=hf.pad_token_id,
         end_id=hf.eos_token_id,
         vision_start_id=special_ids["<|vision_start|>"],
         image_pad_id=special_ids["<|image_pad|>"],
         vision_end_id=special_ids["<|vision_end|>"],
+        video_pad_id=special_ids.get("<|video_pad|>"),
         identity=digest.hexdigest(),
         special_ids=special_ids,
     )
 
 
-def expand(encoded: Encoded, tokens_per_image: Sequence[int], image_pad_id: int) -> tuple[Any, Any]:
+def _plain_backend(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int], list[str]]:
+    """A backend that reads no token with a meaning out of text; the ids of those tokens; and which are plain tags.
+
+    Some tokenizers flag the marks between turns as ordinary added tokens (DeepSeek's User and Assistant), so the flag
+    alone does not tell what could forge a turn; whatever looks like a mark counts as one.
+    """
+    document = json.loads(serialized)
+    special_ids, tags = {}, []
+    for token in document["added_tokens"]:
+        if token["special"] or _MARKUP.fullmatch(token["content"]):
+            special_ids[token["content"]] = token["id"]
+            if not token["special"] and _TAG.fullmatch(token["content"]):
+                tags.append(token["content"])
+            token["special"] = True
+    backend = tokenizers.Tokenizer.from_str(json.dumps(document))
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, special_ids, tags
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the tokens, the longest first; nothing when there are none."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if longest_first else "((?!))")
+
+
+def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence[int]) -> tuple[Any, Any]:
     """Repeat each placeholder and shift the labels.
+
+    Args:
+        tokens_per_medium: For each picture and video, in the order of the text.
+        pad_ids: The tokens that are placeholders.
 
     Returns:
         input_ids and labels, both int64 [S]; `labels[i]` is the token after `input_ids[i]` where that is learned.
     """
     repeats = np.ones(len(encoded.ids), np.int64)
-    repeats[encoded.ids == image_pad_id] = tokens_per_image
+    repeats[np.isin(encoded.ids, pad_ids)] = tokens_per_medium
     input_ids = np.repeat(encoded.ids, repeats)
     learned = np.repeat(encoded.learned, repeats)
     labels = np.full(len(input_ids), IGNORE_INDEX, np.int64)

@@ -57,7 +57,7 @@ class Video:
 class Coordinates:
     """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original picture, EXIF orientation applied."""
 
-    image: int  # into the sample's media
+    image: int  # number of the picture, videos not counted
     values: tuple[float, ...]
 
 
