@@ -6,7 +6,7 @@ Read by the planner and the loader; YAML becomes these classes in mindvl-cli, ne
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +150,17 @@ class StoreConfig:
 
     cache: Path | None = None  # folder that keeps what was fetched; needed for sources in an object store
     cache_bytes: int = 100 * 10**9  # the least recently used is removed beyond this
-    max_gap_bytes: int = 1 << 20  # reads this near to each other become one request
     retries: int = 5  # of one request, waiting twice as long each time
-    timeout_s: float = 30.0  # of one request
-    options: dict[str, str] = field(default_factory=dict)  # for fsspec's file system, such as endpoint_url
+    timeout_s: float = 30.0  # of one request, which fetches at most 16 MiB
+    # for fsspec's file system, by protocol, such as {"s3": {"endpoint_url": ...}}; secrets are better left to the
+    # machine, as a recipe is saved with every checkpoint
+    options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.cache_bytes < 0 or self.max_gap_bytes < 0 or self.retries < 0 or self.timeout_s <= 0:
+        if self.cache_bytes < 0 or self.retries < 0 or self.timeout_s <= 0:
             raise ValueError(
-                f"cache_bytes={self.cache_bytes}, max_gap_bytes={self.max_gap_bytes}, retries={self.retries}, "
-                f"timeout_s={self.timeout_s}: none may be negative, and timeout_s has to be above 0."
+                f"cache_bytes={self.cache_bytes}, retries={self.retries}, timeout_s={self.timeout_s}: none may be "
+                "negative, and timeout_s has to be above 0."
             )
 
 

@@ -7,6 +7,7 @@ Comes after the index; everything that reads samples goes through it.
 import os
 import resource
 import threading
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
-from mindvl_data.shards.location import Location
+from mindvl_data.shards.cache import RangeCache
+from mindvl_data.shards.location import Location, is_remote
+from mindvl_data.shards.remote import RemoteStore
 
 Range = tuple[int, int]  # (offset, length) in bytes
 
@@ -29,6 +32,9 @@ class ShardFiles:
     def __init__(self, store: StoreConfig | None = None, max_open: int = 256) -> None:
         self.store = store
         self._local = _LocalFiles(max_open)
+        settings = store or StoreConfig()
+        self._remote = RemoteStore(settings, self._count)
+        self._cache = RangeCache(settings.cache, settings.cache_bytes) if settings.cache is not None else None
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -46,13 +52,23 @@ class ShardFiles:
         Raises:
             DataError: They cannot be had.
         """
-        spans = coalesce(ranges)
-        with self._local.open(Path(location)) as descriptor:
-            contents = [_read_fully(descriptor, Path(location), start, end - start) for start, end in spans]
+        self._count("bytes_wanted", sum(length for _, length in ranges))
+        if isinstance(location, str) and is_remote(location):
+            return self._read_remote(location, ranges)
+        path, spans = Path(location), coalesce(ranges)
+        with self._local.open(path) as descriptor:
+            contents = [_read_fully(descriptor, path, start, end - start) for start, end in spans]
         self._count("requests", len(spans))
         self._count("bytes_read", sum(map(len, contents)))
-        self._count("bytes_wanted", sum(length for _, length in ranges))
         return cut(ranges, spans, contents)
+
+    def read_again(self, location: Location, offset: int, length: int) -> bytes | None:
+        """The range from the store, whatever the cache holds, because that is wrong; None for a local file."""
+        if not isinstance(location, str) or not is_remote(location):
+            return None
+        if self._cache is not None:
+            self._cache.forget(location, offset, length)
+        return self._read_remote(location, [(offset, length)])[0]
 
     def report(self) -> dict[str, int]:
         """What was read since the start of this process.
@@ -67,6 +83,25 @@ class ShardFiles:
     def close(self) -> None:
         """Close all files."""
         self._local.close()
+
+    def _read_remote(self, address: str, ranges: Sequence[Range]) -> list[bytes]:
+        """From the cache what it holds; the rest from the store, kept range by range, so that it is found again
+        whatever else is asked for then."""
+        known: dict[Range, bytes] = {}
+        if self._cache is not None:
+            for each in dict.fromkeys(ranges):
+                if (content := self._cache.get(address, *each)) is not None:
+                    known[each] = content
+            self._count("cache_hits", len(known))
+            self._count("cache_bytes", sum(map(len, known.values())))
+        missing = [each for each in dict.fromkeys(ranges) if each not in known]
+        spans = coalesce(missing)
+        contents = [self._remote.read(address, start, end - start) for start, end in spans]
+        for each, content in zip(missing, cut(missing, spans, contents), strict=True):
+            known[each] = content
+            if self._cache is not None:
+                self._cache.put(address, each[0], content)
+        return [known[each] for each in ranges]
 
     def _count(self, name: str, amount: int) -> None:
         with self._lock:
@@ -103,10 +138,11 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
 
 def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[bytes]:
     """The bytes of each range out of the reads that cover them."""
+    starts = [start for start, _ in spans]
     pieces = []
     for offset, length in ranges:
-        place = next(i for i, (start, end) in enumerate(spans) if start <= offset and offset + length <= end)
-        skip = offset - spans[place][0]
+        place = bisect_right(starts, offset) - 1
+        skip = offset - starts[place]
         pieces.append(contents[place][skip : skip + length])
     return pieces
 
@@ -187,15 +223,10 @@ def _read_fully(descriptor: int, path: Path, offset: int, length: int) -> bytes:
                 f"shard cannot be read: {error.strerror}. {path} at byte {offset}. Check the disk or its connection."
             ) from error
         if not piece:
-            raise too_short(path, offset, length, have)
+            raise DataError(
+                f"{length} bytes wanted, {have} are there. {path} at byte {offset}. "
+                "The shard changed after it was indexed: run `mindvl data index` again."
+            )
         pieces.append(piece)
         have += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def too_short(location: Location, offset: int, length: int, have: int) -> DataError:
-    """The error for a shard that ends before the index says so."""
-    return DataError(
-        f"{length} bytes wanted, {have} are there. {location} at byte {offset}. "
-        "The shard changed after it was indexed: run `mindvl data index` again."
-    )

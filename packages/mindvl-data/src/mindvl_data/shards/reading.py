@@ -31,8 +31,15 @@ def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
 
     A sample whose bytes are not those that were indexed comes back as the BadSample that says so.
     """
-    contents = files.read_ranges(shard.path, [_range_of(shard, row) for row in rows])
-    return [_parse(shard, row, content) for row, content in zip(rows, contents, strict=True)]
+    ranges = [_range_of(shard, row) for row in rows]
+    samples: list[RawSample | BadSample] = []
+    for row, (start, length), content in zip(rows, ranges, files.read_ranges(shard.path, ranges), strict=True):
+        sample = _parse(shard, row, content)
+        # what the cache kept may be of an older shard at the same address
+        if isinstance(sample, BadSample) and (again := files.read_again(shard.path, start, length)) is not None:
+            sample = _parse(shard, row, again)
+        samples.append(sample)
+    return samples
 
 
 def _range_of(shard: ShardIndex, row: int) -> Range:
