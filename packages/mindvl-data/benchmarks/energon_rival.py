@@ -3,6 +3,8 @@
 
 Used by loader.py where megatron-energon is installed. As its documentation advises, what is cheap (text, size from the
 header) happens before packing and what is dear after it. Rows are filled by a greedy knapsack, as in its examples.
+Pictures become patches in one of three ways: its decoder, then Pillow and numpy, written plainly; its decoder, then
+transformers' processor; our functions, so that nothing but the frame differs.
 """
 
 import json
@@ -26,12 +28,13 @@ from megatron.energon import (
     stateless,
 )
 from packers import greedy_knapsack
+from PIL import Image
 
-from mindvl_data import ImageConfig, Tokenizer
+from mindvl_data import ImageConfig, Tokenizer, smart_resize
 from mindvl_data.images import decode, read_size, to_patches
 from mindvl_data.samples import parse_record
 
-Pictures = Literal["its decoder", "our decoder", "transformers"]
+Pictures = Literal["its decoder", "our functions", "transformers"]
 
 
 @edataclass
@@ -76,9 +79,7 @@ def prepare(folder: Path) -> None:
     (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
-def rows(
-    folder: Path, tokenizer: Tokenizer, image: ImageConfig, *, seq_length: int, buffer_size: int, encoder: "Encoder"
-) -> Iterator[Row]:
+def rows(folder: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Row]:
     """One epoch of packed rows, in this process."""
     dataset = get_train_dataset(
         folder,
@@ -91,6 +92,22 @@ def rows(
         repeat=False,
     )
     return iter(get_loader(dataset))
+
+
+def plain_patches(picture: Image.Image, image: ImageConfig) -> tuple[Any, tuple[int, int, int]]:
+    """Resize with Pillow, cut with numpy."""
+    height, width = smart_resize(
+        picture.height,
+        picture.width,
+        multiple=image.multiple,
+        min_pixels=image.min_pixels,
+        max_pixels=image.max_pixels,
+    )
+    pixels = np.asarray(picture.resize((width, height), resample=Image.Resampling.BICUBIC))
+    side, merge = image.patch_size, image.spatial_merge_size
+    rows, columns = height // side, width // side
+    blocks = pixels.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
+    return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, image.patch_dim), (1, rows, columns)
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
@@ -106,8 +123,8 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         self._tokenizer, self._image, self._seq_length = tokenizer, image, seq_length
         decoder = SampleDecoder(image_decode="pilrgb")
         decoders: dict[str, Callable[[bytes], Any]] = {
-            "its decoder": lambda content: to_patches(decoder.decode("0.jpg", content), image),
-            "our decoder": lambda content: to_patches(decode(content, decode_limit=image.decode_limit), image),
+            "its decoder": lambda content: plain_patches(decoder.decode("0.jpg", content), image),
+            "our functions": lambda content: to_patches(decode(content, decode_limit=image.decode_limit), image),
             "transformers": lambda content: self._process(decoder.decode("0.jpg", content), processor),
         }
         self._patches = decoders[pictures]

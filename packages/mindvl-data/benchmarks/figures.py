@@ -70,7 +70,7 @@ def print_report(figures: Sequence[Figure], *, as_json: bool) -> None:
         beside = f"{figure.ratio:8.2f} x {figure.rival}" if figure.ratio is not None else f"  {figure.rival}"
         state = {True: "holds", False: "MISSED", None: ""}[figure.holds]
         print(
-            f"{figure.name:<46} {figure.value:>12,.4g} {figure.unit:<14} {figure.target:<18} {state:<7} {beside} "
+            f"{figure.name:<46} {figure.value:>12,.5g} {figure.unit:<14} {figure.target:<18} {state:<7} {beside} "
             f"{figure.note}".rstrip()
         )
 

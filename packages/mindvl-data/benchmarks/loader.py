@@ -105,7 +105,7 @@ def contend(photos: Source, small: Source, tokenizer_folder: Path) -> list[Conte
         import energon_rival
 
         energon_rival.prepare(photos.folder)
-        for pictures in ("its decoder", "our decoder", "transformers"):
+        for pictures in ("its decoder", "our functions", "transformers"):
             found.append(
                 Contender(
                     f"energon, {pictures}",
@@ -137,7 +137,7 @@ def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
         figure("loader", "PIL + transformers", 4.5),
         figure("loader", "torchvision + transformers"),
         figure("loader", "energon, its decoder", 1.5),
-        figure("loader", "energon, our decoder"),
+        figure("loader", "energon, our functions"),
         figure("loader", "energon, transformers"),
         figure("raw photos", "webdataset photos", 3.0),
         figure("raw small", "webdataset small", 3.0),
@@ -251,7 +251,7 @@ def energon_rows(source: Source, tokenizer: Tokenizer, pictures: Any) -> Callabl
 
     processor = image_processor("Pil") if pictures == "transformers" else None
     encoder = Encoder(tokenizer, ImageConfig(), SEQ_LENGTH, pictures, processor)
-    found = rows(source.folder, tokenizer, ImageConfig(), seq_length=SEQ_LENGTH, buffer_size=BUFFER, encoder=encoder)
+    found = rows(source.folder, encoder, buffer_size=BUFFER)
     return lambda: sum(len(row.image_grid_thw) for row in found)
 
 

@@ -33,6 +33,15 @@ CHATML = (
 )
 
 
+def _make_words(count: int) -> list[str]:
+    syllables = ("ka", "lo", "mi", "ne", "ru", "ta", "si", "vo", "de", "an", "or", "el")
+    chooser = random.Random(2)
+    return ["".join(chooser.choices(syllables, k=chooser.randint(1, 4))) for _ in range(count)]
+
+
+_WORDS = _make_words(5_000)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Indexed shards of one picture a sample."""
@@ -82,10 +91,9 @@ def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] 
 
 
 def make_text(chooser: random.Random, num_words: int) -> str:
-    """Made-up words of two to nine letters."""
-    syllables = ("ka", "lo", "mi", "ne", "ru", "ta", "si", "vo", "de", "an", "or", "el")
-    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 4))) for _ in range(num_words)]
-    return " ".join(words).capitalize() + "."
+    """A sentence of made-up words, drawn as often as words of that rank are in a language (Zipf)."""
+    ranks = range(1, len(_WORDS) + 1)
+    return " ".join(chooser.choices(_WORDS, [1 / rank for rank in ranks], k=num_words)).capitalize() + "."
 
 
 def make_tokenizer(folder: Path) -> Path:

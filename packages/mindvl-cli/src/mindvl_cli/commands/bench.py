@@ -100,7 +100,7 @@ def print_table(report: dict[str, Any]) -> None:
     for figure in report["figures"]:
         state = {True: "[green]holds[/]", False: "[red]missed[/]", None: ""}[figure["holds"]]
         ratio = f"{figure['ratio']:.2f} x " if figure["ratio"] is not None else ""
-        value = f"{figure['value']:,.4g} {figure['unit']}".strip()
+        value = f"{figure['value']:,.5g} {figure['unit']}".strip()
         table.add_row(figure["name"], value, figure["target"], state, ratio + figure["rival"], figure["note"])
     Console().print(table)
     found = report["machine"]
