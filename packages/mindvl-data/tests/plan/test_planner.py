@@ -123,7 +123,12 @@ def test_one_source_alone_is_read_shard_after_shard(
     config = make_config()
     source: SourceConfig = replace(config.sources[0], max_epochs=1)
     planner = make_planner(
-        replace(config, sources=(source,), shuffle_window=1, packing=PackingConfig(seq_length=256, buffer_size=1))
+        replace(
+            config,
+            sources=(source,),
+            shuffle_window=1,
+            packing=PackingConfig(seq_length=256, buffer_size=1, balance_steps=1),
+        )
     )
     order = [s.shard for s in samples(planner, 100)]
     assert sum(a != b for a, b in pairwise(order)) == 3

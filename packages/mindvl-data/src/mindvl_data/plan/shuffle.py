@@ -18,7 +18,9 @@ _ROUNDS = 4
 class EpochOrder:
     """The order of one source in one epoch."""
 
-    def __init__(self, shard_sizes: Sequence[int], *, window: int, seed: int, source: str, epoch: int) -> None:
+    def __init__(
+        self, shard_sizes: Sequence[int] | NDArray[np.int64], *, window: int, seed: int, source: str, epoch: int
+    ) -> None:
         digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=16).digest()
         self._key = int.from_bytes(digest[8:], "little")
         shard_key = int.from_bytes(digest[:8], "little")

@@ -200,7 +200,7 @@ def key_of(raw_name: str) -> int:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write under another name, flush to disk, rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with open(partial, "wb") as file:
         file.write(content)
         file.flush()
