@@ -32,7 +32,10 @@ Count = Callable[[str, int], None]  # (what, how many)
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
 # Told by name: aiohttp and botocore are extras, and importing them only to name their errors takes half a second.
-_TRANSIENT = {"ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteReadError"}
+_TRANSIENT = {
+    *("ClientConnectionError", "ClientPayloadError"),  # aiohttp
+    *("ConnectionError", "HTTPClientError", "IncompleteReadError"),  # botocore; the last of asyncio too
+}
 _FINAL_ERRNOS = {errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG, getattr(errno, "EREMCHG", errno.ENOENT)}
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 
