@@ -207,7 +207,7 @@ class _Check:
         try:
             open_state(self._state, names)
         except DataError as error:
-            self._problem(str(error))
+            self._problem(str(error), first=True)  # it explains the others
 
     def result(self) -> dict[str, Any]:
         return {
@@ -282,10 +282,10 @@ class _Check:
         else:
             self._problem(f"epoch {epoch} of {source.name}: {wrong}")
 
-    def _problem(self, text: str) -> None:
+    def _problem(self, text: str, *, first: bool = False) -> None:
         self._num_problems += 1
-        if self._num_problems <= _PROBLEMS_NAMED:
-            self._problems.append(text)
+        if first or self._num_problems <= _PROBLEMS_NAMED:
+            self._problems.insert(0 if first else len(self._problems), text)
 
 
 def _first_difference(expected: list[Any], logged: list[Any]) -> str:

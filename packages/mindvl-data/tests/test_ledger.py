@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ledger: what was consumed is what was planned, through kills and other numbers of ranks; what is not, shows."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import Batch, DataConfig, DataError, Loader, PackingConfig
+from mindvl_data.audit_log import read_log
+from mindvl_data.ledger import consumed, verify
+from mindvl_data.shards.index import write_atomically
+
+MakeConfig = Callable[..., DataConfig]
+Sealed = dict[str, Any]
+
+PACKS = 30  # of a step: can be dealt to 2, 3 and 5 ranks
+STEPS = 8
+
+
+def digest(batch: Batch) -> str:
+    tensors = (batch.input_ids, batch.labels, batch.position_ids, batch.pixel_values, batch.image_grid_thw)
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def train(config: DataConfig, folder: Path, rank: int, size: int, synced: Any, told: int, run: int) -> None:
+    """One process of a run: rows, a meeting in place of the optimizer's, sometimes a checkpoint."""
+    state = folder / "state.json"
+    mine = os.open(folder / f"rows-{run}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with Loader(config, packs_per_step=PACKS, dp_rank=rank, dp_size=size, position_kind="rope") as loader:
+        if state.exists():
+            loader.load_state_dict(json.loads(state.read_text()))
+        step = loader.report()["steps"]
+        while step < STEPS:
+            for number in range(PACKS // size):
+                batch = next(loader)
+                os.write(mine, f"{batch.step} {number * size + rank} {digest(batch)}\n".encode())
+                os.write(told, b".")
+            synced.wait(30)
+            step += 1
+            if rank == 0 and step % 2 == 0:
+                write_atomically(state, json.dumps(loader.state_dict()).encode())
+            synced.wait(30)
+
+
+def run_until_killed(config: DataConfig, folder: Path, size: int, run: int, rows: int | None) -> None:
+    """Start `size` processes and kill all of them once `rows` rows were handed out; None: let them finish."""
+    context = multiprocessing.get_context("fork")
+    read_end, write_end = os.pipe()
+    synced = context.Barrier(size)
+    ranks = [
+        context.Process(target=train, args=(config, folder, rank, size, synced, write_end, run)) for rank in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    os.close(write_end)
+    seen = 0
+    while (rows is None or seen < rows) and (told := os.read(read_end, 1)):
+        seen += len(told)
+    for process in ranks:
+        if rows is not None and process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    os.close(read_end)
+    assert {process.exitcode for process in ranks} == {0 if rows is None else -signal.SIGKILL}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_moment_and_2_then_3_then_5_ranks_lose_and_repeat_nothing(
+    make_config: MakeConfig, tmp_path: Path, seed: int
+) -> None:
+    choose = random.Random(seed)
+    config = make_config(audit_log=tmp_path / "audit.jsonl", prefetch_packs=3, plan_ahead_steps=2)
+    with Loader(replace(config, audit_log=None, num_threads=0), packs_per_step=PACKS, position_kind="rope") as loader:
+        expected = {(number // PACKS + 1, number % PACKS): digest(next(loader)) for number in range(STEPS * PACKS)}
+    sizes = [2, 3, 5]
+    for run, size in enumerate(sizes):
+        run_until_killed(config, tmp_path, size, run, rows=choose.randint(35, 75))
+    run_until_killed(config, tmp_path, choose.choice(sizes), len(sizes), rows=None)
+
+    handed_out: dict[tuple[int, int], set[str]] = {}
+    for file in tmp_path.glob("rows-*"):
+        for line in file.read_text().splitlines():
+            step, place, found = line.split()
+            handed_out.setdefault((int(step), int(place)), set()).add(found)
+    assert handed_out == {place: {found} for place, found in expected.items()}
+    state = json.loads((tmp_path / "state.json").read_text())
+    report = verify(config, tmp_path / "audit.jsonl", packs_per_step=PACKS, state=state)
+    assert report["verified"]["problems"] == []
+    assert report["verified"]["notes"] == []
+    assert (report["steps"], report["verified"]["steps"], report["checkpoint_step"]) == (STEPS, STEPS, STEPS)
+    assert report["verified"]["finished_epochs"]["pictures"] >= 7
+
+
+def run(config: DataConfig, rows: int | None, *, packs: int = 2, state: Sealed | None = None, who: str = "") -> Sealed:
+    with Loader(config, packs_per_step=packs, position_kind="rope") as loader:
+        if state is not None:
+            loader.load_state_dict(state, accept_change=who or None)
+        for count, _ in enumerate(loader, 1):
+            if count == rows:
+                break
+        return json.loads(json.dumps(loader.state_dict()))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def finished(make_config: MakeConfig, tmp_path: Path) -> tuple[DataConfig, Path, Sealed]:
+    """A run over two epochs to the end: its configuration, log and state."""
+    log = tmp_path / "audit.jsonl"
+    config = make_config(max_epochs=2, audit_log=log, num_threads=0)
+    return config, log, run(config, None)
+
+
+def problems(config: DataConfig, log: Path, state: Sealed | None = None) -> list[str]:
+    found: list[str] = verify(config, log, packs_per_step=2, state=state)["verified"]["problems"]
+    return found
+
+
+def test_what_was_consumed_is_counted_by_source(finished: tuple[DataConfig, Path, Sealed]) -> None:
+    config, log, state = finished
+    report = verify(config, log, packs_per_step=2, state=state)
+    assert report["samples"] == 200
+    assert {name: figures["samples"] for name, figures in report["sources"].items()} == {"pictures": 120, "text": 80}
+    assert {figures["epochs_begun"] for figures in report["sources"].values()} == {2}
+    assert report["verified"]["finished_epochs"] == {"pictures": 2, "text": 2}
+    assert report["verified"]["problems"] == []
+    with Loader(replace(config, audit_log=None), packs_per_step=2, position_kind="rope") as loader:
+        lengths: Counter[str] = Counter()
+        for batch in loader:
+            for segment in batch.segments:
+                lengths[segment.source] += segment.length
+    assert {name: figures["tokens"] for name, figures in report["sources"].items()} == lengths
+    assert consumed(log, state=state) == {name: value for name, value in report.items() if name != "verified"}
+    assert report["began"] <= report["ended"]
+
+
+def test_dropped_samples_are_no_part_of_a_whole_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    config = make_config(max_epochs=1, audit_log=log, packing=PackingConfig(seq_length=40, buffer_size=8))
+    state = run(config, None)
+    report = verify(config, log, packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
+    assert report["verified"]["finished_epochs"] == {"pictures": 1, "text": 1}
+    assert report["samples"] + sum(report["dropped"].values()) == 100
+    assert report["dropped"]
+
+
+def change_lines(log: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    change(lines)
+    log.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def use_again(lines: list[dict[str, Any]]) -> None:
+    lines[3]["rows"][0][0] = lines[1]["rows"][0][0]
+
+
+def swap_steps(lines: list[dict[str, Any]]) -> None:
+    lines[2]["rows"], lines[3]["rows"] = lines[3]["rows"], lines[2]["rows"]
+
+
+def lose_a_sample(lines: list[dict[str, Any]]) -> None:
+    lines[4]["rows"][1].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines.pop(2), "step 3 is missing, the log goes on with step 4"),
+        (lambda lines: lines.insert(2, lines[1]), "step 2 follows 2, the log goes on with step 2"),
+        (use_again, r"step 4: .* was used before in epoch 0"),
+        (swap_steps, r"step 3: row 0 has .* as sample 0, the plan has .*"),
+        (lose_a_sample, r"step 5: row 1 has nothing as sample \d+, the plan has .*"),
+        (lambda lines: lines[1]["tokens"].update(text=1), r"step 2: tokens .* are logged, the plan has .*"),
+        (lambda lines: lines.pop(), r"steps (\d+) to \1 of the checkpoint are not in the log"),
+        (lose_a_sample, r"epoch \d of \w+: 1 usable samples are missing, 0 are not usable, the first is shard-.* row"),
+    ],
+)
+def test_what_is_not_as_planned_is_named(
+    finished: tuple[DataConfig, Path, Sealed], change: Callable[[list[dict[str, Any]]], None], said: str
+) -> None:
+    config, log, state = finished
+    assert problems(config, log, state) == []
+    change_lines(log, change)
+    found = problems(config, log, state)
+    assert any(re.fullmatch(f"{said}.*", problem) for problem in found), found
+
+
+def test_another_configuration_or_checkpoint_does_not_fit_the_log(finished: tuple[DataConfig, Path, Sealed]) -> None:
+    config, log, state = finished
+    other = replace(config, seed=4)
+    assert any("seed (3 -> 4) changed" in problem for problem in problems(other, log, state))
+    assert problems(other, log)[0].startswith("step 1: ")
+    elsewhere = run(replace(other, audit_log=None), rows=10)
+    found = problems(config, log, elsewhere)
+    assert any("the newest checkpoint stands at another place of the plan" in problem for problem in found)
+
+
+def test_a_log_ahead_of_the_newest_checkpoint_is_no_problem_but_is_said(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / "audit.jsonl"
+    config = make_config(audit_log=log)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(6):
+            next(loader)
+        state = loader.state_dict()
+        for _ in range(4):
+            next(loader)
+    report = verify(config, log, packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
+    assert "the log is 2 steps ahead of the newest checkpoint" in report["verified"]["notes"][0]
+    assert (report["last_step"], report["checkpoint_step"], report["steps_after_checkpoint"]) == (5, 3, 2)
+
+
+def test_a_branched_run_is_held_against_the_plan_from_its_branch_on(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    state = run(config, rows=40)
+    branched = replace(config, audit_log=tmp_path / "branch.jsonl")
+    state = run(branched, rows=200, state=state)
+    report = verify(branched, tmp_path / "branch.jsonl", packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
+    assert report["verified"]["steps"] == report["steps"] == 100
+    assert report["first_step"] == 21
+    assert report["verified"]["notes"] == ["steps 1 to 20 are in the log of the run that this one was branched from"]
+    assert report["verified"]["finished_epochs"]["pictures"] > 2
+
+
+def test_a_log_without_its_end_is_found_although_the_run_went_on(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    config = make_config(audit_log=log)
+    state = run(config, rows=20)
+    change_lines(log, lambda lines: lines.pop())  # lost with the machine, as the checkpoint was not
+    state = run(config, rows=10, state=state)
+    report = verify(config, log, packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == ["steps 10 to 10 are missing"]
+
+
+def test_reading_needs_no_thread_and_no_more_than_a_file(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(DataError, match="No such file"):
+        consumed(tmp_path / "audit.jsonl")
+    (tmp_path / "audit.jsonl").write_text("")
+    report = consumed(tmp_path / "audit.jsonl")
+    assert (report["steps"], report["samples"], report["sources"], report["began"]) == (0, 0, {}, None)
+    assert threading.active_count() == before
+    assert list(read_log(tmp_path / "audit.jsonl")) == []

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows: bytes read, bytes expected, samples that turn out bad."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindvl_data import DataConfig, SourceConfig, Tokenizer, index_folder, write_shards
+from mindvl_data.plan.planner import Planner, Row
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.rows import RowMaker
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.index import open_index
+
+MakeConfig = Callable[..., DataConfig]
+
+
+class Workshop:
+    """A maker of rows, and the rows of the first steps of its plan."""
+
+    def __init__(self, config: DataConfig, tokenizer: Tokenizer, steps: int = 4) -> None:
+        measuring, self.files = ShardFiles(), ShardFiles()
+        planner = Planner(
+            config, [SourceIndex(s, config, tokenizer, measuring) for s in config.sources], rows_per_step=4
+        )
+        measuring.close()
+        sources = [SourceIndex(s, config, tokenizer, self.files) for s in config.sources]
+        self.maker = RowMaker(config, sources, tokenizer=tokenizer, files=self.files, position_kind="rope")
+        planned = [planner.next_step() for _ in range(steps)]
+        self.rows: list[Row] = [row for step in planned if step is not None for row in step.rows]
+
+
+@pytest.fixture
+def workshop(make_config: MakeConfig, tokenizer: Tokenizer) -> Iterator[Workshop]:
+    workshop = Workshop(make_config(), tokenizer)
+    yield workshop
+    workshop.files.close()
+
+
+def test_a_row_reads_the_bytes_of_its_samples_and_no_others(workshop: Workshop, shard_folders: dict[str, Path]) -> None:
+    indexes = [open_index(folder) for folder in shard_folders.values()]
+    for row in workshop.rows:
+        before = workshop.files.report()["bytes_read"]
+        workshop.maker.make(1, row)
+        read = workshop.files.report()["bytes_read"] - before
+        entries = [indexes[s.source].shards[s.shard].samples[s.row] for s in row]
+        extents = sum(int(entry["length"]) + 512 for entry in entries)  # a header before each sample
+        assert extents <= read <= 1.02 * extents
+
+
+def test_the_bytes_expected_of_a_row_are_nearly_those_it_has(workshop: Workshop) -> None:
+    for row in workshop.rows:
+        made = workshop.maker.make(1, row)
+        tensors = [value for value in vars(made.batch).values() if isinstance(value, torch.Tensor)]
+        assert made.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        assert workshop.maker.expected_bytes(row) == pytest.approx(made.num_bytes, rel=0.1, abs=1000)
+
+
+def test_an_empty_row_is_padding(workshop: Workshop) -> None:
+    made = workshop.maker.make(5, ())
+    assert (made.batch.step, made.batch.num_label_tokens, made.batch.segments, made.bad) == (5, 0, (), ())
+
+
+def test_what_turns_out_other_than_planned_is_told_with_its_place(
+    make_config: MakeConfig, tokenizer: Tokenizer
+) -> None:
+    workshop = Workshop(make_config(), tokenizer)
+    row = workshop.rows[0]
+    longer = (*row[:1], replace(row[1], length=row[1].length + 1), *row[2:])
+    fewer = next((row, i) for row in workshop.rows for i, sample in enumerate(row) if sample.patches)
+    smaller = tuple(replace(s, patches=s.patches - 4) if i == fewer[1] else s for i, s in enumerate(fewer[0]))
+    made = workshop.maker.make(2, longer)
+    (bad,) = made.bad
+    assert (bad.step, bad.row) == (2, row[1].row)
+    assert bad.reason == f"{row[1].length} tokens instead of the planned {row[1].length + 1}"
+    assert [segment.bad for segment in made.batch.segments] == [False, True] + [False] * (len(row) - 2)
+    assert made.batch.segments[1].length == row[1].length + 1
+    (bad,) = workshop.maker.make(2, smaller).bad
+    assert "patches instead of the planned" in bad.reason
+    workshop.files.close()
+
+
+def test_a_picture_cut_short_is_bad_and_its_neighbours_are_not(
+    make_config: MakeConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("whole", "cut"):
+        Image.effect_noise((84, 84), 90).convert("RGB").save(raw / f"{name}.jpg", quality=95)
+    content = (raw / "cut.jpg").read_bytes()
+    (raw / "cut.jpg").write_bytes(content[: len(content) // 3])  # the header is whole, so the index takes it
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "4"}]
+    rows = [{"image": f"{name}.jpg", "conversations": turns} for name in ("whole", "cut", "whole")]
+    (raw / "rows.json").write_text(json.dumps(rows))
+    write_shards(raw / "rows.json", tmp_path / "shards", format="llava")
+    index_folder(tmp_path / "shards")
+    shutil.rmtree(raw)
+    config = make_config(sources=(SourceConfig(name="photos", path=tmp_path / "shards", max_epochs=1),))
+    workshop = Workshop(config, tokenizer)
+    made = [workshop.maker.make(1, row) for row in workshop.rows]
+    (bad,) = [bad for one in made for bad in one.bad]
+    assert (bad.source, bad.shard, bad.row) == ("photos", open_index(tmp_path / "shards").shards[0].name, 1)
+    assert bad.key
+    assert [s.row for one in made for s in one.batch.segments if s.bad] == [1]
+    assert sum(len(one.batch.segments) for one in made) == 3
+    workshop.files.close()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples an epoch used, against plain sets."""
+
+import random
+
+import numpy as np
+
+from mindvl_data.usage import EpochUse
+
+
+def test_a_sample_is_new_once_like_in_a_set() -> None:
+    choose = random.Random(5)
+    use, seen = EpochUse(), set()
+    for _ in range(2000):
+        sample = (f"shard-{choose.randrange(3)}", choose.randrange(400))
+        assert use.add(*sample) == (sample not in seen)
+        seen.add(sample)
+
+
+def test_a_row_that_cannot_exist_is_refused_before_memory_is_taken() -> None:
+    assert not EpochUse().add("a", -1)
+    assert not EpochUse().add("a", 1 << 60)
+
+
+def test_the_difference_from_what_can_be_used_is_counted_and_its_first_place_named() -> None:
+    usable = [("a", np.array([True, False, True] * 5)), ("b", np.ones(9, np.bool_))]
+
+    def used(*left_out: tuple[str, int]) -> EpochUse:
+        use = EpochUse()
+        for shard, can in usable:
+            for row in np.flatnonzero(can).tolist():
+                assert (shard, row) in left_out or use.add(shard, row)
+        return use
+
+    assert used().compare(usable) is None
+    assert used(("b", 3), ("b", 8)).compare(usable) == (
+        "2 usable samples are missing, 0 are not usable, the first is b row 3"
+    )
+    more = used(("a", 5))
+    for shard, row in (("a", 1), ("b", 20), ("c", 0)):
+        assert more.add(shard, row)
+    assert more.compare(usable) == "1 usable samples are missing, 3 are not usable, the first is a row 1"
+    assert EpochUse().compare(usable) == "19 usable samples are missing, 0 are not usable, the first is a row 0"
