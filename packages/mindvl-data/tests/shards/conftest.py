@@ -83,6 +83,8 @@ class HttpStore:
             return self._send(request, int(fault), b"")
         if fault == "slow":
             self.release.wait(5)
+        if fault == "release":
+            self.release.set()
         assert content is not None
         if fault == "whole":
             return self._send(request, 200, content)

@@ -4,6 +4,7 @@
 import json
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from mindvl_data import DataConfig, Loader
 from mindvl_data.errors import BadSample
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index
-from mindvl_data.shards.reading import read_sample, read_samples
+from mindvl_data.shards.reading import read_records, read_sample, read_samples
 from mindvl_data.types import RawSample
 
 
@@ -45,6 +46,16 @@ def test_a_whole_shard_in_order_is_few_reads(shard: ShardIndex) -> None:
     report = files.report()
     assert report["requests"] < len(shard.samples) / 2
     assert report["bytes_wanted"] <= report["bytes_read"] <= 1.02 * report["bytes_wanted"]
+
+
+def test_records_alone_are_those_of_the_samples_for_a_part_of_the_bytes(shard: ShardIndex) -> None:
+    rows, files = [7, 0, 3], ShardFiles()
+    found, whole = read_records(shard, rows, files), read_samples(shard, rows, ShardFiles())
+    for record, sample in zip(found, whole, strict=True):
+        assert isinstance(sample, RawSample)
+        assert record == replace(sample, media=())
+    lengths = shard.samples["length"][rows]
+    assert files.report()["bytes_read"] < 0.2 * lengths.sum()
 
 
 def test_only_the_damaged_sample_is_bad(shard: ShardIndex, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from mindvl_data.shards import remote
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.reading import read_samples
-from mindvl_data.shards.remote import RemoteStore, local_copy
+from mindvl_data.shards.remote import RemoteStore, copy_beside, local_copy
 
 CONTENT = random.Random(0).randbytes(5000)
 
@@ -91,8 +91,34 @@ def test_long_ranges_and_whole_objects_are_fetched_in_parts(http: Any, monkeypat
     monkeypatch.setattr(remote, "PART_BYTES", 1000)
     http.objects["/a"] = CONTENT
     assert counted()[0].read(f"{http.address}/a", 10, 2500) == CONTENT[10:2510]
-    assert http.ranges == ["bytes=10-1009", "bytes=1010-2009", "bytes=2010-2509"]
+    assert sorted(http.ranges) == ["bytes=10-1009", "bytes=1010-2009", "bytes=2010-2509"]
     assert counted()[0].read_whole(f"{http.address}/a") == CONTENT  # a multiple of a part: the end is found by asking
+
+
+def test_several_spans_are_asked_for_at_once_and_come_back_in_order(http: Any) -> None:
+    http.objects["/a"], http.faults = CONTENT, ["slow", "release"]  # the first answer waits for the second request
+    spans = [(3000, 4000), (0, 10), (20, 20), (500, 900)]
+    store, counts = counted()
+    assert store.read_many(f"{http.address}/a", spans) == [CONTENT[start:end] for start, end in spans]
+    assert (counts["requests"], counts["retries"]) == (3, 0)
+
+
+def test_an_error_in_one_of_several_spans_reaches_the_caller(http: Any, waits: list[float]) -> None:
+    http.objects["/a"], http.faults = CONTENT, ["403"]
+    with pytest.raises(DataError, match="refuses access"):
+        counted()[0].read_many(f"{http.address}/a", [(0, 10), (100, 110), (200, 210)])
+
+
+def test_a_file_uploaded_beside_a_shard_is_fetched_once_and_a_missing_one_asked_for_once(
+    http: Any, tmp_path: Path
+) -> None:
+    store, shard = StoreConfig(cache=tmp_path), f"{http.address}/f/0.tar"
+    http.objects["/f/0.len"] = CONTENT
+    for _ in range(2):
+        assert copy_beside(shard, "0.len", store).read_bytes() == CONTENT
+        assert not copy_beside(shard, "1.len", store).exists()
+    assert len(http.ranges) == 2
+    assert copy_beside(tmp_path / "0.tar", "0.len", None) == tmp_path / "0.len"
 
 
 def test_headers_of_the_options_reach_the_server_and_no_other_protocol(http: Any) -> None:

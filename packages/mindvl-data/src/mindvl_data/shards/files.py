@@ -8,9 +8,8 @@ import os
 import resource
 import threading
 from bisect import bisect_right
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class ShardFiles:
         settings = store or StoreConfig()
         self._remote = RemoteStore(settings, self._count)
         self._cache = RangeCache(settings.cache, settings.cache_bytes) if settings.cache is not None else None
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = dict.fromkeys(_REPORTED, 0)
         self._lock = threading.Lock()
 
     def read(self, location: Location, offset: int, length: int) -> bytes:
@@ -52,14 +51,20 @@ class ShardFiles:
         Raises:
             DataError: They cannot be had.
         """
-        self._count("bytes_wanted", sum(length for _, length in ranges))
         if isinstance(location, str) and is_remote(location):
+            self._count("bytes_wanted", sum(length for _, length in ranges))
             return self._read_remote(location, ranges)
-        path, spans = Path(location), coalesce(ranges)
-        with self._local.open(path) as descriptor:
-            contents = [_read_fully(descriptor, path, start, end - start) for start, end in spans]
-        self._count("requests", len(spans))
-        self._count("bytes_read", sum(map(len, contents)))
+        path = location if isinstance(location, Path) else Path(location)  # a copy would lose its kept hash
+        spans = coalesce(ranges)
+        file = self._local.open(path)
+        try:
+            contents = [_read_fully(file.descriptor, path, start, end - start) for start, end in spans]
+        finally:
+            self._local.release(file)
+        with self._lock:
+            self._counts["requests"] += len(spans)
+            self._counts["bytes_read"] += sum(map(len, contents))
+            self._counts["bytes_wanted"] += sum(length for _, length in ranges)
         return cut(ranges, spans, contents)
 
     def read_again(self, location: Location, offset: int, length: int) -> bytes | None:
@@ -78,7 +83,7 @@ class ShardFiles:
             included; `requests` made and `retries` among them; `cache_hits` and the `cache_bytes` they gave.
         """
         with self._lock:
-            return {name: self._counts[name] for name in _REPORTED}
+            return dict(self._counts)
 
     def close(self) -> None:
         """Close all files."""
@@ -96,7 +101,7 @@ class ShardFiles:
             self._count("cache_bytes", sum(map(len, known.values())))
         missing = [each for each in dict.fromkeys(ranges) if each not in known]
         spans = coalesce(missing)
-        contents = [self._remote.read(address, start, end - start) for start, end in spans]
+        contents = self._remote.read_many(address, spans)
         for each, content in zip(missing, cut(missing, spans, contents), strict=True):
             known[each] = content
             if self._cache is not None:
@@ -114,6 +119,9 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
     Gaps are bridged from the smallest on, as long as all of them together are at most MAX_EXTRA_SHARE of what is
     wanted: neighbours in a tar, a few hundred bytes of padding apart, become one read; strangers never do.
     """
+    if len(ranges) == 1:
+        ((offset, length),) = ranges
+        return [(offset, offset + length)]
     spans: list[tuple[int, int]] = []
     for start, end in sorted((offset, offset + length) for offset, length in ranges):
         if spans and start <= spans[-1][1]:
@@ -138,6 +146,8 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
 
 def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[bytes]:
     """The bytes of each range out of the reads that cover them."""
+    if len(ranges) == 1:
+        return list(contents)
     starts = [start for start, _ in spans]
     pieces = []
     for offset, length in ranges:
@@ -163,32 +173,14 @@ class _LocalFiles:
         self._files: OrderedDict[Path, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def open(self, path: Path) -> Iterator[int]:
-        """The descriptor of a file, for as long as the block runs."""
-        file = self._take(path) or self._add(path)
-        try:
-            yield file.descriptor
-        finally:
-            with self._lock:
-                file.users -= 1
-                if not file.users and not file.is_listed:
-                    os.close(file.descriptor)
-
-    def close(self) -> None:
-        with self._lock:
-            while self._files:
-                self._unlist(self._files.popitem()[1])
-
-    def _take(self, path: Path) -> _OpenFile | None:
+    def open(self, path: Path) -> _OpenFile:
+        """The file with its descriptor, which stays open until `release`."""
         with self._lock:
             file = self._files.get(path)
             if file is not None:
                 self._files.move_to_end(path)
                 file.users += 1
-            return file
-
-    def _add(self, path: Path) -> _OpenFile:
+                return file
         opened = _OpenFile(_open(path))  # without the lock: on a network file system this takes a while
         with self._lock:
             file = self._files.setdefault(path, opened)
@@ -198,6 +190,17 @@ class _LocalFiles:
             while len(self._files) > self._max_open:
                 self._unlist(self._files.popitem(last=False)[1])
             return file
+
+    def release(self, file: _OpenFile) -> None:
+        with self._lock:
+            file.users -= 1
+            if not file.users and not file.is_listed:
+                os.close(file.descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._files:
+                self._unlist(self._files.popitem()[1])
 
     def _unlist(self, file: _OpenFile) -> None:
         file.is_listed = False

@@ -7,6 +7,8 @@ Comes after the plan, before samples.py reads the record.
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from mindvl_data.errors import BadSample
 from mindvl_data.shards.files import Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
@@ -42,6 +44,25 @@ def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
     return samples
 
 
+def read_records(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample]:
+    """The records of samples without their pictures and videos: all that measuring needs, a small part of the bytes.
+
+    They are not checked: the crc of the index covers whole samples, which are checked when they are used.
+    """
+    records = shard.members[shard.samples["first_member"][rows].astype(np.int64)]
+    ranges = [(int(offset) - BLOCK, int(length) + BLOCK) for offset, length in records[["offset", "length"]].tolist()]
+    return [
+        RawSample(
+            key=_key(content),
+            record=content[BLOCK:],
+            is_json=bool(shard.samples["is_json"][row]),
+            media=(),
+            sizes=_sizes(shard, row),
+        )
+        for row, content in zip(rows, files.read_ranges(shard.path, ranges), strict=True)
+    ]
+
+
 def _range_of(shard: ShardIndex, row: int) -> Range:
     """With the tar header of the first member, which holds the key."""
     entry = shard.samples[row]
@@ -62,6 +83,20 @@ def _parse(shard: ShardIndex, row: int, content: bytes) -> RawSample | BadSample
         crc = zlib.crc32(piece, crc)
     if crc != int(entry["crc"]):
         return BadSample("contents differ from what was indexed (crc32)")
-    key = content[:100].rstrip(b"\0").decode("utf-8", "replace").split(".", 1)[0]
-    sizes = tuple(MediaSize(*member) for member in members[["height", "width", "frames", "fps"]][1:].tolist())
-    return RawSample(key=key, record=pieces[0], is_json=bool(entry["is_json"]), media=tuple(pieces[1:]), sizes=sizes)
+    return RawSample(
+        key=_key(content),
+        record=pieces[0],
+        is_json=bool(entry["is_json"]),
+        media=tuple(pieces[1:]),
+        sizes=_sizes(shard, row),
+    )
+
+
+def _key(content: bytes) -> str:
+    return content[:100].rstrip(b"\0").decode("utf-8", "replace").split(".", 1)[0]
+
+
+def _sizes(shard: ShardIndex, row: int) -> tuple[MediaSize, ...]:
+    first, count = int(shard.samples["first_member"][row]), int(shard.samples["num_members"][row])
+    media = shard.members[first + 1 : first + count]
+    return tuple(MediaSize(*member) for member in media[["height", "width", "frames", "fps"]].tolist())

@@ -14,18 +14,20 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
 from mindvl_data.shards.index import write_atomically
-from mindvl_data.shards.location import kept_folder, name_of
+from mindvl_data.shards.location import Location, beside, is_remote, kept_folder, name_of
 
 logger = logging.getLogger(__name__)
 
 PART_BYTES = 1 << 24  # of one request at most, so that a slow line gets through within the time limit
+REQUESTS_AT_ONCE = 16  # of one call
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 20.0
 
 Count = Callable[[str, int], None]  # (what, how many)
@@ -42,7 +44,12 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 _jitter = random.SystemRandom()  # apart from the generators that tests and training seed
 _lock = threading.Lock()
 _connections: dict[tuple[int, str, str], Any] = {}  # fsspec file systems by process, protocol and options
+_absent: set[Path] = set()  # files that the store did not have when it was asked
 _verified: dict[Path, tuple[int, int, int]] = {}  # index files whose sha256 this process has checked
+
+
+class _RefusedError(DataError):
+    """The object is not there, or may not be read."""
 
 
 class RemoteStore:
@@ -57,12 +64,28 @@ class RemoteStore:
         Raises:
             DataError: The store refuses, or does not answer as often as was tried, or the object is too short.
         """
-        end = offset + length
-        parts = [
-            self._request(address, start, min(PART_BYTES, end - start), exact=True)
-            for start in range(offset, end, PART_BYTES)
-        ]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self.read_many(address, [(offset, offset + length)])[0]
+
+    def read_many(self, address: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each (start, end), in the order asked; several requests are under way at once.
+
+        Raises:
+            DataError: As `read`.
+        """
+        parts = [(s, min(s + PART_BYTES, end)) for start, end in spans for s in range(start, end, PART_BYTES)]
+
+        def fetch(part: tuple[int, int]) -> bytes:
+            return self._request(address, part[0], part[1] - part[0], exact=True)
+
+        if len(parts) <= 1:
+            contents = iter([fetch(part) for part in parts])
+        else:
+            pool = ThreadPoolExecutor(min(len(parts), REQUESTS_AT_ONCE))  # made anew, so that a fork can do no harm
+            try:
+                contents = iter(list(pool.map(fetch, parts)))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return [b"".join(next(contents) for _ in range(start, end, PART_BYTES)) for start, end in spans]
 
     def read_whole(self, address: str) -> bytes:
         """All bytes of an object, part by part."""
@@ -118,8 +141,34 @@ def local_copy(address: str, sha256: str | None, store: StoreConfig | None) -> P
         raise DataError(
             f"index file is not the one that the manifest names. {address}. Upload the folder again, the manifest last."
         )
-    write_atomically(path, content)
+    _keep(path, content)
     return path
+
+
+def copy_beside(shard: Location, name: str, store: StoreConfig | None) -> Path:
+    """The path of a file of ours that belongs to a shard, as `location.beside`.
+
+    For a shard in an object store, a file of this name that was uploaded with it is fetched first, if there is one.
+    """
+    path = beside(shard, name, store)
+    if not isinstance(shard, str) or not is_remote(shard) or path in _absent or path.exists():
+        return path
+    assert store is not None  # beside refuses
+    try:
+        content = RemoteStore(store, lambda what, amount: None).read_whole(f"{shard.rsplit('/', 1)[0]}/{name}")
+        _keep(path, content)
+    except _RefusedError:
+        _absent.add(path)  # ask once in a process
+    return path
+
+
+def _keep(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise DataError(
+            f"the cache cannot be written: {error.strerror}. {path}. Make room there or mend store.cache."
+        ) from error
 
 
 def _is_intact(path: Path, sha256: str) -> bool:
@@ -223,13 +272,13 @@ def _refusal(error: Exception, address: str) -> DataError:
     """What no retry can mend."""
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return DataError(
+        return _RefusedError(
             f"there is no such object. {address}. Mend the address, or upload the folder with its manifest.json and "
             "its index files."
         )
     if isinstance(error, PermissionError) or status in (401, 403) or "Credential" in type(error).__name__:
         protocol = address.split("://", 1)[0]
-        return DataError(
+        return _RefusedError(
             f"the store refuses access: {_text(error)}. {address}. Check store.options.{protocol} or the credentials "
             "of this machine; some stores answer so when an object is missing."
         )
