@@ -5,12 +5,16 @@ import pytest
 
 from mindvl_ops import UnknownBackend, registry
 
-OPERATORS = ("adamw", "attention", "cross_entropy", "patch_embed", "rms_norm", "rotary", "swiglu")
+OPERATORS = (
+    *("adamw", "add_rms_norm", "attention", "cross_entropy", "grouped_matmul", "linear_cross_entropy", "moe_gating"),
+    *("moe_permute", "moe_permute_map", "moe_unpermute", "moe_unpermute_map", "patch_embed", "rms_norm", "rotary"),
+    *("scaled_masked_softmax", "swiglu"),
+)
 
 
-def test_every_operator_has_a_reference_and_a_torch_twin():
-    assert set(OPERATORS) <= set(registry.operators())
-    assert all(registry.backends_of(operator)[:2] == ("reference", "torch") for operator in OPERATORS)
+def test_every_operator_has_a_reference_and_twins_on_both_backends():
+    assert registry.operators() == OPERATORS
+    assert {registry.backends_of(operator) for operator in OPERATORS} == {("reference", "torch", "npu")}
 
 
 def test_an_unknown_operator_lists_what_exists():
@@ -18,6 +22,7 @@ def test_an_unknown_operator_lists_what_exists():
         registry.lookup("atention", "torch")
 
 
-def test_a_missing_backend_lists_what_exists():
+def test_a_missing_backend_lists_what_exists(monkeypatch):
+    monkeypatch.delitem(registry._ENTRIES["swiglu"], "npu")
     with pytest.raises(UnknownBackend, match=r"'npu' has no 'swiglu'.*Use one of reference, torch"):
         registry.lookup("swiglu", "npu")

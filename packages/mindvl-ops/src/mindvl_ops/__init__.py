@@ -3,16 +3,24 @@
 
 from . import torch_backend as torch_backend
 from .adamw import AdamW
+from .angles import mrope_tables, rotary_tables, vision_tables
 from .attention import attention
 from .backend import BackendRow, backend_table, select_backends, use_backend
 from .config import OpsConfig
-from .cross_entropy import cross_entropy
+from .cross_entropy import cross_entropy, linear_cross_entropy
 from .errors import OpsError, UnknownBackend
-from .norm import rms_norm
-from .patch_embed import conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
+from .grouped_matmul import grouped_matmul
+from .masked_softmax import scaled_masked_softmax
+from .moe_gating import moe_gating, updated_expert_bias
+from .moe_permute import moe_permute, moe_permute_map, moe_unpermute, moe_unpermute_map
+from .norm import add_rms_norm, rms_norm
+from .npu import twins as twins
+from .npu.masks import mask_bytes_saved
+from .patch_embed import conv_as_matmul, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 from .rope import rotary
 from .segments import Segments
 from .swiglu import swiglu
+from .vocabulary import VocabularyShard
 
 __all__ = [
     "AdamW",
@@ -21,15 +29,31 @@ __all__ = [
     "OpsError",
     "Segments",
     "UnknownBackend",
+    "VocabularyShard",
+    "add_rms_norm",
     "attention",
     "backend_table",
+    "conv_as_matmul",
     "conv_weight_to_matmul",
     "cross_entropy",
+    "grouped_matmul",
+    "linear_cross_entropy",
+    "mask_bytes_saved",
     "matmul_weight_to_conv",
+    "moe_gating",
+    "moe_permute",
+    "moe_permute_map",
+    "moe_unpermute",
+    "moe_unpermute_map",
+    "mrope_tables",
     "patch_embed",
     "rms_norm",
     "rotary",
+    "rotary_tables",
+    "scaled_masked_softmax",
     "select_backends",
     "swiglu",
+    "updated_expert_bias",
     "use_backend",
+    "vision_tables",
 ]

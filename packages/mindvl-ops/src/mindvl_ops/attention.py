@@ -2,8 +2,11 @@
 """Attention inside the segments of a packed row: contract and reference.
 
 One operator serves the vision tower (full, or windowed by segments) and the language model (causal): what differs is
-the `Segments` and the flags it is given. Comes after rotary, before the output projection.
+the `Segments` and the flags it is given. Comes after rotary, before the output projection. Source: Vaswani et al.,
+"Attention Is All You Need", 2017; grouped heads: Ainslie et al., "GQA", 2023.
 """
+
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +20,7 @@ from .segments import Segments
 Window = tuple[int, int]
 
 
+@overload
 def attention(
     query: Tensor,
     key: Tensor,
@@ -26,52 +30,117 @@ def attention(
     causal: bool,
     window: Window | None = None,
     scale: float | None = None,
-) -> Tensor:
+    return_logsumexp: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    causal: bool,
+    window: Window | None = None,
+    scale: float | None = None,
+    return_logsumexp: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    causal: bool,
+    window: Window | None = None,
+    scale: float | None = None,
+    return_logsumexp: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention; a token sees only tokens of its own segment.
+
+    Logits and softmax are computed in float32 at least; the probabilities may be rounded to the type of `query` before
+    the sum over values, the result is rounded once.
 
     Args:
         query: `[T, N, D]`.
-        key: `[T, Nkv, D]`; `N` is a multiple of `Nkv`, neighbouring query heads share one key-value head.
-        value: `[T, Nkv, Dv]`; `Dv` may differ from `D`.
+        key: `[T, Nkv, D]`; `N` is a multiple of `Nkv`, neighbouring query heads share one key-value head. A row of
+            `segments` with own key lengths has `key_total` keys.
+        value: `[T, Nkv, Dv]`; `Dv` may differ from `D` (multi-latent attention: 192 and 128).
         segments: Their lengths add up to `T`.
         causal: A token sees itself and earlier tokens only.
         window: Tokens seen to the left and to the right, itself always included; -1 is no limit on that side.
         scale: Factor of the logits, `D ** -0.5` if not given.
+        return_logsumexp: Also return the logarithm of the softmax denominator, from which partial results over
+            pieces of the keys can be joined.
 
     Returns:
-        `[T, N, Dv]`, in the type of `query`.
+        `[T, N, Dv]`, in the type of `query`; with `return_logsumexp` also `[T, N]` float32 (float64 for float64), which
+        carries no gradient.
+
+    Raises:
+        OpsError: Shapes that do not agree; queries before the first key under a mask.
     """
-    _check(query, key, value, segments, window)
+    _check(query, key, value, segments, causal, window)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    result: Tensor = chosen("attention")(query, key, value, segments, causal=causal, window=window, scale=scale)
-    return result
+    result: tuple[Tensor, Tensor | None] = chosen("attention")(
+        query, key, value, segments, causal=causal, window=window, scale=scale, return_logsumexp=return_logsumexp
+    )
+    output, logsumexp = result
+    if not return_logsumexp:
+        return output
+    assert logsumexp is not None  # what a backend must return when it is asked
+    return output, logsumexp
 
 
 @register("attention", "reference")
 def attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool, window: Window | None, scale: float
-) -> Tensor:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    causal: bool,
+    window: Window | None,
+    scale: float,
+    return_logsumexp: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """One segment at a time, logits and softmax written out."""
     group = query.shape[1] // key.shape[1]
     outputs = [query.new_zeros(0, query.shape[1], value.shape[-1])]
-    pieces = (tensor.split(segments.lengths) for tensor in (query, key, value))
-    for q, k, v in zip(*pieces, strict=True):
+    sums = [query.new_zeros(0, query.shape[1], dtype=compute_dtype(query))]
+    pieces = query.split(segments.lengths), key.split(segments.key_lengths), value.split(segments.key_lengths)
+    for q, k, v, offset in zip(*pieces, segments.offsets, strict=True):
+        if not len(q):
+            continue
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        logits = torch.einsum("qnd,knd->nqk", q, k) * scale
-        logits = logits.masked_fill(blocked_mask(len(q), causal, window, q.device), float("-inf"))
-        probabilities = logits.softmax(dim=-1, dtype=compute_dtype(q)).to(q.dtype)
+        logits = torch.einsum("qnd,knd->nqk", q, k).to(compute_dtype(q)) * scale
+        blocked = blocked_mask(len(q), causal, window, q.device, key_length=len(k), offset=offset)
+        logits = logits.masked_fill(blocked, float("-inf"))
+        probabilities = logits.softmax(dim=-1).to(q.dtype)
         outputs.append(torch.einsum("nqk,knd->qnd", probabilities, v))
-    return torch.cat(outputs)
+        sums.append(logits.detach().logsumexp(dim=-1).transpose(0, 1))
+    return torch.cat(outputs), torch.cat(sums) if return_logsumexp else None
 
 
-def blocked_mask(length: int, causal: bool, window: Window | None, device: torch.device) -> Tensor:
-    """`[length, length]` bool, True where query row i may not attend to key column j."""
+def blocked_mask(
+    length: int,
+    causal: bool,
+    window: Window | None,
+    device: torch.device,
+    *,
+    key_length: int | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """`[length, key_length]` bool, True where query row i (at key position `i + offset`) may not attend to key j."""
     left, right = window or (-1, -1)
     if causal:
         right = 0
-    position = torch.arange(length, device=device)
-    distance = position[None, :] - position[:, None]  # j - i
-    blocked = torch.zeros(length, length, dtype=torch.bool, device=device)
+    position = torch.arange(length, device=device) + offset
+    distance = torch.arange(length if key_length is None else key_length, device=device) - position[:, None]
+    blocked = torch.zeros(distance.shape, dtype=torch.bool, device=device)
     if left >= 0:
         blocked |= distance < -left
     if right >= 0:
@@ -79,13 +148,14 @@ def blocked_mask(length: int, causal: bool, window: Window | None, device: torch
     return blocked
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: Window | None) -> None:
-    if query.shape[0] != segments.total:
-        raise OpsError(
-            f"query has {query.shape[0]} tokens, segments add up to {segments.total}. attention. Make "
-            "Segments from the cu_seqlens of this row, padding included."
-        )
-    if key.shape[:2] != value.shape[:2] or key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:
+def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool, window: Window | None) -> None:
+    for name, tensor, told in (("query", query, segments.total), ("key", key, segments.key_total)):
+        if tensor.shape[0] != told:
+            raise OpsError(
+                f"{name} has {tensor.shape[0]} tokens, segments add up to {told}. attention. Make "
+                "Segments from the cu_seqlens of this row, padding included."
+            )
+    if query.dim() != 3 or key.shape[:2] != value.shape[:2] or key.shape[2] != query.shape[2]:
         raise OpsError(
             f"shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not agree. attention: "
             "query, key, value. Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
@@ -97,3 +167,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window
         )
     if window is not None and min(window) < -1:
         raise OpsError(f"window {window} has a side below -1. attention. Use -1 for no limit, 0 for itself only.")
+    if (causal or window is not None) and min(segments.offsets, default=0) < 0:
+        raise OpsError(
+            f"a segment has {-min(segments.offsets)} queries more than keys. attention: causal or windowed. A query "
+            "must lie among the keys of its segment; leave out the first queries, or ask for full attention."
+        )

@@ -7,11 +7,12 @@ backend that lacks an operator is an error, not a fallback, and `backend_table` 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 
 from . import registry
 from .config import BackendName, OpsConfig
+from .errors import OpsError
+from .npu import door
 
 _DEFAULT = OpsConfig()
 _chosen_config: OpsConfig = _DEFAULT
@@ -32,22 +33,31 @@ def select_backends(config: OpsConfig) -> None:
 
     Raises:
         UnknownBackend: An override names no operator, or the backend lacks the operator.
+        OpsError: The npu backend is asked for where no NPU can be used.
     """
     global _chosen_config, _chosen
     for operator in config.overrides:
         registry.backends_of(operator)  # an unknown name raises and lists what exists
-    _chosen = {operator: registry.lookup(operator, _backend_for(config, operator)) for operator in registry.operators()}
-    _chosen_config = config
+    wanted = {operator: _backend_for(config, operator) for operator in registry.operators()}
+    functions = {operator: registry.lookup(operator, backend) for operator, backend in wanted.items()}
+    if "npu" in wanted.values() and (reason := door.why_not()) is not None:
+        raise OpsError(f"{reason}. ops: backend npu. Choose backend torch, or see `mindvl doctor`.")
+    _chosen, _chosen_config = functions, config
+
+
+def configuration() -> OpsConfig:
+    """The choice of this process."""
+    return _chosen_config
 
 
 @contextmanager
 def use_backend(backend: BackendName, *operators: str) -> Iterator[None]:
     """Run a block with another backend, for all operators or only the named ones; the earlier choice comes back."""
     before = _chosen_config
-    config = OpsConfig(backend=backend)
+    config = replace(before, backend=backend, overrides={})
     if operators:
         only: dict[str, BackendName] = dict.fromkeys(operators, backend)
-        config = OpsConfig(backend=before.backend, overrides={**before.overrides, **only})
+        config = replace(before, overrides={**before.overrides, **only})
     select_backends(config)
     try:
         yield
@@ -80,7 +90,8 @@ def _backend_for(config: OpsConfig, operator: str) -> str:
 
 def _why_not(operator: str, backend: str) -> str:
     if backend not in registry.backends_of(operator):
-        missing = backend == "npu" and find_spec("torch_npu") is None
-        return "torch_npu is not installed" if missing else "not implemented"
+        return "not implemented"
+    if backend == "npu" and (reason := door.why_not()) is not None:
+        return reason
     asked_by = "override" if operator in _chosen_config.overrides else "configuration"
     return f"{asked_by} asks for {_backend_for(_chosen_config, operator)}"

@@ -14,3 +14,4 @@ class OpsConfig:
 
     backend: BackendName = "torch"  # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu
     overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
+    patch_embed: Literal["matmul", "convolution"] = "matmul"  # the faster of the two depends on the version of CANN

@@ -1,34 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss of every token: contract and reference. Comes after the output layer; the sum is divided once, by the caller."""
+"""Loss of every token, from logits or from hidden states and the output weight: contracts and references.
+
+Comes after the last layer; the sum is divided once, by the caller. Both work on a piece of the vocabulary as well.
+Sources of the two ideas: Shoeybi et al., "Megatron-LM", 2019, section 3 (vocabulary-parallel loss); Wijmans et al.,
+"Cut Your Losses in Large-Vocabulary Language Models", 2024 (no logits of the whole vocabulary).
+"""
 
 import torch
 from torch import Tensor
 
 from .backend import chosen
+from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
+from .vocabulary import WHOLE, SumOverRanks, VocabularyShard, local_target
 
 IGNORE_INDEX = -100  # this label is not learned
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, *, shard: VocabularyShard = WHOLE) -> Tensor:
     """Negative log probability of each label.
 
     Args:
-        logits: `[T, V]`.
-        labels: `[T]` int64, already shifted; -100 is not learned.
+        logits: `[T, V]`, or this rank's `[T, V/tp]` with `shard`.
+        labels: `[T]` int64, already shifted, ids of the whole vocabulary; -100 is not learned.
+        shard: Which piece of the vocabulary this is; the whole if not given.
 
     Returns:
-        `[T]` float32, 0 where the label is -100.
+        `[T]` float32, 0 where the label is -100; the same on every rank of a shard. The gradient has the type of
+        `logits`.
     """
-    result: Tensor = chosen("cross_entropy")(logits, labels)
+    result: Tensor = chosen("cross_entropy")(logits, labels, shard)
+    return result
+
+
+def linear_cross_entropy(
+    hidden_states: Tensor, weight: Tensor, labels: Tensor, *, shard: VocabularyShard = WHOLE
+) -> Tensor:
+    """`cross_entropy(hidden_states @ weight.T, labels)`, of which no backend but the reference keeps the logits.
+
+    Args:
+        hidden_states: `[T, H]`.
+        weight: `[V, H]` of the output layer, or this rank's `[V/tp, H]` with `shard`.
+        labels: As for `cross_entropy`.
+
+    Returns:
+        `[T]` float32. The gradient of `hidden_states` is this rank's part where the vocabulary is cut: sum it over the
+        ranks, as for any layer that is cut by columns.
+    """
+    if hidden_states.dim() != 2 or weight.dim() != 2 or hidden_states.shape[1] != weight.shape[1]:
+        raise OpsError(
+            f"shapes {list(hidden_states.shape)}, {list(weight.shape)} do not agree. linear_cross_entropy. Give "
+            "hidden_states [T, H] and weight [V, H]."
+        )
+    result: Tensor = chosen("linear_cross_entropy")(hidden_states, weight, labels, shard)
     return result
 
 
 @register("cross_entropy", "reference")
-def cross_entropy_reference(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_reference(logits: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE) -> Tensor:
     """The formula as written."""
-    learned = labels != IGNORE_INDEX
-    target = torch.where(learned, labels, 0)[:, None]
-    log_probabilities = logits.to(compute_dtype(logits)).log_softmax(dim=-1)
-    return torch.where(learned, -log_probabilities.gather(1, target)[:, 0], 0.0)
+    wide = logits.to(compute_dtype(logits))
+    top = shard.maximum(wide.detach().amax(dim=-1))
+    column, here = local_target(labels, shard.start, logits.shape[1])
+    target = torch.where(here, wide.gather(1, column[:, None])[:, 0] - top, 0.0)
+    sums = torch.stack(((wide - top[:, None]).exp().sum(dim=-1), target))
+    denominator, target = SumOverRanks.apply(sums, shard)
+    return torch.where(labels != IGNORE_INDEX, denominator.log() - target, 0.0)
+
+
+@register("linear_cross_entropy", "reference")
+def linear_cross_entropy_reference(
+    hidden_states: Tensor, weight: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE
+) -> Tensor:
+    """The product, then the loss."""
+    return cross_entropy_reference(hidden_states @ weight.T, labels, shard)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm: contract and reference. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019."""
+"""RMSNorm, alone or after a residual sum: contracts and references.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+"""
 
 import torch
 from torch import Tensor
 
 from .backend import chosen
+from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
 
@@ -23,6 +27,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return result
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`total = x + residual`, and the RMSNorm of it.
+
+    Two roundings, one for each result; the norm is taken of the rounded total, so that it equals the two operators one
+    after the other in every backend.
+
+    Args:
+        x, residual: `[..., H]`, one type.
+        weight: `[H]`.
+
+    Returns:
+        The normed total and the total, both in the type of `x`.
+    """
+    if x.shape != residual.shape or x.dtype != residual.dtype:
+        raise OpsError(
+            f"{list(x.shape)} {x.dtype} and {list(residual.shape)} {residual.dtype} cannot be added. add_rms_norm: x, "
+            "residual. Give one shape and one type."
+        )
+    result: tuple[Tensor, Tensor] = chosen("add_rms_norm")(x, residual, weight, eps)
+    return result
+
+
 @register("rms_norm", "reference")
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The formula as written."""
@@ -30,3 +56,10 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(dtype)
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return (wide * scale * weight.to(dtype)).to(x.dtype)
+
+
+@register("add_rms_norm", "reference")
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, then the norm."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total

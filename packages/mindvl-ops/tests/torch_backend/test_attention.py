@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mindvl_ops import Segments, attention
 from mindvl_ops.testing import assert_parity
-from mindvl_ops.torch_backend.attention import group_by_length, make_plan
+from mindvl_ops.torch_backend.padded import group_by_length, make_plan
 
 layouts = st.one_of(
     st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm, rotary and SwiGLU with few memory passes and one autograd node each."""
+"""RMSNorm, rotary, SwiGLU and masked softmax with few memory passes and one autograd node each."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..masked_softmax import BLOCKED_LOGIT
 from ..precision import compute_dtype
 from ..registry import register
 
@@ -18,6 +19,20 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
     normed: Tensor = _RMSNorm.apply(x, weight, eps)
     return normed
+
+
+@register("add_rms_norm", "torch")
+def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, which the caller wants as well, then the norm."""
+    total = x + residual
+    return rms_norm_torch(total, weight, eps), total
+
+
+@register("scaled_masked_softmax", "torch")
+def scaled_masked_softmax_torch(x: Tensor, blocked_mask: Tensor, scale: float) -> Tensor:
+    """Keeps only the probabilities for the backward pass, in the type of `x`."""
+    probabilities: Tensor = _MaskedSoftmax.apply(x, blocked_mask, scale)
+    return probabilities
 
 
 @register("rotary", "torch")
@@ -113,3 +128,20 @@ class _SwiGLU(torch.autograd.Function):
         torch.mul(grad, F.silu(gate), out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
         return result.to(x.dtype)
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocked_mask: Tensor, scale: float) -> Tensor:
+        logits = x.to(compute_dtype(x)).mul(scale).masked_fill_(blocked_mask, BLOCKED_LOGIT)
+        probabilities = logits.softmax(dim=-1).to(x.dtype)
+        ctx.save_for_backward(probabilities, blocked_mask)
+        ctx.scale = scale
+        return probabilities
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, blocked_mask = ctx.saved_tensors
+        dtype = compute_dtype(grad)
+        grad_logits = torch._softmax_backward_data(grad.to(dtype), probabilities.to(dtype), -1, dtype)
+        return grad_logits.mul_(ctx.scale).masked_fill_(blocked_mask, 0.0).to(grad.dtype), None, None

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One matmul for each group of rows: contract and reference. Comes between `moe_permute` and `moe_unpermute`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .backend import chosen
+from .errors import OpsError
+from .registry import register
+
+GroupSizes = Sequence[int] | Tensor
+
+
+def grouped_matmul(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
+    """Rows of `x` in groups, each times its own matrix.
+
+    The three products (`y = x w`, `dx = dy w^T`, `dw = x^T dy`, each by group) are accumulated in float32 and rounded
+    once; the weight of an empty group gets a gradient of zeros.
+
+    Args:
+        x: `[M, K]`, groups end to end.
+        weight: `[E, K, N]`, one matrix for each group.
+        sizes: Rows of each group, adding up to M: numbers on the host, or `[E]` int64 on the device of `x`, which is
+            then not read on the host by backends that need not (torch in bfloat16 on CUDA, npu).
+
+    Returns:
+        `[M, N]` in the type of `x`.
+
+    Raises:
+        OpsError: Shapes or sizes that do not agree.
+    """
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[1] or len(sizes) != len(weight):
+        raise OpsError(
+            f"x {list(x.shape)}, weight {list(weight.shape)}, {len(sizes)} sizes do not agree. grouped_matmul. Give "
+            "[M, K], [E, K, N] and E sizes."
+        )
+    if not isinstance(sizes, Tensor) and (sum(sizes) != len(x) or min(sizes, default=0) < 0):
+        raise OpsError(f"sizes {list(sizes)} do not add up to {len(x)} rows. grouped_matmul. Count the rows again.")
+    if x.dtype != weight.dtype:
+        raise OpsError(f"x is {x.dtype}, weight {weight.dtype}. grouped_matmul. Give one type.")
+    result: Tensor = chosen("grouped_matmul")(x, weight, sizes)
+    return result
+
+
+def host_sizes(sizes: GroupSizes) -> list[int]:
+    """Sizes as numbers; waits for the device if they lie there."""
+    return sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
+
+
+@register("grouped_matmul", "reference")
+def grouped_matmul_reference(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
+    """Group after group."""
+    pieces = x.split(host_sizes(sizes))
+    return torch.cat([x.new_zeros(0, weight.shape[2]), *(rows @ w for rows, w in zip(pieces, weight, strict=True))])

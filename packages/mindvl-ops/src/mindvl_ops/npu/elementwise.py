@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm, rotary, SwiGLU and masked softmax on torch_npu's fused operators; their gradients are torch_npu's own.
+
+Contract: NPU_CONTRACTS, sections 3 to 6. Rules that the device would notice late, or not at all, are checked here.
+"""
+
+import torch
+from torch import Tensor
+
+from ..errors import OpsError
+from ..registry import register
+from .door import torch_npu
+
+MAX_ROTARY_WIDTH = 896
+MAX_ROTARY_HEADS = 1000
+SOFTMAX_SIDES = range(32, 4096 + 1, 32)
+NORM_TYPES = {
+    (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32),
+}  # fmt: skip
+
+
+@register("rms_norm", "npu")
+def rms_norm_npu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One kernel, float32 inside and one rounding."""
+    if (x.dtype, weight.dtype) not in NORM_TYPES:
+        raise OpsError(
+            f"x {x.dtype} with weight {weight.dtype}: the kernel does not take it. npu rms_norm. Give one type, or 16 "
+            "bit with a float32 weight."
+        )
+    if not x.numel():  # no empty tensor is documented
+        return x * weight.to(x.dtype)
+    rows = x if 2 <= x.dim() <= 8 else x.reshape(-1, x.shape[-1])
+    normed: Tensor = torch_npu().npu_rms_norm(rows, weight, epsilon=eps)[0]
+    return normed.view(x.shape)
+
+
+@register("add_rms_norm", "npu")
+def add_rms_norm_npu(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Sum, then norm: npu_add_rms_norm has no backward and rounds the product with the weight twice."""
+    total = x + residual
+    return rms_norm_npu(total, weight, eps), total
+
+
+@register("rotary", "npu")
+def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """In float32: the kernel would first round cosine and sine to the type of `x`."""
+    tokens, heads, width = x.shape
+    if width % 2 or width >= MAX_ROTARY_WIDTH or heads >= MAX_ROTARY_HEADS:
+        raise OpsError(
+            f"{heads} heads of {width}: the kernel takes fewer than {MAX_ROTARY_HEADS}, of an even width below "
+            f"{MAX_ROTARY_WIDTH}. npu rotary. Choose backend torch for rotary."
+        )
+    if not tokens:
+        return x.clone()
+    turned: Tensor = torch_npu().npu_rotary_mul(
+        x.float().contiguous(),
+        cos.detach().float()[:, None, :],  # [T, 1, D]
+        sin.detach().float()[:, None, :],
+        rotary_mode="interleave" if interleaved else "half",
+    )
+    return turned.to(x.dtype)
+
+
+@register("swiglu", "npu")
+def swiglu_npu(x: Tensor) -> Tensor:
+    """One kernel, float32 inside and one rounding; it wants contiguous input, not empty."""
+    if not x.numel():
+        return x[..., : x.shape[-1] // 2].clone()
+    activated: Tensor = torch_npu().npu_swiglu(x.contiguous(), dim=-1)
+    return activated
+
+
+@register("scaled_masked_softmax", "npu")
+def scaled_masked_softmax_npu(x: Tensor, blocked_mask: Tensor, scale: float) -> Tensor:
+    """One kernel; both sides must be multiples of 32 up to 4096."""
+    if x.shape[2] not in SOFTMAX_SIDES or x.shape[3] not in SOFTMAX_SIDES:
+        raise OpsError(
+            f"{x.shape[2]} x {x.shape[3]}: the kernel takes multiples of 32 up to 4096. npu scaled_masked_softmax. Pad "
+            "both sides, or choose backend torch for it."
+        )
+    probabilities: Tensor = torch_npu().npu_scaled_masked_softmax(x, blocked_mask, scale, False)
+    return probabilities

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a packed row is described to the fusion-attention kernel: sparse mode, shared mask, lengths.
+
+The kernel takes the mask of a whole row as one triangle of 2048 x 2048, whatever the lengths are, and a sparse mode
+that says what the triangle means in every segment. Source: NPU_CONTRACTS, section 2, and the paper's section 3.1.4
+(mask compression). Nothing here needs torch_npu.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..attention import Window
+from ..errors import OpsError
+from ..segments import Segments
+
+MASK_SIDE = 2048
+NO_LIMIT = 2**31 - 1
+
+_shared: dict[torch.device, Tensor] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What the kernel is told about who attends to whom; made once per row and kind of attention."""
+
+    sparse_mode: int
+    pre_tokens: int = NO_LIMIT
+    next_tokens: int = NO_LIMIT
+    masked: bool  # whether the shared mask is given
+    query_ends: list[int]  # cumulative, without a leading 0, as Python ints: the kernel reads them on the host
+    key_ends: list[int]
+
+
+def describe(segments: Segments, *, causal: bool, window: Window | None) -> Description:
+    """The description of a row, kept with its segments.
+
+    Sparse modes: 0 all tokens of the segment; 2 causal from the first key on; 3 causal up to the last key; 4 a band;
+    7 as 3, but the last segment ends before its keys do; 8 as 2, but the first segment began before this row.
+
+    Raises:
+        OpsError: The kernel has no mode for these offsets.
+    """
+    return segments.derived(("npu", causal, window), lambda: _describe(segments, causal, window))
+
+
+def shared_mask(device: torch.device) -> Tensor:
+    """The one mask of a device, `[2048, 2048]` bool, True above the diagonal; 4 MiB, made once per process."""
+    mask = _shared.get(device)
+    if mask is None:
+        mask = torch.ones(MASK_SIDE, MASK_SIDE, dtype=torch.bool, device=device).triu_(1)
+        if type(mask) is Tensor:  # a fake tensor must not outlive its mode
+            _shared[device] = mask
+    return mask
+
+
+def mask_bytes_saved(segments: Segments, *, causal: bool, window: Window | None = None) -> int:
+    """Bytes that the description saves against the full mask of the row, `[T, Tk]` bool.
+
+    The shared mask is counted in full, although all rows and layers of a process use one.
+    """
+    used = MASK_SIDE**2 if describe(segments, causal=causal, window=window).masked else 0
+    return segments.total * segments.key_total - used
+
+
+def _describe(segments: Segments, causal: bool, window: Window | None) -> Description:
+    kept = [i for i, (q, k) in enumerate(zip(segments.lengths, segments.key_lengths, strict=True)) if q or k]
+    query_ends = list(accumulate(segments.lengths[i] for i in kept))
+    key_ends = list(accumulate(segments.key_lengths[i] for i in kept))
+    left, right = window or (-1, -1)
+    if causal:
+        right = 0
+    mode, pre, after = 0, NO_LIMIT, NO_LIMIT
+    rows = [(segments.offsets[i], segments.key_lengths[i] - segments.lengths[i]) for i in kept]
+    if left >= 0 or right > 0:
+        mode, pre, after = _band(rows, left, right)
+    elif right == 0:
+        mode, after = _causal(rows)
+    return Description(
+        sparse_mode=mode,
+        pre_tokens=pre,
+        next_tokens=after,
+        masked=mode != 0,
+        query_ends=query_ends,
+        key_ends=key_ends,
+    )
+
+
+def _band(rows: list[tuple[int, int]], left: int, right: int) -> tuple[int, int, int]:
+    """Mode 4 counts from the last key: a common distance from it is taken up by the two sides."""
+    shifts = {offset - last for offset, last in rows}
+    if len(shifts) > 1:
+        raise OpsError(
+            f"windows over segments whose queries end {sorted(-shift for shift in shifts)} tokens before their keys. "
+            "npu attention. The kernel has one band for all segments; cut the row elsewhere."
+        )
+    shift = shifts.pop() if shifts else 0
+    return 4, NO_LIMIT if left < 0 else left - shift, NO_LIMIT if right < 0 else right + shift
+
+
+def _causal(rows: list[tuple[int, int]]) -> tuple[int, int]:
+    """Mode and `next_tokens` for rows of (key position of the first query, the same if the queries were the last)."""
+    from_start = [offset == 0 for offset, _ in rows]
+    to_end = [offset == last for offset, last in rows]
+    if all(from_start):
+        return 2, NO_LIMIT
+    if all(to_end):
+        return 3, NO_LIMIT
+    if all(to_end[:-1]):
+        return 7, rows[-1][0] - rows[-1][1]
+    if all(from_start[1:]):
+        return 8, rows[0][0] - rows[0][1]
+    raise OpsError(
+        f"queries start at keys {[offset for offset, _ in rows]}, {[last - offset for offset, last in rows]} before "
+        "the end. npu attention: causal. The kernel can cut only the first or the last segment of a row; cut it elsewhere."
+    )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture of experts on torch_npu: gating, permutation, grouped matmul with a backward pass of our own.
+
+Contract: NPU_CONTRACTS, sections 7 and 8. npu_grouped_matmul has no autograd kernel: called alone it would warn once
+and then give no gradient at all.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import OpsError
+from ..grouped_matmul import GroupSizes
+from ..moe_gating import EPSILON, Score
+from ..precision import compute_dtype
+from ..registry import register
+from .door import torch_npu
+
+MAX_EXPERTS = 2048
+MAX_CHOSEN = 512
+MAX_GROUPS = 1024
+MAX_INNER = 65535
+
+
+@register("moe_gating", "npu")
+def moe_gating_npu(
+    logits: Tensor,
+    k: int,
+    score: Score,
+    bias: Tensor | None,
+    num_groups: int,
+    top_groups: int,
+    renormalize: bool,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    """One kernel; only for sigmoid does it divide by the sum itself, and then always."""
+    experts = logits.shape[1]
+    if experts > MAX_EXPERTS or (num_groups > 1 and num_groups * -(-(experts // num_groups) // 32) * 32 > MAX_EXPERTS):
+        raise OpsError(
+            f"{experts} experts in {num_groups} groups: the kernel takes {MAX_EXPERTS}, each group filled up to "
+            "multiples of 32. npu moe_gating. Choose backend torch for it."
+        )
+    if score == "sigmoid" and not renormalize:
+        raise OpsError(
+            "sigmoid scores without renormalize: the kernel always divides by their sum. npu moe_gating. Choose "
+            "backend torch for it."
+        )
+    divide_here = score == "softmax" and renormalize
+    weights, chosen, _ = torch_npu().npu_moe_gating_top_k(
+        logits,
+        k,
+        bias=None if bias is None else bias.detach(),
+        k_group=top_groups,
+        group_count=num_groups,
+        group_select_mode=1 if num_groups > 1 else 0,
+        renorm=0,
+        norm_type=1 if score == "sigmoid" else 0,
+        out_flag=False,
+        routed_scaling_factor=1.0 if divide_here else scaling,
+        eps=EPSILON,
+    )
+    if divide_here:
+        wide = weights.to(compute_dtype(weights))
+        weights = (wide / (wide.sum(dim=-1, keepdim=True) + EPSILON) * scaling).to(logits.dtype)
+    return weights, chosen
+
+
+@register("moe_permute", "npu")
+def moe_permute_npu(tokens: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+    """One kernel, with torch_npu's own backward."""
+    _check_chosen(experts.shape[1], "moe_permute")
+    permuted, slots = torch_npu().npu_moe_token_permute(tokens, experts)
+    return permuted, slots
+
+
+@register("moe_unpermute", "npu")
+def moe_unpermute_npu(permuted: Tensor, slots: Tensor, weights: Tensor | None) -> Tensor:
+    """One kernel, with torch_npu's own backward."""
+    total: Tensor = torch_npu().npu_moe_token_unpermute(permuted, slots, weights)
+    return total
+
+
+@register("moe_permute_map", "npu")
+def moe_permute_map_npu(
+    tokens: Tensor, routing_map: Tensor, k: int, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """One kernel; its default number of rows is for one expert per token, so it is always told."""
+    _check_chosen(k, "moe_permute_map")
+    permuted, permuted_weights, slots = torch_npu().npu_moe_token_permute_with_routing_map(
+        tokens, routing_map, probs=weights, num_out_tokens=k * len(tokens), drop_and_pad=False
+    )
+    return permuted, None if weights is None else permuted_weights, slots
+
+
+@register("moe_unpermute_map", "npu")
+def moe_unpermute_map_npu(permuted: Tensor, slots: Tensor, routing_map: Tensor, weights: Tensor | None) -> Tensor:
+    """One kernel, with torch_npu's own backward."""
+    total: Tensor = torch_npu().npu_moe_token_unpermute_with_routing_map(
+        permuted,
+        slots,
+        [len(routing_map), permuted.shape[1]],
+        probs=weights,
+        routing_map=None if weights is None else routing_map,
+        drop_and_pad=False,
+    )
+    return total
+
+
+@register("grouped_matmul", "npu")
+def grouped_matmul_npu(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
+    """Three calls of npu_grouped_matmul: forward, and one for each gradient."""
+    if max(weight.shape[1:]) > MAX_INNER or len(weight) > MAX_GROUPS:
+        raise OpsError(
+            f"{len(weight)} matrices of {list(weight.shape[1:])}: the kernel takes {MAX_GROUPS}, of sides up to "
+            f"{MAX_INNER}. npu grouped_matmul. Cut them over more ranks."
+        )
+    if not isinstance(sizes, Tensor):
+        sizes = torch.tensor(sizes, dtype=torch.int64, device=x.device)
+    if not len(x):  # the kernel takes no empty tensor
+        return x.new_zeros(0, weight.shape[2]) + 0 * weight.sum()
+    product: Tensor = _GroupedMatmul.apply(x, weight, sizes)
+    return product
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, sizes)
+        return _by_rows(x.contiguous(), weight, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, sizes = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_x = _by_rows(grad, weight.transpose(1, 2), sizes) if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:  # the rows of x must come as a transposed view
+            (grad_weight,) = torch_npu().npu_grouped_matmul(
+                [x.contiguous().t()], [grad], group_list=sizes, split_item=3, group_type=2, group_list_type=1
+            )
+        return grad_x, grad_weight, None
+
+
+def _by_rows(x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
+    """`[M, K]` and `[E, K, N]` -> `[M, N]`."""
+    (product,) = torch_npu().npu_grouped_matmul(
+        [x], [weight], group_list=sizes, split_item=2, group_type=0, group_list_type=1
+    )
+    result: Tensor = product
+    return result
+
+
+def _check_chosen(k: int, operator: str) -> None:
+    if k > MAX_CHOSEN:
+        raise OpsError(f"{k} experts for a token: the kernel takes {MAX_CHOSEN}. npu {operator}. Choose fewer.")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token loss in pieces: over rows where the logits are given, over the vocabulary where they are made here.
+
+Only operators of PyTorch that every device has, so the npu backend uses the same functions.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cross_entropy import IGNORE_INDEX
+from ..precision import compute_dtype
+from ..registry import register
+from ..vocabulary import WHOLE, VocabularyShard, local_target
+
+# float32 values of logits that may exist at once: 64 MiB
+_CHUNK_ELEMENTS = 16 * 2**20
+# Narrower pieces of the vocabulary make the matmuls slow.
+_LEAST_COLUMNS = 256
+
+
+@register("cross_entropy", "torch")
+def cross_entropy_torch(logits: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE) -> Tensor:
+    """Rows in chunks, so that no float32 copy of all logits is ever kept."""
+    loss: Tensor = _ChunkedCrossEntropy.apply(logits, labels, shard)
+    return loss
+
+
+@register("linear_cross_entropy", "torch")
+def linear_cross_entropy_torch(
+    hidden_states: Tensor, weight: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE
+) -> Tensor:
+    """Pieces of the vocabulary, made in the forward pass and again in the backward pass."""
+    loss: Tensor = _LinearCrossEntropy.apply(hidden_states, weight, labels, shard)
+    return loss
+
+
+def _joined(top: Tensor, total: Tensor, target: Tensor, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp `[T]` and target logit `[T]` of the whole vocabulary, from those of this rank."""
+    highest = shard.maximum(top)
+    total, target = shard.total(torch.stack((total * (top - highest).exp(), target)))
+    return total.log() + highest, target
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Keeps the logits as they came and one log-sum-exp per token; backward makes the softmax again."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, shard: VocabularyShard) -> Tensor:
+        tokens, vocabulary = logits.shape
+        dtype = compute_dtype(logits)
+        ctx.rows = max(1, _CHUNK_ELEMENTS // max(1, vocabulary))
+        top, total = logits.new_empty(tokens, dtype=dtype), logits.new_empty(tokens, dtype=dtype)
+        for start in range(0, tokens, ctx.rows):
+            wide = logits[start : start + ctx.rows].to(dtype)
+            highest = wide.amax(dim=-1)
+            top[start : start + ctx.rows] = highest
+            total[start : start + ctx.rows] = (wide - highest[:, None]).exp_().sum(dim=-1)
+            del wide  # before the next one is made
+        column, here = local_target(labels, shard.start, vocabulary)
+        target = logits.gather(1, column[:, None])[:, 0].to(dtype).masked_fill_(~here, 0.0)
+        log_sum, target = _joined(top, total, target, shard)
+        ctx.save_for_backward(logits, labels, log_sum)
+        ctx.start = shard.start
+        return (log_sum - target).masked_fill_(labels == IGNORE_INDEX, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, log_sum = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        factor = grad_loss.masked_fill(labels == IGNORE_INDEX, 0.0)[:, None]
+        column, here = local_target(labels, ctx.start, logits.shape[1])
+        for start in range(0, logits.shape[0], ctx.rows):
+            rows = slice(start, start + ctx.rows)
+            piece = _minus_target(logits[rows], log_sum[rows], column[rows], here[rows])
+            grad[rows] = piece.mul_(factor[rows])
+            del piece
+        return grad, None, None
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Keeps the inputs and one log-sum-exp per token.
+
+    The vocabulary is cut and not the rows: each piece of the weight gets its whole gradient from one matmul, with
+    nothing to accumulate in 16 bit; only the gradient of the hidden states is a sum, kept in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_states: Tensor, weight: Tensor, labels: Tensor, shard: VocabularyShard) -> Tensor:
+        tokens, vocabulary = hidden_states.shape[0], weight.shape[0]
+        dtype = compute_dtype(hidden_states)
+        ctx.columns = max(_LEAST_COLUMNS, _CHUNK_ELEMENTS // max(1, tokens))
+        top = hidden_states.new_full((tokens,), float("-inf"), dtype=dtype)
+        total, target = torch.zeros_like(top), torch.zeros_like(top)
+        for start in range(0, vocabulary, ctx.columns):
+            piece = weight[start : start + ctx.columns]
+            logits = (hidden_states @ piece.T).to(dtype)
+            column, here = local_target(labels, shard.start + start, piece.shape[0])
+            target += logits.gather(1, column[:, None])[:, 0].masked_fill_(~here, 0.0)
+            highest = torch.maximum(top, logits.amax(dim=-1))
+            total = total * (top - highest).exp() + logits.sub_(highest[:, None]).exp_().sum(dim=-1)
+            top = highest
+            del logits
+        log_sum, target = _joined(top, total, target, shard)
+        ctx.save_for_backward(hidden_states, weight, labels, log_sum)
+        ctx.start = shard.start
+        return (log_sum - target).masked_fill_(labels == IGNORE_INDEX, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_states, weight, labels, log_sum = ctx.saved_tensors
+        factor = grad_loss.masked_fill(labels == IGNORE_INDEX, 0.0)[:, None]
+        grad_hidden = torch.zeros_like(hidden_states, dtype=log_sum.dtype) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for start in range(0, weight.shape[0], ctx.columns):
+            piece = weight[start : start + ctx.columns]
+            column, here = local_target(labels, ctx.start + start, piece.shape[0])
+            grad = _minus_target(hidden_states @ piece.T, log_sum, column, here).mul_(factor).to(hidden_states.dtype)
+            if grad_hidden is not None:
+                grad_hidden += grad @ piece
+            if grad_weight is not None:
+                torch.mm(grad.T, hidden_states, out=grad_weight[start : start + ctx.columns])
+            del grad
+        return None if grad_hidden is None else grad_hidden.to(hidden_states.dtype), grad_weight, None, None
+
+
+def _minus_target(logits: Tensor, log_sum: Tensor, column: Tensor, here: Tensor) -> Tensor:
+    """Softmax of a piece of logits, less one at the label where it is here."""
+    softmax = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
+    return softmax.scatter_add_(1, column[:, None], -here.to(softmax.dtype)[:, None])

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed row as a few right-padded batches of segments of similar length, and back.
+
+The plan (which token goes where) is made once per `Segments` and shared by all layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import Window, blocked_mask
+from ..segments import Segments
+
+# A batch takes segments down to this share of its longest one: at least the square of it is useful work in the logits.
+# Measured by benchmarks/attention.py: 0.8 to 0.95 are alike, 0.5 is 20 % slower, exact lengths only are 30 % slower.
+_BUCKET_RATIO = 0.85
+# Below this length a separate call costs more than the padding it saves.
+_SMALL_SEGMENT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Segments of similar length, as one padded batch of shape [batch, length]."""
+
+    batch: int
+    length: int
+    token_index: Tensor  # [batch * length] int64, token of each place; padding repeats the segment's own last token
+    keep: Tensor | None  # [batch, length] bool, False at padding; None when there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where every token of a row goes, and how to come back."""
+
+    buckets: tuple[Bucket, ...]
+    place: Tensor  # [T] int64, place of each token in the buckets laid end to end
+    is_view: bool  # all segments have one length and are in order: a reshape does it
+
+
+def make_plan(segments: Segments, device: torch.device) -> Plan:
+    """Group segments by length, longest first, and index their tokens."""
+    lengths = torch.tensor(segments.lengths, dtype=torch.int64)
+    starts = lengths.cumsum(0) - lengths
+    place = torch.empty(segments.total, dtype=torch.int64)
+    buckets = []
+    offset = 0
+    groups = group_by_length(segments.lengths)
+    for members in groups:
+        index = torch.tensor(members, dtype=torch.int64)
+        size, start = lengths[index], starts[index]
+        length = int(size.max())
+        column = torch.arange(length)
+        keep = column < size[:, None]  # [batch, length]
+        tokens = start[:, None] + torch.minimum(column, size[:, None] - 1)
+        place[tokens[keep]] = offset + keep.flatten().nonzero()[:, 0]
+        offset += keep.numel()
+        bucket = Bucket(
+            batch=len(members),
+            length=length,
+            token_index=tokens.flatten().to(device),
+            keep=None if bool(keep.all()) else keep.to(device),
+        )
+        buckets.append(bucket)
+    is_view = len(groups) == 1 and buckets[0].keep is None
+    return Plan(buckets=tuple(buckets), place=place.to(device), is_view=is_view)
+
+
+def group_by_length(lengths: tuple[int, ...]) -> list[list[int]]:
+    """Segment numbers in groups of similar length, each group in the order of the row; empty segments are left out."""
+    groups: list[list[int]] = []
+    longest = 0
+    for number in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i]):
+        if not groups or lengths[number] < min(_BUCKET_RATIO * longest, longest - _SMALL_SEGMENT):
+            groups.append([])
+            longest = lengths[number]
+        groups[-1].append(number)
+    return [sorted(group) for group in groups]
+
+
+def bucket_mask(
+    segments: Segments, number: int, bucket: Bucket, causal: bool, window: Window | None, query: Tensor
+) -> Tensor | None:
+    """Keep-mask of a bucket. Causal batches padded on the right need none: no real token looks right."""
+    if window is None and (causal or bucket.keep is None):
+        return None
+
+    def make() -> Tensor:
+        keep = None if bucket.keep is None else bucket.keep[:, None, None, :]
+        if window is None:
+            assert keep is not None
+            return keep
+        inside = ~blocked_mask(bucket.length, causal, window, query.device)
+        # padded queries would have no key at all under a window; they are thrown away, so let them see themselves
+        return (
+            inside
+            if keep is None
+            else (inside & keep) | torch.eye(bucket.length, dtype=torch.bool, device=query.device)
+        )
+
+    return segments.derived(("mask", query.device, number, causal, window), make)
+
+
+class Gather(torch.autograd.Function):
+    """Packed query, key, value -> padded batches. Padding gets no gradient, so backward is a gather too."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.plan = plan
+        return tuple(
+            x.index_select(0, bucket.token_index).view(bucket.batch, bucket.length, *x.shape[1:])
+            for bucket in plan.buckets
+            for x in tensors
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        num_tensors = len(grads) // len(ctx.plan.buckets)
+        return None, *(collect(ctx.plan, grads[i::num_tensors]) for i in range(num_tensors))
+
+
+class Scatter(torch.autograd.Function):
+    """Padded batches -> packed row; padding is dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *outputs: Tensor) -> Tensor:
+        ctx.plan = plan
+        return collect(plan, outputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = []
+        for bucket in ctx.plan.buckets:
+            padded = grad.index_select(0, bucket.token_index).view(bucket.batch, bucket.length, *grad.shape[1:])
+            if bucket.keep is not None:
+                padded.masked_fill_(~bucket.keep[:, :, None, None], 0.0)
+            grads.append(padded)
+        return None, *grads
+
+
+def collect(plan: Plan, padded: tuple[Tensor, ...]) -> Tensor:
+    rows = [x.reshape(-1, *x.shape[2:]) for x in padded]
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).index_select(0, plan.place)
