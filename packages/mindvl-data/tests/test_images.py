@@ -108,15 +108,25 @@ def test_a_jpeg_has_the_pixels_that_pillow_gives_it() -> None:
         np.testing.assert_array_equal(decode(content, decode_limit=LIMIT), expected)
 
 
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_rotated_picture_is_shown_upright(orientation: int) -> None:
+def test_a_rotated_picture_is_shown_upright(orientation: int, format: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = encoded(picture(56, 84), "PNG", exif=exif)
+    content = encoded(picture(56, 84), format, exif=exif)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
     assert expected.shape[:2] == ((84, 56) if orientation >= 5 else (56, 84))
     assert read_size(content, decode_limit=LIMIT) == expected.shape[:2]
     np.testing.assert_array_equal(decode(content, decode_limit=LIMIT), expected)
+
+
+def test_a_large_webp_holds_its_orientation_at_its_end() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    content = encoded(Image.fromarray(noise), "WEBP", lossless=True, exif=exif)
+    assert content.find(b"EXIF") > 1 << 16
+    assert read_size(content, decode_limit=LIMIT) == (300, 200)
 
 
 def colour(content: bytes) -> list[int]:

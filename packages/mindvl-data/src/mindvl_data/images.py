@@ -128,35 +128,36 @@ def to_patches(
     height, width = smart_resize(
         *pixels.shape[:2], multiple=config.multiple, min_pixels=config.min_pixels, max_pixels=config.max_pixels
     )
-    frames = resize(pixels, height, width)[None]
-    patches = cut_patches(frames, config)
+    patches = cut_patches(resize(pixels, height, width)[None], config)
     return patches, (1, height // config.patch_size, width // config.patch_size)
 
 
 def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """[H, W, 3] -> [3, height, width], bicubic with antialias, in whole numbers.
+    """[H, W, 3] -> [height, width, 3], bicubic with antialias, in whole numbers.
 
-    torch does it in a fifth of Pillow's time and takes the channels apart on the way; it is what transformers' faster
+    torch does it in an eighth of Pillow's time, as long as it sees the channels last; it is what transformers' faster
     processor calls. Pillow rounds otherwise: by a fifth of a level on average.
     """
-    planes = torch.from_numpy(pixels).permute(2, 0, 1)
-    if (height, width) != pixels.shape[:2]:
-        planes = torch.nn.functional.interpolate(planes[None], (height, width), mode="bicubic", antialias=True)[0]
-    return planes.contiguous().numpy()
+    if (height, width) == pixels.shape[:2]:
+        return pixels
+    picture = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(picture, (height, width), mode="bicubic", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()
 
 
 def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.uint8]:
-    """Cut frames that share one temporal patch, [T, 3, H, W] -> [P, 3 * T * patch_size**2].
+    """Cut frames that share one temporal patch, [T, H, W, 3] -> [P, 3 * T * patch_size**2].
 
     Patches stand in merge-block order; values of a patch are ordered (channel, time, row, column).
     """
     side, merge = config.patch_size, config.spatial_merge_size
-    times, _, height, width = frames.shape
+    times, height, width, _ = frames.shape
     rows, columns = height // side, width // side
-    # one line of a patch is one item here, so that numpy moves whole lines
-    lines = frames.view(np.dtype((np.void, side)))
-    lines = lines.reshape(times, 3, rows // merge, merge, side, columns // merge, merge)
-    cut = np.ascontiguousarray(lines.transpose(2, 5, 3, 6, 1, 0, 4))
+    # two plain copies are faster than one that steps through single bytes: channels apart, then whole lines of patches
+    planes = np.ascontiguousarray(frames.transpose(3, 0, 1, 2))
+    lines = planes.view(np.dtype((np.void, side)))
+    lines = lines.reshape(3, times, rows // merge, merge, side, columns // merge, merge)
+    cut = np.ascontiguousarray(lines.transpose(2, 5, 3, 6, 0, 1, 4))
     return cut.view(np.uint8).reshape(rows * columns, times * config.patch_dim)
 
 
@@ -173,7 +174,10 @@ def _open(content: bytes, decode_limit: int) -> Image.Image:
 
 
 def _may_hold_exif(content: bytes) -> bool:
-    return content.find(b"Exif\0\0", 0, 1 << 16) >= 0 or content.find(b"eXIf", 0, 1 << 16) >= 0
+    """Far quicker than parsing; a match by chance costs time only."""
+    if content[:2] == b"\xff\xd8":
+        return content.find(b"Exif\0\0", 0, 1 << 16) >= 0
+    return content.find(b"eXIf") >= 0 or content.find(b"EXIF") >= 0  # PNG and WebP may hold it at their end
 
 
 def _decode_plain_jpeg(content: bytes, decode_limit: int) -> NDArray[np.uint8] | None:

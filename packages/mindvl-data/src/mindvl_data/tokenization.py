@@ -8,8 +8,9 @@ where the learned spans begin and end: this is how a model meets its prompt when
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ _MEDIA = re.compile(f"([{IMAGE_MARK}{VIDEO_MARK}])")
 # Tokens that look like marks; others, such as runs of spaces, are ordinary vocabulary that was added late.
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _TAG = re.compile(r"</?\w+>", re.ASCII)
+_SHORT = 64  # characters; what templates put between contents comes again and again
 _VERSION = 2  # part of the identity: lengths measured by other rules are not mixed with ours
 
 
@@ -61,6 +63,7 @@ class Tokenizer:
     video_pad_id: int | None  # None: the tokenizer cannot show videos
     identity: str  # hash of vocabulary, merges and template
     special_ids: dict[str, int] = field(repr=False)  # tokens with a meaning, by their text
+    known: Callable[[str], Sequence[int]] = field(repr=False)  # encodes short texts, and remembers them
 
     @property
     def media_pad_ids(self) -> tuple[int, ...]:
@@ -116,9 +119,13 @@ class Tokenizer:
                     ids += [self.vision_start_id, pad_id, self.vision_end_id]
                     learned += [False] * 3
                 elif run:
-                    tokens = self.backend.encode(run.replace(SPLIT_MARK, ""), add_special_tokens=False).ids
+                    tokens = self._encode_run(run)
                     ids += tokens
                     learned += [piece.learned] * len(tokens)
+
+    def _encode_run(self, run: str) -> Sequence[int]:
+        text = run.replace(SPLIT_MARK, "")
+        return self.known(text) if len(text) <= _SHORT else self.backend.encode(text, add_special_tokens=False).ids
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
@@ -178,6 +185,7 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         video_pad_id=special_ids.get("<|video_pad|>"),
         identity=digest.hexdigest(),
         special_ids=special_ids,
+        known=lru_cache(4096)(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)),
     )
 
 

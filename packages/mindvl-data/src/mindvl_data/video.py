@@ -127,7 +127,7 @@ def decode_video(content: bytes, size: MediaSize, layout: VideoLayout, image: Im
     """
     steps, rows, columns = layout.grid
     patches = np.empty((steps, rows * columns, TEMPORAL_PATCH * image.patch_dim), np.uint8)
-    pair = np.empty((TEMPORAL_PATCH, 3, layout.height, layout.width), np.uint8)
+    pair = np.empty((TEMPORAL_PATCH, layout.height, layout.width, 3), np.uint8)
     number = -1
     for number, pixels in enumerate(used_frames(content, size, layout)):
         pair[number % TEMPORAL_PATCH :] = resize(
