@@ -35,9 +35,10 @@ from mindvl_data.errors import BadSample
 from mindvl_data.images import count_patches
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index, write_atomically
-from mindvl_data.shards.location import beside
-from mindvl_data.shards.reading import read_sample
+from mindvl_data.shards.reading import read_records
+from mindvl_data.shards.remote import copy_beside
 from mindvl_data.tokenization import Tokenizer
+from mindvl_data.types import RawSample
 from mindvl_data.video import TEMPORAL_PATCH, frame_counts, frame_pixels
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ Progress = Callable[[int, int], None]  # (done, total) in shards
 Lengths = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # (tokens, patches) of each sample
 
 MAGIC = b"MVLLEN02"
+_ROWS_AT_ONCE = 256  # records asked for together: from an object store several come at once
 _HEADER = np.dtype([("magic", "S8"), ("samples", "<u8"), ("crc", "<u4")])
 _MEASURED = np.dtype([("text_tokens", "<u4"), ("kept_media", "<u4")])
 
@@ -158,15 +160,19 @@ def _limits(samples: NDArray[Any], image: ImageConfig) -> tuple[NDArray[np.int64
 def _measure(
     shard: ShardIndex, rows: NDArray[Any], rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
 ) -> NDArray[Any]:
-    pairs = [_measure_sample(shard, row, rules, tokenizer, files) for row in rows.tolist()]
+    pairs = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE].tolist()
+        for row, raw in zip(some, read_records(shard, some, files), strict=True):
+            pairs.append(_measure_sample(raw, row, shard, rules, tokenizer))
     return np.array(pairs, _MEASURED)
 
 
 def _measure_sample(
-    shard: ShardIndex, row: int, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
+    raw: RawSample, row: int, shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer
 ) -> tuple[int, int]:
     try:
-        encoding = encode_sample(read_sample(shard, row, files), rules=rules, tokenizer=tokenizer)
+        encoding = encode_sample(raw, rules=rules, tokenizer=tokenizer)
     except BadSample as error:
         logger.warning("sample %d of %s is left out: %s", row, shard.path, error)
         return 0, 0
@@ -202,4 +208,4 @@ def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, f
     if shard.samples["has_coordinates"].any() or rules.max_tokens is not None:
         parts.append(repr(rules))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return beside(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)
+    return copy_beside(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)
