@@ -23,7 +23,7 @@ def plan_stats(config: DataConfig, *, num_rows: int, dp_size: int = 8, microbatc
         `lockstep_imbalance` the same when ranks wait for each other after every microbatch. Both are None when there
         are fewer rows than one step.
     """
-    files = ShardFiles()
+    files = ShardFiles(config.store)
     try:
         tokenizer = load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
