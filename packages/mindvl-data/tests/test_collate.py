@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collate: padding is its own segment; text-only and empty rows keep their shapes."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from mindvl_data import IGNORE_INDEX, Batch
 from mindvl_data.collate import collate
+from mindvl_data.positions import PositionKind
 from mindvl_data.types import PackedSample, TokenizedSample
 
 
@@ -21,13 +24,14 @@ def sample(length: int, num_patches: int = 0) -> TokenizedSample:
     )
 
 
-def row(*samples: TokenizedSample) -> Batch:
+def row(*samples: TokenizedSample, position_kind: PositionKind = "rope") -> Batch:
     return collate(
         PackedSample(samples=samples, segments=()),
         step=1,
-        position_kind="rope",
+        position_kind=position_kind,
         pad_id=0,
         image_pad_id=99,
+        video_pad_id=98,
         pad_multiple=8,
         patch_dim=588,
         spatial_merge_size=2,
@@ -65,3 +69,20 @@ def test_pictures_stand_end_to_end() -> None:
     batch = row(sample(4, 4), sample(4, 8))
     assert batch.pixel_values.shape == (12, 588)
     assert batch.image_grid_thw.tolist() == [[1, 2, 2], [1, 2, 4]]
+
+
+def test_videos_stand_end_to_end_and_have_their_moments() -> None:
+    def film(steps: int, seconds: float) -> TokenizedSample:
+        return replace(
+            sample(steps + 2),
+            input_ids=np.array([1, *[98] * steps, 2]),
+            pixel_values_videos=np.full((4 * steps, 1176), steps, np.uint8),
+            video_grid_thw=np.array([[steps, 2, 2]]),
+            seconds_per_grid=np.array([seconds]),
+        )
+
+    batch = row(film(3, 2.0), film(1, 1.0), position_kind="mrope")
+    assert batch.pixel_values_videos[:, 0].tolist() == [3] * 12 + [1] * 4
+    assert batch.video_grid_thw.tolist() == [[3, 2, 2], [1, 2, 2]]
+    assert batch.position_ids[0].tolist() == [0, 1, 5, 9, 2, 0, 1, 2]
+    assert row().pixel_values_videos.shape == (0, 1176)

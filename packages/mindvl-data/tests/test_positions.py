@@ -1,47 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions: by hand, and against transformers' Qwen2.5-VL."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 import torch
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from mindvl_data.positions import segment_positions
+from mindvl_data.positions import MediaGrids, PositionKind, segment_positions
 
-PAD = 9
+IMAGE, VIDEO = 9, 8
 
 
 def tokens(*runs: int) -> np.ndarray:
     """Text runs and picture runs in turn."""
-    pieces = [np.full(run, PAD if number % 2 else 1, np.int64) for number, run in enumerate(runs)]
-    return np.concatenate(pieces)
+    return np.concatenate([np.full(run, IMAGE if number % 2 else 1, np.int64) for number, run in enumerate(runs)])
 
 
-def positions(ids: np.ndarray, grid: np.ndarray, kind: str) -> np.ndarray:
-    return segment_positions(ids, grid, kind=kind, image_pad_id=PAD, spatial_merge_size=2)
+def positions(
+    ids: np.ndarray,
+    images: Sequence[Sequence[int]],
+    kind: PositionKind,
+    videos: Sequence[Sequence[int]] = (),
+    seconds: Sequence[float] = (),
+) -> np.ndarray:
+    grids = [np.array(grid, np.int64).reshape(-1, 3) for grid in (images, videos)]
+    media = MediaGrids(images=grids[0], videos=grids[1], seconds_per_grid=seconds)
+    return segment_positions(ids, media, kind=kind, image_pad_id=IMAGE, video_pad_id=VIDEO, spatial_merge_size=2)
 
 
 def test_rope_counts_every_token() -> None:
-    result = positions(tokens(2, 4, 1), np.array([[1, 4, 4]]), "rope")
-    assert result.tolist() == [list(range(7))] * 3
+    assert positions(tokens(2, 4, 1), [[1, 4, 4]], "rope").tolist() == [list(range(7))] * 3
 
 
 def test_mrope_of_one_small_picture_by_hand() -> None:
-    result = positions(tokens(2, 6, 2), np.array([[1, 4, 6]]), "mrope")
+    result = positions(tokens(2, 6, 2), [[1, 4, 6]], "mrope")
     assert result[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6]
     assert result[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
     assert result[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
 
 
-def test_mrope_equals_transformers() -> None:
-    ids = tokens(3, 6, 2, 20, 5)
-    grid = np.array([[1, 4, 6], [1, 8, 10]])
+def test_mrope_of_a_video_moves_two_positions_along_time_in_a_second() -> None:
+    ids = np.array([1, VIDEO, VIDEO, VIDEO, VIDEO, VIDEO, VIDEO, 1])
+    result = positions(ids, [], "mrope", videos=[[3, 2, 4]], seconds=[0.75])
+    assert result[0].tolist() == [0, 1, 1, 2, 2, 4, 4, 3]  # 0, 1.5 and 3 positions after the first
+    assert result[2].tolist() == [0, 1, 2, 1, 2, 1, 2, 3]
+
+
+def published(
+    ids: np.ndarray, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]], seconds: Sequence[float]
+) -> np.ndarray:
     model = Qwen2_5_VLModel.__new__(Qwen2_5_VLModel)
     torch.nn.Module.__init__(model)
     model.config = Qwen2_5_VLConfig()
+    model.config.vision_config.tokens_per_second = 2
+    types = (ids == IMAGE).astype(np.int64) + 2 * (ids == VIDEO)
     expected, _ = model.get_rope_index(
         torch.from_numpy(ids)[None],
-        mm_token_type_ids=torch.from_numpy((ids == PAD).astype(np.int64))[None],
-        image_grid_thw=torch.from_numpy(grid),
+        mm_token_type_ids=torch.from_numpy(types)[None],
+        image_grid_thw=torch.tensor(images, dtype=torch.int64).reshape(-1, 3),
+        video_grid_thw=torch.tensor(videos, dtype=torch.int64).reshape(-1, 3),
+        second_per_grid_ts=torch.tensor(seconds),
     )
-    np.testing.assert_array_equal(positions(ids, grid, "mrope"), expected[:, 0].numpy())
+    return expected[:, 0].numpy()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mrope_equals_transformers_on_random_layouts_of_pictures_and_videos(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    ids: list[int] = [1] * int(generator.integers(1, 9))
+    images: list[list[int]] = []
+    videos: list[list[int]] = []
+    seconds: list[float] = []
+    for _ in range(generator.integers(1, 7)):
+        height, width = (2 * generator.integers(1, 9, 2)).tolist()
+        if generator.random() < 0.5:
+            images.append([1, height, width])
+            ids += [IMAGE] * (height * width // 4)
+        else:
+            videos.append([int(generator.integers(1, 12)), height, width])
+            seconds.append(float(generator.choice([1.0, 0.5, 1 / 3, generator.uniform(0.05, 4)])))
+            ids += [VIDEO] * (videos[-1][0] * height * width // 4)
+        ids += [1] * int(generator.integers(1, 9))
+    array = np.array(ids)
+    ours = positions(array, images, "mrope", videos, seconds)
+    np.testing.assert_array_equal(ours, published(array, images, videos, seconds))

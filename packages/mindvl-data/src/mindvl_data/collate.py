@@ -4,10 +4,13 @@
 Comes after packing, before the model.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from mindvl_data.positions import PositionKind, segment_positions
+from mindvl_data.positions import MediaGrids, PositionKind, segment_positions
 from mindvl_data.types import IGNORE_INDEX, Batch, PackedSample
 
 
@@ -18,6 +21,7 @@ def collate(
     position_kind: PositionKind,
     pad_id: int,
     image_pad_id: int,
+    video_pad_id: int | None,
     pad_multiple: int,
     patch_dim: int,
     spatial_merge_size: int,
@@ -40,29 +44,36 @@ def collate(
         labels[start:stop] = sample.labels
         positions[:, start:stop] = segment_positions(
             sample.input_ids,
-            sample.image_grid_thw,
+            MediaGrids(
+                images=sample.image_grid_thw,
+                videos=sample.video_grid_thw,
+                seconds_per_grid=sample.seconds_per_grid.tolist(),
+            ),
             kind=position_kind,
             image_pad_id=image_pad_id,
+            video_pad_id=video_pad_id,
             spatial_merge_size=spatial_merge_size,
         )
         start = stop
     if padding:
         lengths.append(padding)
-    empty_patches, empty_grid = np.zeros((0, patch_dim), np.uint8), np.zeros((0, 3), np.int64)
-    empty_videos = np.zeros((0, 2 * patch_dim), np.uint8)
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
         position_ids=torch.from_numpy(positions),
         cu_seqlens=torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)),
         max_seqlen=max(lengths),
-        pixel_values=torch.from_numpy(np.concatenate([empty_patches, *(s.pixel_values for s in packed.samples)])),
-        image_grid_thw=torch.from_numpy(np.concatenate([empty_grid, *(s.image_grid_thw for s in packed.samples)])),
-        pixel_values_videos=torch.from_numpy(
-            np.concatenate([empty_videos, *(s.pixel_values_videos for s in packed.samples)])
-        ),
-        video_grid_thw=torch.from_numpy(np.concatenate([empty_grid, *(s.video_grid_thw for s in packed.samples)])),
+        pixel_values=_end_to_end([s.pixel_values for s in packed.samples], patch_dim),
+        image_grid_thw=_end_to_end([s.image_grid_thw for s in packed.samples], 3),
+        pixel_values_videos=_end_to_end([s.pixel_values_videos for s in packed.samples], 2 * patch_dim),
+        video_grid_thw=_end_to_end([s.video_grid_thw for s in packed.samples], 3),
         num_label_tokens=int((labels != IGNORE_INDEX).sum()),
         segments=packed.segments,
         step=step,
     )
+
+
+def _end_to_end(parts: list[NDArray[Any]], width: int) -> torch.Tensor:
+    if not parts:  # patches are bytes, and no patch has three values
+        parts = [np.zeros((0, width), np.int64 if width == 3 else np.uint8)]
+    return torch.from_numpy(np.concatenate(parts))

@@ -2,9 +2,12 @@
 """Three-axis position ids of one segment.
 
 Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" gives visual tokens
-their place in the picture (M-RoPE of Qwen2-VL, arXiv 2409.12191, as in transformers' Qwen2.5-VL).
+their place in the picture and their moment in the video (M-RoPE of Qwen2-VL, arXiv 2409.12191, with Qwen2.5-VL's
+absolute time, arXiv 2502.13923), as `get_rope_index` of transformers' Qwen2.5-VL computes them.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,33 +15,52 @@ from numpy.typing import NDArray
 
 PositionKind = Literal["rope", "mrope"]
 
+TOKENS_PER_SECOND = 2  # positions along time in one second of video, as Qwen2.5-VL's checkpoints have it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaGrids:
+    """The media of one segment, in patches."""
+
+    images: NDArray[np.int64]  # [num_images, 3], time, height, width
+    videos: NDArray[np.int64]  # [num_videos, 3]
+    seconds_per_grid: Sequence[float]  # [num_videos], time between two steps of a video's grid
+
 
 def segment_positions(
     input_ids: NDArray[np.int64],
-    image_grid_thw: NDArray[np.int64],
+    media: MediaGrids,
     *,
     kind: PositionKind,
     image_pad_id: int,
+    video_pad_id: int | None,
     spatial_merge_size: int,
 ) -> NDArray[np.int64]:
     """Positions [3, S] (time, height, width) of one segment of S tokens, starting at 0.
 
     Args:
-        input_ids: [S]; each picture is one run of `image_pad_id`.
-        image_grid_thw: [num_images, 3] in patches, in the order of the runs.
+        input_ids: [S]; each picture is one run of `image_pad_id`, each video one of `video_pad_id`, and text stands
+            between two runs.
     """
-    if kind == "rope" or not len(image_grid_thw):
+    if kind == "rope" or not (len(media.images) or len(media.videos)):
         return np.broadcast_to(np.arange(len(input_ids), dtype=np.int64), (3, len(input_ids)))
     positions = np.empty((3, len(input_ids)), np.int64)
-    is_pad = input_ids == image_pad_id
+    is_video = input_ids == (-1 if video_pad_id is None else video_pad_id)
+    is_pad = is_video | (input_ids == image_pad_id)
     starts = np.flatnonzero(is_pad & ~np.concatenate(([False], is_pad[:-1])))
+    images, videos = iter(media.images.tolist()), iter(media.videos.tolist())
+    intervals = iter(media.seconds_per_grid)
     token, position = 0, 0
-    for start, (time, height, width) in zip(starts.tolist(), image_grid_thw.tolist(), strict=True):
+    for start in starts.tolist():
+        time, height, width = next(videos if is_video[start] else images)
+        interval = TOKENS_PER_SECOND * next(intervals) if is_video[start] else 1.0
         grid = (time, height // spatial_merge_size, width // spatial_merge_size)
         positions[:, token:start] = np.arange(start - token) + position
         position += start - token
         token = start + grid[0] * grid[1] * grid[2]
-        positions[:, start:token] = np.indices(grid).reshape(3, -1) + position
+        places = np.indices(grid).reshape(3, -1)
+        places[0] = places[0].astype(np.float32) * np.float32(interval)  # cut to whole positions, in torch's precision
+        positions[:, start:token] = places + position
         position += max(grid[1], grid[2])
     positions[:, token:] = np.arange(len(input_ids) - token) + position
     return positions

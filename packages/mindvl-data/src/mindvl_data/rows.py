@@ -74,6 +74,7 @@ class RowMaker:
             position_kind=self._position_kind,
             pad_id=self._tokenizer.pad_id,
             image_pad_id=self._tokenizer.image_pad_id,
+            video_pad_id=self._tokenizer.video_pad_id,
             pad_multiple=self._config.packing.pad_multiple,
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
