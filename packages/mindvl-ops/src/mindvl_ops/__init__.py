@@ -6,6 +6,7 @@ from .adamw import AdamW
 from .angles import mrope_tables, rotary_tables, vision_tables
 from .attention import attention
 from .backend import BackendRow, backend_table, select_backends, use_backend
+from .check import CheckRow, check_operators, table_text
 from .config import OpsConfig
 from .cross_entropy import cross_entropy, linear_cross_entropy
 from .errors import OpsError, UnknownBackend
@@ -25,6 +26,7 @@ from .vocabulary import VocabularyShard
 __all__ = [
     "AdamW",
     "BackendRow",
+    "CheckRow",
     "OpsConfig",
     "OpsError",
     "Segments",
@@ -33,6 +35,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "backend_table",
+    "check_operators",
     "conv_as_matmul",
     "conv_weight_to_matmul",
     "cross_entropy",
@@ -53,6 +56,7 @@ __all__ = [
     "scaled_masked_softmax",
     "select_backends",
     "swiglu",
+    "table_text",
     "updated_expert_bias",
     "use_backend",
     "vision_tables",

@@ -114,5 +114,5 @@ def _causal(rows: list[tuple[int, int]]) -> tuple[int, int]:
         return 8, rows[0][0] - rows[0][1]
     raise OpsError(
         f"queries start at keys {[offset for offset, _ in rows]}, {[last - offset for offset, last in rows]} before "
-        "the end. npu attention: causal. The kernel can cut only the first or the last segment of a row; cut it elsewhere."
+        "the end. npu attention: causal. The kernel can cut only the first or the last segment; cut the row elsewhere."
     )
