@@ -7,28 +7,34 @@ What needs megatron-core is imported when first asked for, because that settles 
 from typing import TYPE_CHECKING, Any
 
 from mindvl_model.accelerator import Accelerator, enter
-from mindvl_model.config import (
-    MindVLConfig,
-    Qwen3LanguageConfig,
-    TokenConfig,
-    VisionConfig,
-    for_tokenizer,
-    named_config,
-)
+from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig, config_from_json, for_tokenizer
 from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.language_config import (
+    DeepSeekV3LanguageConfig,
+    LanguageConfig,
+    Qwen2LanguageConfig,
+    Qwen3LanguageConfig,
+    Qwen3MoELanguageConfig,
+)
+from mindvl_model.sizes import named_config
 
 if TYPE_CHECKING:
     from mindvl_model.model import MindVLModel
 
 __all__ = [
     "Accelerator",
+    "DeepSeekV3LanguageConfig",
+    "LanguageConfig",
     "MindVLConfig",
     "MindVLModel",
     "ModelError",
+    "Qwen2LanguageConfig",
     "Qwen3LanguageConfig",
+    "Qwen3MoELanguageConfig",
     "TokenConfig",
     "VisionConfig",
     "WeightError",
+    "config_from_json",
     "enter",
     "for_tokenizer",
     "named_config",

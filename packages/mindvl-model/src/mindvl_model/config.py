@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a MindVL model is: vision tower, projector, language model and the token ids that join them.
 
-Names and meanings follow the configuration of Qwen2.5-VL and Qwen3 in transformers.
+Names and meanings follow the configuration of Qwen2.5-VL in transformers; families of language models stand in
+language_config.py, named sizes in sizes.py.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mindvl_model.errors import ModelError
+from mindvl_model.language_config import FAMILIES, LanguageConfig, YarnConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,33 +56,6 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3LanguageConfig:
-    """A dense Qwen3 decoder."""
-
-    kind: Literal["qwen3"] = "qwen3"
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_hidden_size: int
-    vocab_size: int
-    tie_embeddings: bool = False  # one matrix for input and output
-    rotary_base: float = 1_000_000.0
-    norm_epsilon: float = 1e-6
-    max_positions: int = 40960  # longest sequence the exported folder declares
-    init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}. Change one of them."
-            )
-        if self.head_dim % 2:
-            raise ModelError(f"head_dim={self.head_dim} is odd; rotary embedding turns pairs. Use an even size.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenConfig:
     """Ids of the tokens the model itself must know; they come from the tokenizer."""
 
@@ -97,8 +72,13 @@ class MindVLConfig:
     """Vision tower + MLP projector + language model (MindVL, section 5.1)."""
 
     vision: VisionConfig
-    language: Qwen3LanguageConfig
+    language: LanguageConfig
     tokens: TokenConfig
+
+    @property
+    def position_kind(self) -> Literal["rope", "mrope"]:
+        """How positions of visual tokens are counted: one by one, or by their place in time, height and width."""
+        return "mrope" if self.language.kind == "qwen2" else "rope"
 
     def __post_init__(self) -> None:
         for name, value in vars(self.tokens).items():
@@ -107,66 +87,6 @@ class MindVLConfig:
                     f"tokens.{name}={value} lies outside the vocabulary of {self.language.vocab_size}. "
                     "Take the ids from the tokenizer the model is trained with."
                 )
-
-
-QWEN_TOKENS = TokenConfig(
-    image=151655, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643, video=151656
-)
-
-NAMED_SIZES: dict[str, MindVLConfig] = {
-    # Small enough to train on two CPU cores; the vocabulary is set to the tokenizer's.
-    "tiny": MindVLConfig(
-        vision=VisionConfig(
-            hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=None
-        ),
-        language=Qwen3LanguageConfig(
-            hidden_size=128,
-            num_layers=4,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            ffn_hidden_size=384,
-            vocab_size=512,
-            tie_embeddings=True,
-            rotary_base=10000.0,
-            max_positions=8192,
-            init_std=None,
-        ),
-        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
-    ),
-    # Vision tower of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
-    "mindvl-8b": MindVLConfig(
-        vision=VisionConfig(
-            hidden_size=1280,
-            num_layers=32,
-            num_heads=16,
-            ffn_hidden_size=3456,
-            full_attention_layers=(7, 15, 23, 31),
-        ),
-        language=Qwen3LanguageConfig(
-            hidden_size=4096,
-            num_layers=36,
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            ffn_hidden_size=12288,
-            vocab_size=151936,
-        ),
-        tokens=QWEN_TOKENS,
-    ),
-}
-
-
-def named_config(name: str) -> MindVLConfig:
-    """One of the sizes in NAMED_SIZES.
-
-    Raises:
-        ModelError: No size has this name.
-    """
-    try:
-        return NAMED_SIZES[name]
-    except KeyError:
-        raise ModelError(f"model: no size is called {name!r}. Use one of {sorted(NAMED_SIZES)}.") from None
 
 
 def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: int) -> MindVLConfig:
@@ -197,3 +117,29 @@ def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: i
         **{field: token_ids[text] for field, text in needed.items()}, video=token_ids.get("<|video_pad|>")
     )
     return replace(config, language=language, tokens=tokens)
+
+
+def config_from_json(document: dict[str, Any]) -> MindVLConfig:
+    """The configuration that `dataclasses.asdict` and JSON made `document` of (a checkpoint's manifest).
+
+    Raises:
+        ModelError: A family or a field is not known to this version.
+    """
+    try:
+        language = dict(document["language"])
+        family = FAMILIES[language["kind"]]
+        if language.get("yarn") is not None:
+            language["yarn"] = YarnConfig(**language["yarn"])
+        return MindVLConfig(
+            vision=VisionConfig(**_with_tuples(document["vision"])),
+            language=family(**_with_tuples(language)),
+            tokens=TokenConfig(**document["tokens"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"model description: {error!r} is not known here. Checkpoint. Use the mindvl-model that wrote it."
+        ) from error
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

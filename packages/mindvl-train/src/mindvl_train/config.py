@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mindvl_data import DataConfig
-from mindvl_model import MindVLConfig, ModelError, Qwen3LanguageConfig, TokenConfig, VisionConfig, named_config
+from mindvl_model import LanguageConfig, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
 from mindvl_model.hf.export import config_from_folder
 from mindvl_ops import OpsConfig
 
@@ -31,7 +31,7 @@ class ModelSection:
     size: str | None = None  # a name such as "tiny" or "mindvl-8b"
     folder: Path | None = None  # an exported MindVL folder; its weights are taken only where init.model names it too
     vision: VisionConfig | None = None  # in place of size and folder
-    language: Qwen3LanguageConfig | None = None  # in place of size and folder
+    language: LanguageConfig | None = None  # in place of size and folder
 
     def __post_init__(self) -> None:
         halves = (self.vision is not None, self.language is not None)

@@ -7,7 +7,7 @@ Comes after training; needs one process and the memory of one model.
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_model import MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig, enter
+from mindvl_model import MindVLConfig, config_from_json, enter
 
 
 def export_checkpoint(
@@ -58,10 +58,4 @@ def export_checkpoint(
 
 def model_config(manifest: dict[str, Any]) -> MindVLConfig:
     """The model a manifest describes."""
-    stored = manifest["model"]
-    tuples = {name: tuple(value) for name, value in stored["vision"].items() if isinstance(value, list)}
-    return MindVLConfig(
-        vision=VisionConfig(**{**stored["vision"], **tuples}),
-        language=Qwen3LanguageConfig(**stored["language"]),
-        tokens=TokenConfig(**stored["tokens"]),
-    )
+    return config_from_json(manifest["model"])

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
+from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.language_config import Qwen3LanguageConfig
 from mindvl_model.parameters import PARTS, Part, parameter_group
 from mindvl_model.weights.folder import WeightFolder, as_dtype, sync_folder, write_weights
 from mindvl_model.weights.names import WeightRule, canonical_name, weight_rules
@@ -127,6 +128,7 @@ def load_hf_folder(
 def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The config.json of an exported model."""
     vision, language, tokens = config.vision, config.language, config.tokens
+    assert isinstance(language, Qwen3LanguageConfig)
     return {
         "model_type": "mindvl",
         "architectures": ["MindVLForConditionalGeneration"],

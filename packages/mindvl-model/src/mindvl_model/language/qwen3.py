@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from mindvl_model.config import Qwen3LanguageConfig
+from mindvl_model.language_config import Qwen3LanguageConfig
 from mindvl_model.megatron.blocks import LanguageModel, Layout, build_language_model, transformer_config
 
 

@@ -6,7 +6,8 @@ Smaller than the named size "tiny", which is meant to learn something; comes bef
 
 import torch
 
-from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
+from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.language_config import Qwen3LanguageConfig
 
 
 def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:

@@ -7,12 +7,14 @@ Pure functions of configuration and tensors. The folder's names are those of Qwe
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mindvl_model.config import MindVLConfig, Qwen3LanguageConfig, VisionConfig
+from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import WeightError
+from mindvl_model.language_config import Qwen3LanguageConfig
 from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 
 
@@ -28,7 +30,7 @@ class WeightRule:
 
 def weight_rules(config: MindVLConfig) -> list[WeightRule]:
     """Every parameter of a model, in the order of its parts."""
-    return [*_vision(config.vision), *_projector(), *_language(config.language)]
+    return [*_vision(config.vision), *_projector(), *LANGUAGE_RULES[config.language.kind](config.language)]
 
 
 def canonical_name(hf_name: str, model_type: str) -> str:
@@ -73,7 +75,7 @@ def _projector() -> Iterator[WeightRule]:
         yield _same(f"projector.fc2.{kind}", f"model.visual.merger.mlp.2.{kind}")
 
 
-def _language(config: Qwen3LanguageConfig) -> Iterator[WeightRule]:
+def _qwen3(config: Qwen3LanguageConfig) -> Iterator[WeightRule]:
     prefix = "model.language_model."
     yield _same("language.embedding.word_embeddings.weight", f"{prefix}embed_tokens.weight")
     for layer in range(config.num_layers):
@@ -89,6 +91,9 @@ def _language(config: Qwen3LanguageConfig) -> Iterator[WeightRule]:
     yield _same("language.decoder.final_layernorm.weight", f"{prefix}norm.weight")
     if not config.tie_embeddings:
         yield _same("language.output_layer.weight", "lm_head.weight")
+
+
+LANGUAGE_RULES: dict[str, Callable[[Any], Iterator[WeightRule]]] = {"qwen3": _qwen3}  # by family
 
 
 def _same(param_name: str, hf_name: str) -> WeightRule:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named sizes: published models and those of the paper, with the sources of their numbers.
+
+Read by recipes and commands through `named_config`.
+"""
+
+from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.errors import ModelError
+from mindvl_model.language_config import (
+    DeepSeekV3LanguageConfig,
+    LanguageConfig,
+    Qwen2LanguageConfig,
+    Qwen3LanguageConfig,
+)
+
+QWEN_TOKENS = TokenConfig(
+    image=151655, video=151656, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643
+)
+
+
+def _vision(ffn_hidden_size: int) -> VisionConfig:
+    """The published towers differ in the width of their MLPs only."""
+    return VisionConfig(
+        hidden_size=1280,
+        num_layers=32,
+        num_heads=16,
+        ffn_hidden_size=ffn_hidden_size,
+        full_attention_layers=(7, 15, 23, 31),
+    )
+
+
+def _qwen2_5_vl(vision_ffn: int, language: LanguageConfig) -> MindVLConfig:
+    return MindVLConfig(vision=_vision(vision_ffn), language=language, tokens=QWEN_TOKENS)
+
+
+NAMED_SIZES: dict[str, MindVLConfig] = {
+    # Small enough to train on two CPU cores; the vocabulary is set to the tokenizer's.
+    "tiny": MindVLConfig(
+        vision=VisionConfig(
+            hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=None
+        ),
+        language=Qwen3LanguageConfig(
+            hidden_size=128,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            ffn_hidden_size=384,
+            vocab_size=512,
+            tie_embeddings=True,
+            rotary_base=10000.0,
+            max_positions=8192,
+            init_std=None,
+        ),
+        tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
+    ),
+    # Vision tower of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
+    "mindvl-8b": MindVLConfig(
+        vision=_vision(3456),
+        language=Qwen3LanguageConfig(
+            hidden_size=4096,
+            num_layers=36,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            ffn_hidden_size=12288,
+            vocab_size=151936,
+        ),
+        tokens=QWEN_TOKENS,
+    ),
+    # Vision tower of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no marks for pictures; they
+    # take free places of the padded vocabulary until for_tokenizer sets the ids of the one that is trained with.
+    "mindvl-671b-a37b": MindVLConfig(
+        vision=_vision(3456),
+        language=DeepSeekV3LanguageConfig(
+            hidden_size=7168,
+            num_layers=61,
+            num_heads=128,
+            ffn_hidden_size=18432,
+            vocab_size=129280,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            nope_head_dim=128,
+            rope_head_dim=64,
+            value_head_dim=128,
+            num_dense_layers=3,
+            num_experts=256,
+            experts_per_token=8,
+            expert_ffn_hidden_size=2048,
+        ),
+        tokens=TokenConfig(image=128820, video=128821, vision_start=128822, vision_end=128823, end_of_turn=1, pad=2),
+    ),
+    "qwen2.5-vl-3b": _qwen2_5_vl(
+        3420,
+        Qwen2LanguageConfig(
+            hidden_size=2048,
+            num_layers=36,
+            num_heads=16,
+            num_kv_heads=2,
+            head_dim=128,
+            ffn_hidden_size=11008,
+            vocab_size=151936,
+            tie_embeddings=True,
+        ),
+    ),
+    "qwen2.5-vl-7b": _qwen2_5_vl(
+        3420,
+        Qwen2LanguageConfig(
+            hidden_size=3584,
+            num_layers=28,
+            num_heads=28,
+            num_kv_heads=4,
+            head_dim=128,
+            ffn_hidden_size=18944,
+            vocab_size=152064,
+        ),
+    ),
+    "qwen2.5-vl-32b": _qwen2_5_vl(
+        3456,
+        Qwen2LanguageConfig(
+            hidden_size=5120,
+            num_layers=64,
+            num_heads=40,
+            num_kv_heads=8,
+            head_dim=128,
+            ffn_hidden_size=27648,
+            vocab_size=152064,
+        ),
+    ),
+    "qwen2.5-vl-72b": _qwen2_5_vl(
+        3456,
+        Qwen2LanguageConfig(
+            hidden_size=8192,
+            num_layers=80,
+            num_heads=64,
+            num_kv_heads=8,
+            head_dim=128,
+            ffn_hidden_size=29568,
+            vocab_size=152064,
+        ),
+    ),
+}
+
+
+def named_config(name: str) -> MindVLConfig:
+    """One of the sizes in NAMED_SIZES.
+
+    Raises:
+        ModelError: No size has this name.
+    """
+    try:
+        return NAMED_SIZES[name]
+    except KeyError:
+        raise ModelError(f"model: no size is called {name!r}. Use one of {sorted(NAMED_SIZES)}.") from None
