@@ -2,7 +2,8 @@
 """A position in the endless (or capped) stream of samples of one source.
 
 Comes after shuffle and lengths; the planner has one for each source. Lengths are looked up for a block of positions
-at once, so that each shard of the block is opened once.
+at once, so that each shard of the block is opened once; the first blocks are small, so that a mixture of hundreds of
+sources starts at once.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from mindvl_data.plan.shuffle import EpochOrder
 from mindvl_data.plan.sources import SourceIndex
 
-_BLOCK = 1024  # positions looked up at once
+_FIRST_BLOCK, _LARGEST_BLOCK = 16, 1024  # positions looked up at once; blocks grow by four
 
 
 class Cursor:
@@ -20,7 +21,8 @@ class Cursor:
     def __init__(self, source: SourceIndex, *, seed: int, window: int) -> None:
         self._source, self._seed, self._window = source, seed, window
         self.epoch, self.position = 0, 0
-        self._block: tuple[int, int] | None = None
+        self._size = _FIRST_BLOCK
+        self._start = 0  # position of the first of `_values`
         self._values: NDArray[np.int64] = np.empty((0, 4), np.int64)
         self._order: EpochOrder | None = None
 
@@ -31,23 +33,28 @@ class Cursor:
     def seek(self, epoch: int, position: int) -> None:
         """Go to a position of an epoch."""
         self.epoch, self.position = epoch, position
-        self._block, self._order = None, None
+        self._forget()
 
     def next(self) -> tuple[int, int, int, int, int] | None:
         """(epoch, shard, row, tokens, patches) of the next sample; None when the last epoch is over."""
         if self.is_exhausted:
             return None
-        block = (self.epoch, self.position // _BLOCK)
-        if block != self._block:
-            self._load(block)
-        shard, row, length, patches = self._values[self.position % _BLOCK].tolist()
+        place = self.position - self._start
+        if place == len(self._values):
+            self._load()
+            place = 0
+        shard, row, length, patches = self._values[place].tolist()
         epoch = self.epoch
         self.position += 1
         if self.position == self._source.num_samples:
-            self.epoch, self.position, self._order = self.epoch + 1, 0, None
+            self.epoch, self.position = self.epoch + 1, 0
+            self._forget()
         return epoch, shard, row, length, patches
 
-    def _load(self, block: tuple[int, int]) -> None:
+    def _forget(self) -> None:
+        self._order, self._start, self._values = None, self.position, self._values[:0]
+
+    def _load(self) -> None:
         if self._order is None:
             self._order = EpochOrder(
                 self._source.subset.sizes,
@@ -56,14 +63,14 @@ class Cursor:
                 source=self._source.name,
                 epoch=self.epoch,
             )
-        start = block[1] * _BLOCK
-        stop = min(start + _BLOCK, self._order.num_samples)
-        shards, numbers = self._order.positions(start, stop)
-        values = np.empty((stop - start, 4), np.int64)
+        stop = min(self.position + self._size, self._order.num_samples)
+        shards, numbers = self._order.positions(self.position, stop)
+        values = np.empty((len(shards), 4), np.int64)
         values[:, 0] = shards
         for shard in np.unique(shards).tolist():
             here = np.flatnonzero(shards == shard)
             rows = self._source.subset.rows(shard, numbers[here])
             values[here, 1] = rows
             values[here, 2], values[here, 3] = self._source.lengths_of(shard, rows)
-        self._values, self._block = values, block
+        self._values, self._start = values, self.position
+        self._size = min(4 * self._size, _LARGEST_BLOCK)

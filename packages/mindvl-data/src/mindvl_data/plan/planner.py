@@ -8,7 +8,7 @@ there are. Rows are packed for a few steps at once, the balance window, and deal
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,13 +55,27 @@ class Planner:
     Args:
         sources: In the order of `config.sources`.
         rows_per_step: Rows of one optimizer step, over all ranks.
+        on_draw: Called with each sample when it is drawn, and how many rows this planner had packed; for statistics.
+
+    Attributes:
+        shares: What the mixture asks of each source, in samples or tokens as `config.weight_unit` says; sums to 1.
     """
 
-    def __init__(self, config: DataConfig, sources: Sequence[SourceIndex], *, rows_per_step: int) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        sources: Sequence[SourceIndex],
+        *,
+        rows_per_step: int,
+        on_draw: Callable[[PlannedSample, int], None] | None = None,
+    ) -> None:
         self._config = config
         self._sources = sources
         self._rows_per_step = rows_per_step
         weights = effective_weights([s.weight for s in sources], [s.index.is_text for s in sources], config.text_share)
+        self.shares: list[float] = weights
+        self._on_draw = on_draw
+        self._num_packed = 0
         self._cursors = [Cursor(source, seed=config.seed, window=config.shuffle_window) for source in sources]
         capacity = config.packing.seq_length
         mean_tokens, patches_per_token, largest = mixture_demand(sources, weights, config)
@@ -199,6 +213,9 @@ class Planner:
     def _next_row(self) -> Row:
         while not self._packer.is_full and (sample := self._next_sample()) is not None:
             self._packer.add(sample, sample.length, sample.patches)
+            if self._on_draw is not None:
+                self._on_draw(sample, self._num_packed)
+        self._num_packed += 1
         return tuple(self._packer.next_row())
 
     def _note_window(self) -> None:

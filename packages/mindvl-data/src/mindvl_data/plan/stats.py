@@ -1,59 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration will give: fill, visual load, imbalance, tokens by source, drops; from the plan alone.
+"""What a configuration will give: fill, visual load, imbalance, waits, shares, drops; from the plan alone.
 
 Stands beside the planner; nothing is decoded, so a thousand rows take seconds.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig
-from mindvl_data.plan.planner import Planner, Row, rows_of_rank
+from mindvl_data.plan.planner import PlannedSample, Planner, Row, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
+
+_LOAD_BINS = 24
+_FILL_EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+_RANKS = (2, 4, 8, 16, 32, 64)
 
 
 def plan_stats(config: DataConfig, *, num_rows: int, dp_size: int = 8, microbatches: int = 8) -> dict[str, Any]:
     """Figures of at least `num_rows` rows of the plan, in whole steps of `dp_size * microbatches` rows.
 
     Returns:
-        `rank_imbalance` is how much longer the busiest rank works on pictures than the average one, per step;
-        `lockstep_imbalance` the same when ranks wait for each other after every microbatch. Both are None when there
-        are fewer rows than one step.
+        JSON values. Those of `Planner.figures`, and:
+
+        `samples_per_row`: mean.
+        `dp_size`, `microbatches`: as given. `balance_steps`, `balance_width`: of the configuration.
+        `rank_imbalance`: how much longer the busiest rank works on pictures than the average one, per step, as a
+            share; `lockstep_imbalance`: the same when ranks wait for each other after every microbatch. Mean over
+            steps; None where no whole step has a picture.
+        `imbalance`: the same plan on other numbers of ranks, a list of `dp_size`, `microbatches`, `rank`, `lockstep`.
+        `visual_load`: histogram over rows, `edges` [bins + 1] in visual tokens and `counts` [bins].
+        `row_fill`: histogram over rows, `edges` as a share of the row (the last bin holds full rows) and `counts`.
+        `staleness`: rows between drawing a sample and the row that holds it: `mean`, `p99`, `max`, and the `limit`
+            that no sample passes (buffer and window).
+        `sources`: a list in the order of the configuration of `name`, `asked` (share of the mixture, in the unit of
+            `weight_unit`), `samples`, `samples_share`, `tokens`, `tokens_share`, and `dropped` (count by reason).
+            Text-only sources have `is_text`.
+        `weight_unit`: "samples" or "tokens".
     """
+    rows_per_step = dp_size * microbatches
+    drawn_before: dict[PlannedSample, int] = {}
     files = ShardFiles(config.store)
     try:
         tokenizer = load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
-        rows_per_step = dp_size * microbatches
-        planner = Planner(config, sources, rows_per_step=rows_per_step)
+        planner = Planner(config, sources, rows_per_step=rows_per_step, on_draw=drawn_before.__setitem__)
         steps: list[tuple[Row, ...]] = []
         while len(steps) * rows_per_step < num_rows and (step := planner.next_step()) is not None:
             steps.append(step.rows)
     finally:
         files.close()
     figures = planner.figures(planner.state())
-    rank, lockstep = _imbalance(steps, dp_size)
+    rows = [row for step in steps for row in step]
+    per_token = config.image.spatial_merge_size**2
+    load = np.array([sum(sample.patches for sample in row) for row in rows], np.int64).reshape(-1, rows_per_step)
+    # The end of the data: steps with empty rows say nothing about balance.
+    load_of_whole = load[[all(step) for step in steps]]
+    rank, lockstep = _imbalance(load_of_whole, dp_size)
+    packing = config.packing
     return figures | {
         "samples_per_row": figures["samples"] / max(1, figures["rows"]),
-        "rank_imbalance": rank,
-        "lockstep_imbalance": lockstep,
         "dp_size": dp_size,
         "microbatches": microbatches,
+        "balance_steps": packing.balance_steps,
+        "balance_width": packing.balance_width,
+        "rank_imbalance": rank,
+        "lockstep_imbalance": lockstep,
+        "imbalance": _imbalance_table(load_of_whole, rows_per_step),
+        "visual_load": _load_histogram([row for row in rows if row], per_token, planner.max_patches),
+        "row_fill": _fill_histogram([row for row in rows if row], packing.seq_length),
+        "staleness": _staleness(rows, drawn_before)
+        | {"limit": packing.buffer_size + packing.balance_steps * rows_per_step},
+        "sources": _by_source(sources, planner.shares, figures),
+        "weight_unit": config.weight_unit,
     }
 
 
-def _imbalance(steps: list[tuple[Row, ...]], dp_size: int) -> tuple[float | None, float | None]:
-    ranks, locks = [], []
-    for step in steps:
-        if not all(step):
-            continue  # the end of the data: its empty rows say nothing about balance
-        dealt = [rows_of_rank(step, dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]
-        load = np.array([[sum(sample.patches for sample in row) for row in rows] for rows in dealt], np.float64)
-        if load.any():
-            sums = load.sum(axis=1)
-            ranks.append(sums.max() / sums.mean() - 1)
-            locks.append(load.max(axis=0).sum() / load.mean(axis=0).sum() - 1)
-    return (float(np.mean(ranks)), float(np.mean(locks))) if ranks else (None, None)
+def _imbalance(load: NDArray[np.int64], dp_size: int) -> tuple[float | None, float | None]:
+    """(rank, lock-step) imbalance of [num_steps, rows_per_step] patches, dealt as `rows_of_rank` does."""
+    load = load[load.any(axis=1)]
+    if not load.size:
+        return None, None
+    by_rank = [rows_of_rank(list(load.T), dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]
+    dealt = np.array(by_rank, np.float64)  # [dp_size, microbatches, num_steps]
+    sums = dealt.sum(axis=1)
+    rank = sums.max(axis=0) / sums.mean(axis=0) - 1
+    lockstep = dealt.max(axis=0).sum(axis=0) / dealt.mean(axis=0).sum(axis=0) - 1
+    return float(rank.mean()), float(lockstep.mean())
+
+
+def _imbalance_table(load: NDArray[np.int64], rows_per_step: int) -> list[dict[str, Any]]:
+    table = []
+    for dp_size in _RANKS:
+        if rows_per_step % dp_size == 0:
+            rank, lockstep = _imbalance(load, dp_size)
+            microbatches = rows_per_step // dp_size
+            table.append({"dp_size": dp_size, "microbatches": microbatches, "rank": rank, "lockstep": lockstep})
+    return table
+
+
+def _load_histogram(rows: Sequence[Row], per_token: int, limit: int) -> dict[str, list[Any]]:
+    load = [sum(sample.patches for sample in row) / per_token for row in rows]
+    counts, edges = np.histogram(load, bins=_LOAD_BINS, range=(0, max(1, limit / per_token)))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _fill_histogram(rows: Sequence[Row], seq_length: int) -> dict[str, list[Any]]:
+    fill = [sum(sample.length for sample in row) / seq_length for row in rows]
+    counts, edges = np.histogram(fill, bins=_FILL_EDGES)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _staleness(rows: Sequence[Row], drawn_before: dict[PlannedSample, int]) -> dict[str, Any]:
+    # A row can be moved before the rows that were packed when its samples were drawn: they waited for nothing.
+    waits = [max(0, number - drawn_before[sample]) for number, row in enumerate(rows) for sample in row]
+    if not waits:
+        return {"mean": 0.0, "p99": 0.0, "max": 0}
+    return {"mean": float(np.mean(waits)), "p99": float(np.quantile(waits, 0.99)), "max": max(waits)}
+
+
+def _by_source(
+    sources: Sequence[SourceIndex], shares: Sequence[float], figures: dict[str, Any]
+) -> list[dict[str, Any]]:
+    samples, tokens = Counter(figures["samples_by_source"]), Counter(figures["tokens_by_source"])
+    dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
+    for where, count in figures["dropped"].items():
+        name, _, reason = where.rpartition(": ")
+        dropped[name][reason] = count
+    return [
+        {
+            "name": source.name,
+            "is_text": source.index.is_text,
+            "asked": share,
+            "samples": samples[source.name],
+            "samples_share": samples[source.name] / max(1, samples.total()),
+            "tokens": tokens[source.name],
+            "tokens_share": tokens[source.name] / max(1, tokens.total()),
+            "dropped": dropped[source.name],
+        }
+        for source, share in zip(sources, shares, strict=True)
+    ]

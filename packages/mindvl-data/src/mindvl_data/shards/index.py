@@ -126,7 +126,7 @@ class Shards(Sequence[ShardIndex]):
         digest = self._digests[32 * number : 32 * number + 32].hex()
         index_name = _index_name(name)
         try:
-            with open(_on_disk(join(self._folder, index_name), digest, self._store), "rb") as file:
+            with open(_on_disk(join(self._folder, index_name), digest, self._store), "rb", buffering=0) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise _missing(index_name, self._folder) from error
