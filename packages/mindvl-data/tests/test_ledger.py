@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import Batch, DataConfig, DataError, Loader, PackingConfig
+from mindvl_data import Batch, DataConfig, DataError, Loader, PackingConfig, index_folder
 from mindvl_data.audit_log import read_log
 from mindvl_data.ledger import consumed, verify
 from mindvl_data.shards.index import write_atomically
@@ -26,7 +27,7 @@ MakeConfig = Callable[..., DataConfig]
 Sealed = dict[str, Any]
 
 PACKS = 30  # of a step: can be dealt to 2, 3 and 5 ranks
-STEPS = 8
+STEPS = 6
 
 
 def digest(batch: Batch) -> str:
@@ -76,17 +77,18 @@ def run_until_killed(config: DataConfig, folder: Path, size: int, run: int, rows
     assert {process.exitcode for process in ranks} == {0 if rows is None else -signal.SIGKILL}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "balance_steps"), [(1, 1), (2, 4)])
 def test_kills_at_any_moment_and_2_then_3_then_5_ranks_lose_and_repeat_nothing(
-    make_config: MakeConfig, tmp_path: Path, seed: int
+    make_config: MakeConfig, tmp_path: Path, seed: int, balance_steps: int
 ) -> None:
     choose = random.Random(seed)
-    config = make_config(audit_log=tmp_path / "audit.jsonl", prefetch_packs=3, plan_ahead_steps=2)
+    packing = PackingConfig(seq_length=256, buffer_size=16, balance_steps=balance_steps)
+    config = make_config(audit_log=tmp_path / "audit.jsonl", prefetch_packs=3, plan_ahead_steps=2, packing=packing)
     with Loader(replace(config, audit_log=None, num_threads=0), packs_per_step=PACKS, position_kind="rope") as loader:
         expected = {(number // PACKS + 1, number % PACKS): digest(next(loader)) for number in range(STEPS * PACKS)}
     sizes = [2, 3, 5]
     for run, size in enumerate(sizes):
-        run_until_killed(config, tmp_path, size, run, rows=choose.randint(35, 75))
+        run_until_killed(config, tmp_path, size, run, rows=choose.randint(30, 60))
     run_until_killed(config, tmp_path, choose.choice(sizes), len(sizes), rows=None)
 
     handed_out: dict[tuple[int, int], set[str]] = {}
@@ -100,7 +102,7 @@ def test_kills_at_any_moment_and_2_then_3_then_5_ranks_lose_and_repeat_nothing(
     assert report["verified"]["problems"] == []
     assert report["verified"]["notes"] == []
     assert (report["steps"], report["verified"]["steps"], report["checkpoint_step"]) == (STEPS, STEPS, STEPS)
-    assert report["verified"]["finished_epochs"]["pictures"] >= 7
+    assert report["verified"]["finished_epochs"]["pictures"] >= 4
 
 
 def run(config: DataConfig, rows: int | None, *, packs: int = 2, state: Sealed | None = None, who: str = "") -> Sealed:
@@ -244,6 +246,80 @@ def test_a_log_without_its_end_is_found_although_the_run_went_on(make_config: Ma
     state = run(config, rows=10, state=state)
     report = verify(config, log, packs_per_step=2, state=state)
     assert report["verified"]["problems"] == ["steps 10 to 10 are missing"]
+
+
+@pytest.fixture
+def changing(shard_folders: dict[str, Path], make_config: MakeConfig, tmp_path: Path) -> tuple[DataConfig, Path]:
+    """A configuration whose pictures lie in a folder of the test's own, and its log."""
+    shutil.copytree(shard_folders["pictures"], tmp_path / "pictures")
+    config = make_config(audit_log=tmp_path / "audit.jsonl", num_threads=0)
+    sources = (replace(config.sources[0], path=tmp_path / "pictures"), config.sources[1])
+    return replace(config, sources=sources), tmp_path / "audit.jsonl"
+
+
+def lose_a_shard(folder: Path) -> None:
+    for file in [*folder.glob("shard-000001.*"), folder / "manifest.json"]:
+        file.unlink()
+    index_folder(folder)
+
+
+def test_changed_data_go_on_once_accepted_and_the_log_says_who_and_what(changing: tuple[DataConfig, Path]) -> None:
+    config, log = changing
+    state = run(config, rows=20)
+    lose_a_shard(config.sources[0].path)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"^index of pictures changed .*--accept-data-change"):
+        run(config, rows=2, state=state)
+    for _ in range(2):  # a crash right after it: accepted again, logged once
+        changed = run(config, rows=200, state=state, who="me@here")
+    (change,) = changed["changes"]
+    assert (change["step"], change["who"], list(change["sources"])) == (10, "me@here", ["pictures"])
+    old, new = change["sources"]["pictures"]
+    assert (old, new) == (state["identities"]["index of pictures"], changed["identities"]["index of pictures"])
+    marks = [line for line in read_log(log) if line.kind != "rows"]
+    assert [(line.step, line.kind, line.change) for line in marks] == [(10, "change", change)]
+    after = [use for line in read_log(log) if line.step > 10 for row in line.rows for use in row]
+    begun = max(use[1] for line in read_log(log) if line.step <= 10 for row in line.rows for use in row)
+    assert min(use[1] for use in after if use[0] == "pictures") == begun + 1
+    assert not [use for use in after if use[:1] + use[2:3] == ["pictures", "shard-000001.tar"]]
+    assert changed["plan"]["dropped"]["pictures: data changed"] > 0
+
+    report = verify(config, log, packs_per_step=2, state=changed)
+    assert report["verified"]["problems"] == []
+    assert report["verified"]["steps"] == 100
+    assert report["verified"]["finished_epochs"]["pictures"] >= 2
+    assert report["changes"] == [change]
+    assert "data of pictures changed after step 10, accepted by me@here" in report["verified"]["notes"][0]
+    again = run(config, rows=2, state=changed)  # needs nobody to accept it any more
+    assert again["changes"] == [change]
+
+
+def test_a_crash_before_the_first_checkpoint_of_changed_data_is_understood(changing: tuple[DataConfig, Path]) -> None:
+    config, log = changing
+    state = run(config, rows=20)
+    lose_a_shard(config.sources[0].path)  # type: ignore[arg-type]
+    run(config, rows=10, state=state, who="me@here")
+    report = verify(config, log, packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
+    assert "the newest checkpoint was written before the data changed" in report["verified"]["notes"]
+
+
+def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    both = make_config(audit_log=log, num_threads=0)
+    alone = replace(both, sources=both.sources[:1])
+    state = run(alone, rows=20)
+    with pytest.raises(DataError, match=r"index of text \(new\)"):
+        run(both, rows=2, state=state)
+    state = run(both, rows=100, state=state, who="me@here")
+    state = run(replace(both, sources=both.sources[1:]), rows=100, state=state, who="you@there")
+    assert [(change["step"], list(change["sources"])) for change in state["changes"]] == [
+        (10, ["text"]),
+        (60, ["pictures"]),
+    ]
+    report = verify(replace(both, sources=both.sources[1:]), log, packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
+    assert (report["steps"], report["verified"]["steps"]) == (110, 50)
+    assert set(report["sources"]) == {"pictures", "text"}
 
 
 def test_reading_needs_no_thread_and_no_more_than_a_file(tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader: order, resume, ranks, bad samples."""
 
+import gc
 import json
 import logging
+import os
 import random
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +19,23 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_data import IGNORE_INDEX, Batch, DataConfig, DataError, Loader, PackingConfig, SourceConfig, index_folder
+from mindvl_data import (
+    IGNORE_INDEX,
+    Batch,
+    DataConfig,
+    DataError,
+    Loader,
+    PackingConfig,
+    SourceConfig,
+    Tokenizer,
+    index_folder,
+    write_shards,
+)
+from mindvl_data.measure import measure_folder
+from mindvl_data.plan.planner import Planner
+from mindvl_data.plan.sources import source_rules
+from mindvl_data.quarantine import read_quarantine
+from mindvl_data.rows import RowMaker
 from mindvl_data.shards.index import open_index
 
 MakeConfig = Callable[..., DataConfig]
@@ -36,7 +59,7 @@ def figures(loader: Loader) -> dict[str, Any]:
     return {name: value for name, value in loader.report().items() if name not in ("reads", "bad_samples")}
 
 
-def test_a_batch_has_the_promised_shapes_and_types(make_config: MakeConfig, tokenizer) -> None:
+def test_a_batch_has_the_promised_shapes_and_types(make_config: MakeConfig, tokenizer: Tokenizer) -> None:
     with Loader(make_config(), packs_per_step=2, position_kind="mrope") as loader:
         batches = take(loader, 8)
     for batch in batches:
@@ -193,6 +216,227 @@ def test_threads_change_nothing(make_config: MakeConfig) -> None:
         expected = take(loader, 10)
     with Loader(make_config(num_threads=3, prefetch_packs=9), packs_per_step=2, position_kind="rope") as loader:
         assert_same(take(loader, 10), expected)
+
+
+def test_without_threads_there_is_none(make_config: MakeConfig) -> None:
+    before = threading.enumerate()
+    with Loader(make_config(num_threads=0), packs_per_step=2, position_kind="rope") as loader:
+        take(loader, 3)
+        assert threading.enumerate() == before
+    with Loader(make_config(num_threads=2), packs_per_step=2, position_kind="rope") as loader:
+        take(loader, 3)
+        new = sorted(thread.name for thread in threading.enumerate() if thread not in before)
+        assert new == ["mindvl-data-0", "mindvl-data-1", "mindvl-plan-0"]
+    assert threading.enumerate() == before
+
+
+def test_a_loader_that_is_forgotten_leaves_no_thread(make_config: MakeConfig) -> None:
+    loader = Loader(make_config(num_threads=2), packs_per_step=2, position_kind="rope")
+    next(loader)
+    del loader
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mindvl")]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_what_goes_wrong_in_the_plan_reaches_the_caller_at_every_call(
+    make_config: MakeConfig, num_threads: int
+) -> None:
+    config = make_config(packing=PackingConfig(seq_length=8, buffer_size=4), num_threads=num_threads)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(2):
+            with pytest.raises(DataError, match="has no sample that fits a row of 8 tokens") as caught:
+                next(loader)
+            assert "_next_usable" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_closed_loader_refuses_and_does_not_wait(make_config: MakeConfig) -> None:
+    loader = Loader(make_config(), packs_per_step=2, position_kind="rope")
+    next(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(DataError, match="loader is closed"):
+        next(loader)
+
+
+@pytest.mark.parametrize(("bound", "most"), [(1, 1), (1 << 30, 6)])
+def test_rows_wait_within_the_byte_bound_but_one_always_does(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, bound: int, most: int
+) -> None:
+    made = []
+    make = RowMaker.make
+    monkeypatch.setattr(RowMaker, "make", lambda *given: (made.append(1), make(*given))[1])
+    config = make_config(num_threads=2, prefetch_packs=6, prefetch_bytes=bound)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for taken in range(1, 9):
+            next(loader)
+            assert len(made) <= taken + most
+    assert len(made) >= 8 + (most > 1)
+
+
+def test_a_byte_bound_holds_fewer_rows_of_many_pictures(make_config: MakeConfig) -> None:
+    bound = 200_000  # a row of 256 tokens with pictures alone has about 600,000 bytes
+    config = make_config(num_threads=2, prefetch_packs=50, prefetch_bytes=bound)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(10):
+            next(loader)
+            waiting = [entry.num_bytes for entry in loader._waiting]
+            assert len(waiting) <= 1 or sum(waiting) <= 1.1 * bound
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+def test_ranks_together_read_the_bytes_of_the_samples_used_and_no_more(
+    make_config: MakeConfig, shard_folders: dict[str, Path], dp_size: int
+) -> None:
+    config = make_config(max_epochs=1)
+    with Loader(config, packs_per_step=4, position_kind="rope") as loader:
+        list(loader)  # measures lengths, if nobody did
+    read, extents = 0, 0
+    indexes = {name: open_index(folder) for name, folder in shard_folders.items()}
+    shards = {(name, shard.name): shard for name, index in indexes.items() for shard in index.shards}
+    for rank in range(dp_size):
+        with Loader(config, packs_per_step=4, dp_rank=rank, dp_size=dp_size, position_kind="rope") as loader:
+            used = [shards[s.source, s.shard].samples[s.row] for batch in loader for s in batch.segments]
+            read += loader.report()["reads"]["bytes_read"]
+        extents += sum(int(entry["length"]) + 512 for entry in used)  # a tar header goes before each sample
+    assert extents <= read <= 1.02 * extents
+
+
+def test_restoring_plans_no_more_than_a_fresh_start(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    planners, steps, rows = [], [], []
+    plan, pack = Planner._plan_window, Planner._next_row
+    init = Planner.__init__
+    monkeypatch.setattr(Planner, "__init__", lambda *a, **k: (planners.append(1), init(*a, **k))[1])
+    monkeypatch.setattr(Planner, "_plan_window", lambda self: (steps.append(1), plan(self))[1])
+    monkeypatch.setattr(Planner, "_next_row", lambda self: (rows.append(1), pack(self))[1])
+    config = make_config(num_threads=0)
+
+    def cost(state: dict[str, Any] | None) -> tuple[int, int, int]:
+        for counted in (planners, steps, rows):
+            counted.clear()
+        with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            next(loader)
+        return len(planners), len(steps), len(rows)
+
+    fresh = cost(None)
+    assert fresh[0] == 1
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(1, 9):
+            take(loader, 2)
+            assert all(ours <= theirs for ours, theirs in zip(cost(loader.state_dict()), fresh, strict=True))
+
+
+def test_a_state_can_be_loaded_in_the_middle_of_a_run(make_config: MakeConfig) -> None:
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        first = take(loader, 4)
+        state = loader.state_dict()
+        expected = take(loader, 6)
+        loader.load_state_dict(state)
+        assert_same(take(loader, 6), expected)
+        assert_same(first[:0], [])
+
+
+def test_after_the_end_the_next_round_is_not_stuck(make_config: MakeConfig) -> None:
+    with Loader(make_config(max_epochs=1), packs_per_step=4, position_kind="rope") as loader:
+        start = loader.state_dict()
+        first = list(loader)
+        assert next(loader, None) is None
+        assert list(loader) == []
+        loader.load_state_dict(start)
+        assert_same(list(loader), first)
+
+
+def test_the_number_of_ranks_may_change_at_every_restart(make_config: MakeConfig) -> None:
+    config = make_config(num_threads=1, prefetch_packs=2)
+    with Loader(config, packs_per_step=24, position_kind="rope") as loader:
+        expected = take(loader, 24 * 4)
+    state, done = None, []
+    for dp_size in (2, 8, 3, 1):
+        ranks = []
+        for rank in range(dp_size):
+            with Loader(config, packs_per_step=24, dp_rank=rank, dp_size=dp_size, position_kind="rope") as loader:
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                ranks.append(take(loader, 24 // dp_size))
+                after = loader.state_dict()
+        state = after
+        done += [ranks[i % dp_size][i // dp_size] for i in range(24)]
+    assert_same(done, expected)
+
+
+def test_a_bad_sample_is_quarantined_by_the_rank_that_met_it_and_ranks_stay_equal(
+    make_config: MakeConfig, shard_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    shutil.copytree(shard_folders["pictures"], folder)
+    shard = open_index(folder).shards[1]
+    content = bytearray(Path(shard.path).read_bytes())
+    for row in (2, 5):
+        content[int(shard.samples["offset"][row])] ^= 0xFF
+    Path(shard.path).write_bytes(content)
+    log = tmp_path / "quarantine.jsonl"
+    source = SourceConfig(name="pictures", path=folder, max_epochs=2)
+    config = make_config(sources=(source,), quarantine_log=log)
+    states, rows = [], []
+    for rank in range(2):
+        with Loader(config, packs_per_step=2, dp_rank=rank, dp_size=2, position_kind="rope") as loader:
+            rows.append([(batch.step, batch.segments) for batch in loader])
+            states.append(loader.state_dict())
+    assert states[0] == states[1]
+    met = {(step, s.row) for mine in rows for step, segments in mine for s in segments if s.bad}
+    assert len(met) == 4  # two samples, two epochs
+    lines = [json.loads(line) for file in tmp_path.glob("quarantine.rank*.jsonl") for line in file.open()]
+    assert {(line["step"], line["row"]) for line in lines} == met
+    assert {(bad.shard, bad.row) for bad in read_quarantine(log)} == {(shard.name, 2), (shard.name, 5)}
+    assert {bad.reason for bad in read_quarantine(log)} == {"contents differ from what was indexed (crc32)"}
+
+
+FEW_FILES = """
+import json, resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))  # what most systems give
+import torch, transformers
+from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig
+import os
+folders, tokenizer = [Path(p) for p in sys.argv[1:-1]], Path(sys.argv[-1])
+sources = tuple(SourceConfig(name=f.name, path=f, max_epochs=1) for f in folders)
+config = DataConfig(sources=sources, tokenizer=tokenizer, packing=PackingConfig(seq_length=256, buffer_size=64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with Loader(config, packs_per_step=4, position_kind="rope") as loader:
+    used = sum(len(batch.segments) for batch in loader)
+    files = len(os.listdir("/proc/self/fd"))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"used": used, "files": files, "peak_mb": peak / 1024, "own_mb": (peak - before) / 1024}))
+"""
+
+
+def test_two_thousand_shards_stay_within_few_files_and_a_gigabyte(
+    tokenizer: Tokenizer, tokenizer_folder: Path, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    folders = [tmp_path / f"source{number}" for number in range(2)]
+    for folder in folders:  # one shard, measured, a thousand times under other names
+        raw = tmp_path / f"{folder.name}.jsonl"
+        raw.write_text(json.dumps({"text": "ab " * 40}))
+        write_shards(raw, folder, format="text")
+        index_folder(folder)
+        measure_folder(folder, tokenizer, source_rules(SourceConfig(name="a", path=folder), make_config()))
+        files = [file for file in folder.iterdir() if file.name.startswith("shard-000000")]
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for number in range(1, 1000):
+            for file in files:
+                os.link(file, folder / file.name.replace("000000", f"{number:06d}"))
+            manifest["shards"].append(manifest["shards"][0] | {"name": f"shard-{number:06d}.tar"})
+        manifest["samples"] = 1000
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    command = [sys.executable, "-c", FEW_FILES, *map(str, folders), str(tokenizer_folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    figures = json.loads(ended.stdout)
+    assert figures["used"] == 2000
+    assert figures["files"] < 700
+    assert figures["peak_mb"] < 1000
 
 
 def test_packs_that_cannot_be_dealt_to_the_ranks_are_refused(make_config: MakeConfig) -> None:

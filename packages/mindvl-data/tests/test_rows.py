@@ -2,13 +2,12 @@
 """Rows: bytes read, bytes expected, samples that turn out bad."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from mindvl_data import DataConfig, SourceConfig, Tokenizer, index_folder, write_shards
 from mindvl_data.plan.planner import Planner, Row
@@ -71,9 +70,9 @@ def test_what_turns_out_other_than_planned_is_told_with_its_place(
 ) -> None:
     workshop = Workshop(make_config(), tokenizer)
     row = workshop.rows[0]
-    longer = (*row[:1], replace(row[1], length=row[1].length + 1), *row[2:])
+    longer = (*row[:1], row[1]._replace(length=row[1].length + 1), *row[2:])
     fewer = next((row, i) for row in workshop.rows for i, sample in enumerate(row) if sample.patches)
-    smaller = tuple(replace(s, patches=s.patches - 4) if i == fewer[1] else s for i, s in enumerate(fewer[0]))
+    smaller = tuple(s._replace(patches=s.patches - 4) if i == fewer[1] else s for i, s in enumerate(fewer[0]))
     made = workshop.maker.make(2, longer)
     (bad,) = made.bad
     assert (bad.step, bad.row) == (2, row[1].row)
@@ -85,23 +84,19 @@ def test_what_turns_out_other_than_planned_is_told_with_its_place(
     workshop.files.close()
 
 
-def test_a_picture_cut_short_is_bad_and_its_neighbours_are_not(
+def test_a_picture_damaged_inside_is_bad_and_its_neighbours_are_not(
     make_config: MakeConfig, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    from PIL import Image
-
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for name in ("whole", "cut"):
-        Image.effect_noise((84, 84), 90).convert("RGB").save(raw / f"{name}.jpg", quality=95)
-    content = (raw / "cut.jpg").read_bytes()
-    (raw / "cut.jpg").write_bytes(content[: len(content) // 3])  # the header is whole, so the index takes it
+    for name in ("whole", "damaged"):
+        Image.effect_noise((84, 84), 90).convert("RGB").save(tmp_path / f"{name}.png")
+    content = bytearray((tmp_path / "damaged.png").read_bytes())
+    content[len(content) // 2] ^= 0xFF  # header and end are whole, so the index takes it
+    (tmp_path / "damaged.png").write_bytes(content)
     turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "4"}]
-    rows = [{"image": f"{name}.jpg", "conversations": turns} for name in ("whole", "cut", "whole")]
-    (raw / "rows.json").write_text(json.dumps(rows))
-    write_shards(raw / "rows.json", tmp_path / "shards", format="llava")
+    rows = [{"image": f"{name}.png", "conversations": turns} for name in ("whole", "damaged", "whole")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    write_shards(tmp_path / "rows.json", tmp_path / "shards", format="llava")
     index_folder(tmp_path / "shards")
-    shutil.rmtree(raw)
     config = make_config(sources=(SourceConfig(name="photos", path=tmp_path / "shards", max_epochs=1),))
     workshop = Workshop(config, tokenizer)
     made = [workshop.maker.make(1, row) for row in workshop.rows]

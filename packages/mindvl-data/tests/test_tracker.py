@@ -85,12 +85,12 @@ def test_speed_settings_and_moved_folders_may_change(
 
 
 def test_a_damaged_or_foreign_state_is_refused() -> None:
-    sealed = seal_state({"step": 1}, {"recipe": "a"})
-    assert open_state(sealed, {"recipe": "a"}).plan == {"step": 1}
+    sealed = seal_state({"step": 1}, {"recipe": "a"}, sources=["a"])
+    assert open_state(sealed, {"recipe": "a"}, sources=["a"]).plan == {"step": 1}
     with pytest.raises(DataError, match="checksum is wrong"):
-        open_state(sealed | {"plan": {"step": 2}}, {"recipe": "a"})
+        open_state(sealed | {"plan": {"step": 2}}, {"recipe": "a"}, sources=["a"])
     with pytest.raises(DataError, match="version 7"):
-        open_state(sealed | {"version": 7}, {"recipe": "a"})
+        open_state(sealed | {"version": 7}, {"recipe": "a"}, sources=["a"])
 
 
 def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -119,31 +119,64 @@ def test_the_weight_of_a_source_is_refused_and_cannot_be_accepted(make_config: M
 
 
 NAMES = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
+PLAN = {
+    "step": 4,
+    "drawn_at": [[2, 7]],
+    "owed": [0.0],
+    "buffer": [[0, 2, 1, 5, 40, 16]],
+    "window": [[1]],
+    "drawn": {"a": 30},
+    "dropped": {"a: too long": 1},
+}
 
 
 def test_changed_data_can_be_accepted_by_somebody() -> None:
-    sealed = seal_state({"step": 1}, NAMES)
+    sealed = seal_state(PLAN, NAMES, sources=["a"])
     with pytest.raises(DataError, match=r"index of a changed .* accept the changed data \(--accept-data-change\)"):
-        open_state(sealed, NAMES | {"index of a": "5678"})
-    opened = open_state(sealed, NAMES | {"index of a": "5678"}, accept_change="me@here")
+        open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"])
+    opened = open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", "5678")}
-    assert opened.lost == {"a"}
+    assert opened.other_data == {"a"}
+    assert opened.plan == PLAN
 
 
 def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
-    sealed = seal_state({"step": 1}, NAMES)
-    new = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of b": "weight=1.0", "index of b": "77"}
-    with pytest.raises(
-        DataError, match=r"settings of a \(gone\).*index of b \(new\)|index of a \(gone\).*index of b \(new\)"
-    ):
-        open_state(sealed, new)
-    opened = open_state(sealed, new, accept_change="me@here")
-    assert opened.changed == {"a": ("1234", None), "b": (None, "77")}
-    assert opened.lost == {"a"}
+    both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
+    plan = PLAN | {
+        "drawn_at": [[2, 7], [0, 9]],
+        "owed": [0.5, -0.5],
+        "buffer": [[0, 2, 1, 5, 40, 16], [1, 0, 0, 3, 20, 0], [0, 2, 1, 6, 40, 16]],
+        "window": [[2]],
+        "drawn": {"a": 30, "b": 9},
+    }
+    sealed = seal_state(plan, both, sources=["a", "b"])
+    new = {"plan version": str(PLAN_VERSION), "seed": "3"}
+    for name, index in (("c", "99"), ("b", "77")):
+        new |= {f"settings of {name}": "weight=1.0", f"index of {name}": index}
+    with pytest.raises(DataError, match=r"index of a \(gone\).*index of c \(new\) changed since"):
+        open_state(sealed, new, sources=["c", "b"])
+    opened = open_state(sealed, new, sources=["c", "b"], accept_change="me@here")
+    assert opened.changed == {"a": ("1234", None), "c": (None, "99")}
+    assert opened.other_data == frozenset()
+    assert opened.plan == {
+        "step": 4,
+        "drawn_at": [[0, 0], [0, 9]],
+        "owed": [0.25, -0.25],
+        "buffer": [[1, 0, 0, 3, 20, 0]],
+        "window": [],
+        "drawn": {"a": 28, "b": 9},
+        "dropped": {"a: too long": 1, "a: data changed": 2},
+    }
+
+
+def test_another_order_of_sources_is_refused() -> None:
+    both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
+    with pytest.raises(DataError, match=r"order of sources \(a b -> b a\) changed"):
+        open_state(seal_state(PLAN, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
 
 
 @pytest.mark.parametrize("name", ["plan version", "seed", "settings of a"])
 def test_rules_are_never_accepted_even_beside_changed_data(name: str) -> None:
-    sealed = seal_state({"step": 1}, NAMES)
+    sealed = seal_state(PLAN, NAMES, sources=["a"])
     with pytest.raises(DataError, match=rf"^{name} \(.* -> x\) changed"):
-        open_state(sealed, NAMES | {name: "x", "index of a": "5678"}, accept_change="me@here")
+        open_state(sealed, NAMES | {name: "x", "index of a": "5678"}, sources=["a"], accept_change="me@here")

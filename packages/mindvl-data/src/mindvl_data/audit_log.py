@@ -38,7 +38,8 @@ class AuditLine:
     rows: list[list[Use]] = field(default_factory=list)  # of a step
     tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
     change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
-    plan: dict[str, Any] | None = None  # of a mark: the state the plan goes on from
+    plan: dict[str, Any] = field(default_factory=dict)  # of a mark: the state the plan goes on from
+    sources: list[str] = field(default_factory=list)  # of a mark: the sources that the state counts
 
 
 class AuditLog:
@@ -74,11 +75,12 @@ class AuditLog:
         """
         last = self._cut(step)
         self._is_fresh = False
+        place = {"plan": plan, "sources": [source.name for source in self._sources]}
         if last < step:
-            self._append({"step": step, "branch": last, "plan": plan})
+            self._append({"step": step, "branch": last, **place})
         for change in changes:
             if change["step"] == step:
-                self._append({"step": step, "change": change, "plan": plan})
+                self._append({"step": step, "change": change, **place})
 
     def sync(self) -> None:
         """Have it on disk before a checkpoint says that the steps were done."""
@@ -177,7 +179,8 @@ def _parse(path: Path, offset: int, text: bytes) -> AuditLine:
         if kind == "rows":
             return AuditLine(step=line["step"], kind=kind, rows=line["rows"], tokens=line["tokens"], when=line["when"])
         change = line["change"] if kind == "change" else {}
-        return AuditLine(step=line["step"], kind=kind, change=change, plan=line["plan"], when=line["when"])
+        place = {name: line[name] for name in ("plan", "sources", "when")}
+        return AuditLine(step=line["step"], kind=kind, change=change, **place)
     except (ValueError, KeyError) as error:
         raise DataError(
             f"line of an audit log is damaged ({error}). {path} at byte {offset}. Restore the file from a copy."

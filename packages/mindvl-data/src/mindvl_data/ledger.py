@@ -156,7 +156,7 @@ class _Check:
         self._marks_left = marks  # the plan is known after the last of them
         self._state = state
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
-        self._whole_from: Counter[str] = Counter()  # first epoch of a source that the log holds as a whole
+        self._whole_from = dict.fromkeys((source.name for source in sources), 0)  # first epoch the log holds whole
         self._closed: Counter[str] = Counter()  # epochs of a source that were looked at
         self._finished: Counter[str] = Counter()  # and found to be whole
         self._last_step, self._planned_step, self._compared = 0, 0, 0
@@ -205,7 +205,7 @@ class _Check:
             self._notes.append("the newest checkpoint was written before the data changed")
             return
         try:
-            open_state(self._state, names)
+            open_state(self._state, names, sources=[source.name for source in self._sources])
         except DataError as error:
             self._problem(str(error), first=True)  # it explains the others
 
@@ -219,28 +219,27 @@ class _Check:
         }
 
     def _pass_mark(self, line: AuditLine) -> None:
-        assert line.plan is not None
         self._marks_left -= 1
         if line.kind == "branch":
             if self._last_step:
                 self._problem(f"steps {self._last_step + 1} to {line.step} are missing")
             self._notes.append(f"steps 1 to {line.step} are in the log of the run that this one was branched from")
-            affected = None
         else:
-            affected = set(line.change["sources"])
             self._notes.append(
-                f"{', '.join(sorted(affected))} changed after step {line.step}, accepted by {line.change['who']}: "
-                "what lies before could be checked for order and repeats only"
+                f"data of {', '.join(sorted(line.change['sources']))} changed after step {line.step}, accepted by "
+                f"{line.change['who']}: what lies before could be checked for order and repeats only"
             )
+            for name, epoch in list(self._use):
+                if name in line.change["sources"]:
+                    del self._use[name, epoch]  # its shards may have other names now
         self._last_step = self._planned_step = line.step
+        # Limits that follow from the data may have changed too, so of no source the epoch begun then can be whole.
+        self._whole_from = {
+            name: epoch + (position > 0)
+            for name, (epoch, position) in zip(line.sources, line.plan["drawn_at"], strict=True)
+        }
         if not self._marks_left:
             self._planner.load_state(line.plan)
-            for source, (epoch, position) in zip(self._sources, line.plan["drawn_at"], strict=True):
-                if affected is None or source.name in affected:
-                    self._whole_from[source.name] = epoch + (position > 0)
-        for name, epoch in list(self._use):
-            if affected is not None and name in affected:
-                del self._use[name, epoch]  # its shards may have other names now
 
     def _compare(self, line: AuditLine) -> None:
         planned: PlannedStep | None = None
@@ -271,7 +270,7 @@ class _Check:
             name = source.name
             while self._closed[name] < epoch and (name, self._closed[name]) not in waiting:
                 use = self._use.pop((name, self._closed[name]), EpochUse())
-                if self._closed[name] >= self._whole_from[name]:
+                if self._closed[name] >= self._whole_from.get(name, 0):
                     self._close(source, self._closed[name], use)
                 self._closed[name] += 1
 

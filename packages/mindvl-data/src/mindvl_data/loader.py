@@ -95,6 +95,7 @@ class Loader:
         self._maker = RowMaker(
             config, self._sources, tokenizer=tokenizer, files=self._files, position_kind=position_kind
         )
+        self._names = [source.name for source in config.sources]
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)
         self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
@@ -137,7 +138,7 @@ class Loader:
         """
         if self._audit is not None and not self._is_closed:
             self._audit.sync()
-        return seal_state(self._state, self._identities, self._changes)
+        return seal_state(self._state, self._identities, sources=self._names, changes=self._changes)
 
     def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
         """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
@@ -150,17 +151,15 @@ class Loader:
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor.
         """
-        opened = open_state(state, self._identities, accept_change=accept_change)
+        opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
         self._plan.finish()
         planner = self._planner if self._is_untouched else self._new_planner()
         self._is_untouched = False
         changes = opened.changes
+        planner.load_state(opened.plan, changed_sources=opened.other_data)
         if opened.changed:
-            planner.load_state(opened.plan, changed_sources=opened.lost)
-            step = planner.state()["step"]
-            changes = [*changes, {"step": step, "who": accept_change, "when": now(), "sources": opened.changed}]
-        else:
-            planner.load_state(opened.plan)
+            about = {name: list(pair) for name, pair in opened.changed.items()}
+            changes = [*changes, {"step": opened.plan["step"], "who": accept_change, "when": now(), "sources": about}]
         self._start(planner, changes=changes)
         if self._audit is not None:
             self._audit.resume(self._state["step"], self._state, changes)

@@ -8,6 +8,7 @@ never. The state does not depend on the number of ranks.
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,21 @@ def identities(
     }
 
 
-def seal_state(plan_state: dict[str, Any], names: dict[str, str], changes: Sequence[Change] = ()) -> dict[str, Any]:
-    """The plan's state with version, identities, accepted changes and checksum."""
-    body = {"version": STATE_VERSION, "identities": names, "changes": list(changes), "plan": plan_state}
+def seal_state(
+    plan_state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], changes: Sequence[Change] = ()
+) -> dict[str, Any]:
+    """The plan's state with version, identities, accepted changes and checksum.
+
+    Args:
+        sources: Names in the order of the configuration: the plan's state counts them.
+    """
+    body = {
+        "version": STATE_VERSION,
+        "identities": names,
+        "sources": list(sources),
+        "changes": list(changes),
+        "plan": plan_state,
+    }
     return {**body, "checksum": _digest(body)}
 
 
@@ -62,21 +75,24 @@ def seal_state(plan_state: dict[str, Any], names: dict[str, str], changes: Seque
 class OpenedState:
     """A state that may be gone on from."""
 
-    plan: dict[str, Any]
+    plan: dict[str, Any]  # for the sources of this run
     changes: list[Change]  # accepted by earlier restarts
     changed: dict[str, Difference]  # source -> old and new identity of its data; empty when nothing changed
 
     @property
-    def lost(self) -> frozenset[str]:
-        """Sources whose samples may be others now, so that their positions mean nothing any more."""
-        return frozenset(name for name, (old, _) in self.changed.items() if old is not None)
+    def other_data(self) -> frozenset[str]:
+        """Sources of this run that had other samples before, so that their positions mean nothing any more."""
+        return frozenset(name for name, pair in self.changed.items() if None not in pair)
 
 
-def open_state(state: dict[str, Any], names: dict[str, str], *, accept_change: str | None = None) -> OpenedState:
+def open_state(
+    state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], accept_change: str | None = None
+) -> OpenedState:
     """Check a sealed state against this run.
 
     Args:
         names: The identities of this run.
+        sources: The names of its sources, in order.
         accept_change: Who accepts that the index of a source changed, or that a source came or went; None: nobody.
 
     Raises:
@@ -93,9 +109,16 @@ def open_state(state: dict[str, Any], names: dict[str, str], *, accept_change: s
     different = differences(state["identities"], names)
     changed = changed_data(different)
     rules = {name: pair for name, pair in different.items() if not _is_about(name, changed)}
+    orders = [
+        [name for name in one if name in other]
+        for one, other in ((state["sources"], sources), (sources, state["sources"]))
+    ]
+    if orders[0] != orders[1]:
+        rules["order of sources"] = (" ".join(orders[0]), " ".join(orders[1]))
     if rules or (changed and accept_change is None):
         raise DataError(_refusal(rules, different, may_accept=not rules))
-    return OpenedState(plan=state["plan"], changes=state["changes"], changed=changed)
+    plan = state["plan"] if state["sources"] == list(sources) else _renumbered(state["plan"], state["sources"], sources)
+    return OpenedState(plan=plan, changes=state["changes"], changed=changed)
 
 
 def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
@@ -126,6 +149,26 @@ def _is_about(name: str, changed: dict[str, Difference]) -> bool:
         name == f"index of {source}" or (name == f"settings of {source}" and None in pair)
         for source, pair in changed.items()
     )
+
+
+def _renumbered(plan: dict[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """The plan's state with its sources counted as `after` does: new ones at their start, those gone without a trace.
+
+    What waited of a source that went is counted as dropped, like the planner does with changed data.
+    """
+    place = {name: number for number, name in enumerate(before)}
+    number_now = {place[name]: number for number, name in enumerate(after) if name in place}
+    gone = Counter(before[source] for source, *_ in plan["buffer"] if source not in number_now)
+    owed = [plan["owed"][place[name]] if name in place else 0.0 for name in after]
+    excess = sum(owed) / len(owed)  # what those that went had owed to them or owed to others
+    return plan | {
+        "drawn_at": [plan["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
+        "owed": [value - excess for value in owed],
+        "buffer": [[number_now[source], *rest] for source, *rest in plan["buffer"] if source in number_now],
+        "window": [] if gone else plan["window"],  # its rows have gaps: what is left of it is packed anew
+        "drawn": {name: count - gone[name] for name, count in plan["drawn"].items()},
+        "dropped": plan["dropped"] | {f"{name}: data changed": count for name, count in gone.items()},
+    }
 
 
 def _refusal(rules: dict[str, Difference], different: dict[str, Difference], *, may_accept: bool) -> str:

@@ -5,7 +5,6 @@ Used by the ledger to find samples used twice, or never.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,5 +60,7 @@ def usable_samples(source: SourceIndex, seq_length: int, max_patches: int) -> It
     """(name, whether each sample can be in a row) of each shard of a source."""
     for number, name in enumerate(source.index.shards.names):
         tokens, patches = source.lengths(number)
-        can: NDArray[Any] = (tokens > 0) & (tokens <= seq_length) & (patches <= max_patches)
+        rows = source.used_rows(number)
+        can = np.zeros(len(tokens), np.bool_)
+        can[rows] = (tokens[rows] > 0) & (tokens[rows] <= seq_length) & (patches[rows] <= max_patches)
         yield name, can
