@@ -241,8 +241,8 @@ def remote_config(
     return make_config(sources=tuple(sources), store=store)
 
 
-def run(config: DataConfig) -> tuple[list[Any], dict[str, int]]:
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+def run(config: DataConfig, rows: int = 2) -> tuple[list[Any], dict[str, int]]:
+    with Loader(config, packs_per_step=rows, position_kind="rope") as loader:
         batches = list(loader)
         return batches, loader.report()["reads"]
 
@@ -260,6 +260,47 @@ def test_batches_from_s3_equal_local_ones_and_the_second_run_fetches_nothing(
     assert_equal_batches(second, local)
     assert (kept["bytes_read"], kept["requests"]) == (0, 0)
     assert kept["cache_bytes"] == kept["bytes_wanted"] > 0
+
+
+def test_lengths_measured_before_the_upload_spare_measuring_from_the_store(
+    s3: Any, tmp_path: Path, shard_folders: dict[str, Path], make_config: Callable[..., DataConfig]
+) -> None:
+    run(make_config(max_epochs=1))  # leaves the lengths beside the shards
+    _, near = run(make_config(max_epochs=1))
+    sources = tuple(
+        SourceConfig(name=name, path=s3.upload(folder, f"{tmp_path.name}/{name}"), max_epochs=1)
+        for name, folder in shard_folders.items()
+    )
+    _, far = run(make_config(sources=sources, store=StoreConfig(cache=tmp_path / "c", options={"s3": s3.options})))
+    assert far["bytes_wanted"] == near["bytes_wanted"]
+    assert far["bytes_read"] == near["bytes_read"]
+
+
+def test_a_run_goes_on_without_its_store_as_far_as_the_cache_reaches(
+    http: Any,
+    waits: list[float],
+    tmp_path: Path,
+    shard_folders: dict[str, Path],
+    make_config: Callable[..., DataConfig],
+) -> None:
+    run(make_config(max_epochs=1))
+    for folder in shard_folders.values():
+        http.objects |= {f"/{folder.name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    sources = tuple(SourceConfig(name=n, path=f"{http.address}/{n}", max_epochs=1) for n in shard_folders)
+    config = make_config(sources=sources, store=StoreConfig(cache=tmp_path, retries=1), num_threads=0, prefetch_packs=1)
+    whole, _ = run(config, rows=1)
+    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+        first = next(loader)
+        http.faults = ["503"] * 100_000
+        assert_equal_batches([first, *loader], whole)
+    for path in (tmp_path / "ranges").glob("*/*"):
+        path.unlink()
+    http.faults = []
+    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+        next(loader)
+        http.faults = ["503"] * 100_000
+        with pytest.raises(DataError, match=rf"failed 2 times.*503.*{http.address}.*Check the network"):
+            list(loader)
 
 
 def test_a_damaged_cache_is_healed_and_a_store_that_is_down_stops_only_what_is_not_kept(
