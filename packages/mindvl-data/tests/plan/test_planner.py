@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -21,7 +22,7 @@ from mindvl_data import (
     index_folder,
     write_shards,
 )
-from mindvl_data.plan.planner import PlannedSample, Planner, rows_of_rank
+from mindvl_data.plan.planner import PlannedSample, PlannedStep, Planner, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 
@@ -70,19 +71,182 @@ def test_each_epoch_of_a_source_has_another_order(
     assert by_epoch[0] != by_epoch[1]
 
 
-def test_a_plan_can_be_taken_up_from_any_state(make_planner: Callable[..., Planner], make_config: MakeConfig) -> None:
-    config = make_config(max_epochs=2)
-    planner = make_planner(config)
+def plan_to_the_end(planner: Planner) -> list[PlannedStep]:
     steps = []
     while (step := planner.next_step()) is not None:
         steps.append(step)
-    for at in (1, 5, len(steps) - 1, len(steps)):
+    return steps
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as a checkpoint gives it back."""
+    result: dict[str, Any] = json.loads(json.dumps(state))
+    return result
+
+
+@pytest.mark.parametrize("weight_unit", ["samples", "tokens"])
+def test_a_plan_can_be_taken_up_from_any_state(
+    make_planner: Callable[..., Planner], make_config: MakeConfig, weight_unit: str
+) -> None:
+    config = make_config(max_epochs=2, weight_unit=weight_unit)
+    fresh = make_planner(config)
+    start = fresh.state()
+    steps = plan_to_the_end(fresh)
+    assert len(steps) > 8  # two windows and a part of one
+    states = [start, *(step.state_after for step in steps)]
+    for at, state in enumerate(states):  # at the borders of windows and inside them
         again = make_planner(config)
-        again.load_state(json.loads(json.dumps(steps[at - 1].state_after)))
-        rest = []
-        while (step := again.next_step()) is not None:
-            rest.append(step)
-        assert rest == steps[at:]
+        again.load_state(stored(state))
+        assert stored(again.state()) == stored(state)
+        assert plan_to_the_end(again) == steps[at:]
+        assert again.state() == steps[-1].state_after
+
+
+def test_a_state_does_not_change_when_the_plan_goes_on(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    planner = make_planner(make_config())
+    first = planner.next_step()
+    assert first is not None
+    kept = json.dumps(first.state_after)
+    samples(planner, 12)
+    assert json.dumps(first.state_after) == kept
+
+
+def test_an_epoch_holds_every_sample_once_whatever_the_steps_are(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config(max_epochs=1)
+    for rows_per_step in (1, 2, 3, 5, 8, 60):
+        steps = plan_to_the_end(make_planner(config, rows_per_step))
+        used = Counter((s.source, s.shard, s.row) for step in steps for row in step.rows for s in row)
+        assert len(used) == used.total() == 100
+        rows = [row for step in steps for row in step.rows]
+        assert all(len(step.rows) == rows_per_step for step in steps)
+        filled = [bool(row) for row in rows]
+        assert filled == sorted(filled, reverse=True)  # empty rows stand at the very end
+        assert any(filled[-rows_per_step:])
+
+
+def test_ranks_that_come_and_go_see_the_same_steps(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    planner = make_planner(config, 30)
+    expected = [planner.next_step() for _ in range(6)]
+    state, seen = make_planner(config, 30).state(), []
+    for dp_size in (2, 3, 5, 10, 1, 6):  # one step with each number of ranks, restarted in between
+        by_rank = []
+        for rank in range(dp_size):
+            planner = make_planner(config, 30)
+            planner.load_state(stored(state))
+            step = planner.next_step()
+            assert step is not None
+            by_rank.append(rows_of_rank(step.rows, dp_rank=rank, dp_size=dp_size))
+        state = step.state_after
+        seen.append(tuple(row for rows in zip(*by_rank, strict=True) for row in rows))
+    assert seen == [step.rows for step in expected if step is not None]
+
+
+def test_when_an_epoch_is_over_the_next_one_begins(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    only_text = replace(config, sources=(config.sources[1],))
+    planner = make_planner(only_text)
+    while min(cursor[0] for cursor in planner.state()["drawn_at"]) < 3:
+        assert planner.next_step() is not None
+    used = Counter((s.epoch, s.shard, s.row) for s in samples(planner, 200))
+    assert max(used.values()) == 1
+
+
+def test_the_balance_window_moves_rows_and_changes_none(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    plain = replace(config, packing=replace(config.packing, balance_steps=1))
+    rows = [[row for _ in range(4) for row in take_step(planner).rows]
+            for planner in (make_planner(config, 8), make_planner(plain, 8))]  # fmt: skip
+    assert rows[0] != rows[1]
+    assert sorted(rows[0]) == sorted(rows[1])
+    pairs = [[abs(patches(one) - patches(other)) for one, other in batched(side)] for side in rows]
+    assert sum(pairs[0]) < sum(pairs[1])
+
+
+def take_step(planner: Planner) -> PlannedStep:
+    step = planner.next_step()
+    assert step is not None
+    return step
+
+
+def patches(row: tuple[PlannedSample, ...]) -> int:
+    return sum(sample.patches for sample in row)
+
+
+def batched(rows: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+def test_first_and_fraction_use_the_same_samples_in_every_epoch(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    pictures, text = config.sources
+    config = replace(
+        config, sources=(replace(pictures, first=40, fraction=0.5, max_epochs=3), replace(text, first=7, max_epochs=3))
+    )
+    planned = samples(make_planner(config), 999)
+    for source, count in ((0, 20), (1, 7)):
+        by_epoch = [{(s.shard, s.row) for s in planned if (s.source, s.epoch) == (source, epoch)} for epoch in range(3)]
+        assert by_epoch[0] == by_epoch[1] == by_epoch[2]
+        assert len(by_epoch[0]) == count
+        assert sum(s.source == source for s in planned) == 3 * count
+    assert {(s.shard, s.row) for s in planned if s.source == 1} == {(0, row) for row in range(7)}
+    assert all(16 * s.shard + s.row < 40 for s in planned if s.source == 0)
+    other_seed = samples(make_planner(replace(config, seed=9)), 999)
+    assert {s[0:4] for s in other_seed} == {s[0:4] for s in planned}
+
+
+@pytest.mark.parametrize("done", [2, 4, 5, 7])  # inside windows and between them
+def test_a_changed_source_goes_on_with_its_next_epoch_and_the_others_lose_nothing(
+    make_planner: Callable[..., Planner], make_config: MakeConfig, done: int
+) -> None:
+    config = make_config(max_epochs=3)
+    planner = make_planner(config)
+    before = [take_step(planner) for _ in range(done)]
+    state = stored(before[-1].state_after)
+    again = make_planner(config)
+    again.load_state(state, changed_sources={"text"})
+    middle = stored(again.state())
+    after = plan_to_the_end(again)
+    used = [sample for step in (*before, *after) for row in step.rows for sample in row]
+    pictures = Counter(sample for sample in used if sample.source == 0)
+    assert (len(pictures), pictures.total()) == (180, 180)  # three epochs, each sample once
+    text_before = [s for step in before for row in step.rows for s in row if s.source == 1]
+    text_after = [s for step in after for row in step.rows for s in row if s.source == 1]
+    assert max(s.epoch for s in text_before) < min(s.epoch for s in text_after)
+    drawn_epochs = state["drawn_at"][1][0] + (state["drawn_at"][1][1] > 0)
+    assert len(text_after) == 40 * (3 - drawn_epochs) > 0
+    drawn = state["drawn"]["text"]
+    assert again.dropped["text: data changed"] == drawn - len(text_before)
+    assert again.figures(again.state())["samples_by_source"] == {
+        "pictures": 180,
+        "text": len(text_before) + len(text_after),
+    }
+    assert all(all(step.rows) for step in after[:-1])
+    resumed = make_planner(config)
+    resumed.load_state(middle)
+    assert plan_to_the_end(resumed) == after
+
+
+def test_a_changed_source_without_a_next_epoch_ends(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    planner = make_planner(make_config(max_epochs=1))
+    state = stored(take_step(planner).state_after)
+    again = make_planner(make_config(max_epochs=1))
+    again.load_state(state, changed_sources={"text"})
+    assert all(sample.source == 0 for step in plan_to_the_end(again) for row in step.rows for sample in row)
 
 
 def test_a_step_has_the_same_rows_for_any_number_of_ranks() -> None:
