@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import SourceRecord
+from mindvl_data.formats import BadRow, SourceRecord
 from mindvl_data.formats.llava import read_llava
 
 
 def read(path: Path, rows: Any, root: Path | None = None) -> list[SourceRecord]:
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
     found = read_llava(path, root)
-    records = list(found.records)
+    records = []
+    for record in found.records:
+        if isinstance(record, BadRow):
+            raise record
+        records.append(record)
     assert found.total >= len(records)
     return records
 
@@ -37,20 +41,34 @@ def test_marks_become_parts_in_place(tmp_path: Path) -> None:
         {"type": "point", "image": 0, "xy": [9, 9]},
         {"type": "text", "text": "?"},
     ]
-    assert record.images == (tmp_path / "a", tmp_path / "b")
+    assert record.media == (tmp_path / "a", tmp_path / "b")
     assert "meta" not in record.body
 
 
 def test_a_text_only_row_needs_no_image(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "r.json", [row("hello")])
-    assert record.images == ()
+    assert record.media == ()
+
+
+def test_a_video_stands_where_its_mark_is(tmp_path: Path) -> None:
+    (record,) = read(tmp_path / "r.json", [row("<video>then<image>", image="a.png", video=["b.mp4"])])
+    assert record.media == (tmp_path / "b.mp4", tmp_path / "a.png")
+    assert [part["type"] for part in record.body["messages"][0]["content"]] == ["video", "text", "image"]
+    with pytest.raises(DataError, match="text mentions 0 videos, the row has 1"):
+        read(tmp_path / "r.json", [row("a", video="b.mp4")])
+
+
+def test_a_bad_row_does_not_end_the_rows_after_it(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps([row("a"), {"conversations": 1}, 7, row("b")]))
+    kinds = [type(item) for item in read_llava(tmp_path / "r.json", None).records]
+    assert kinds == [SourceRecord, BadRow, BadRow, SourceRecord]
 
 
 def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(row("<image>", image=name)) for name in "ab")
     records = read(tmp_path / "r.jsonl", lines, tmp_path / "pictures")
-    assert [r.images[0] for r in records] == [tmp_path / "pictures" / name for name in "ab"]
-    assert records[1].where.endswith("r.jsonl row 2")
+    assert [r.media[0] for r in records] == [tmp_path / "pictures" / name for name in "ab"]
+    assert str(records[1].place).endswith("r.jsonl row 2")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +78,10 @@ def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
         ({}, "instead of a list"),
         ([row("a"), 5], r"r\.json row 2"),
         ([{"id": 1}], "no list `conversations`"),
-        ([{"conversations": [{"from": "bot", "value": "a"}]}], r"from 'bot'.*row 1 turn 0"),
+        ([{"conversations": [{"from": "bot", "value": "a"}]}], r"turn 0 is from 'bot'.*row 1"),
         ([{"conversations": ["a"]}], "turn 0"),
         ([row("<box:0>")], "`boxes` does not hold"),
-        ([row("a", image=3)], "images are 3"),
+        ([row("a", image=3)], "files are 3"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_row(tmp_path: Path, rows: Any, message: str) -> None:

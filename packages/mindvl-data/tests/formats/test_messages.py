@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
+from mindvl_data.formats import BadRow, SourceRecord
 from mindvl_data.formats.messages import read_messages
+
+
+def records(path: Path) -> list[SourceRecord]:
+    found = []
+    for record in read_messages(path, None).records:
+        if isinstance(record, BadRow):
+            raise record
+        found.append(record)
+    return found
 
 
 def test_images_are_named_by_the_row_or_by_the_part(tmp_path: Path) -> None:
@@ -15,11 +25,11 @@ def test_images_are_named_by_the_row_or_by_the_part(tmp_path: Path) -> None:
     named = {"messages": [{"role": "user", "content": [{"type": "image", "image": "b.png"}, "?"]}]}
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(bare) + "\n\n" + json.dumps(named) + "\n")
-    first, second = read_messages(path, None).records
-    assert first.images == (tmp_path / "a.png",)
-    assert second.images == (tmp_path / "b.png",)
+    first, second = records(path)
+    assert first.media == (tmp_path / "a.png",)
+    assert second.media == (tmp_path / "b.png",)
     assert second.body["messages"][0]["content"] == [{"type": "image"}, "?"]
-    assert second.where.endswith("row 3")
+    assert str(second.place).endswith("row 3")
 
 
 @pytest.mark.parametrize(("line", "message"), [("{", "broken JSON"), ("[]", "instead of an object"), ("{}", "no list")])
@@ -27,4 +37,29 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({"messages": []}) + "\n" + line)
     with pytest.raises(DataError, match=rf"{message}.*r\.jsonl row 2"):
-        list(read_messages(path, None).records)
+        records(path)
+
+
+def test_videos_and_pictures_keep_the_order_of_their_parts(tmp_path: Path) -> None:
+    parts = [
+        {"type": "video", "video": "v.mp4"},
+        {"type": "image_url", "image_url": {"url": "file://a.png"}},
+        {"type": "video"},
+    ]
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": parts[:2]}]}))
+    (record,) = records(path)
+    assert record.media == (tmp_path / "v.mp4", tmp_path / "a.png")
+    assert record.body["messages"][0]["content"] == [{"type": "video"}, {"type": "image"}]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": parts}], "videos": ["v.mp4"]}))
+    with pytest.raises(DataError, match="text mentions 2 videos, the row has 1"):
+        records(path)
+
+
+def test_text_in_another_encoding_and_rows_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'{"messages": "\xe9"}\n' + json.dumps({"messages": []}).encode())
+    bad, good = read_messages(path, None).records
+    assert isinstance(bad, BadRow)
+    assert "not UTF-8" in str(bad)
+    assert isinstance(good, SourceRecord)

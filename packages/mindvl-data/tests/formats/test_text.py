@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
+from mindvl_data.formats import BadRow, SourceRecord
 from mindvl_data.formats.text import read_text
+
+
+def first(path: Path) -> SourceRecord:
+    record = next(read_text(path, None).records)
+    if isinstance(record, BadRow):
+        raise record
+    return record
 
 
 def test_a_text_is_learned_whole_and_the_rest_of_the_row_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"text": "once", "id": 4, "url": "u"}))
-    (record,) = read_text(path, None).records
+    record = first(path)
     assert record.body == {"content": "once", "id": "4", "meta": {"url": "u"}}
 
 
@@ -21,10 +29,10 @@ def test_a_row_without_text_and_a_file_in_another_encoding_are_named(tmp_path: P
     path = tmp_path / "t.jsonl"
     path.write_text('{"txt": 1}')
     with pytest.raises(DataError, match=r"no string `text`.*t\.jsonl row 1"):
-        list(read_text(path, None).records)
+        first(path)
     path.write_bytes('{"text": "\xe9"}'.encode("latin-1"))
     with pytest.raises(DataError, match="not UTF-8"):
-        list(read_text(path, None).records)
+        first(path)
     with pytest.raises(DataError, match="does not exist"):
         read_text(tmp_path / "nowhere.jsonl", None)
     with pytest.raises(DataError, match="image root"):

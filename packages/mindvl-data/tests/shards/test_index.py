@@ -2,6 +2,7 @@
 """Index: what it holds, what it refuses by name."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,58 +46,6 @@ def test_the_index_holds_sizes_offsets_and_hashes(shard_folders: dict[str, Path]
     assert open_index(shard_folders["text"]).is_text
 
 
-def test_indexing_twice_gives_the_same_files(shard_folders: dict[str, Path]) -> None:
-    folder = shard_folders["text"]
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    index_folder(folder)
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
-def test_a_plain_caption_shard_of_others_is_indexed(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("x.jpg", png(tmp_path)), ("x.txt", b"a cat"), ("y.txt", b"no picture"))
-    index_folder(folder)
-    assert open_index(folder).shards[0].samples["num_members"].tolist() == [2, 1]
-
-
-def test_a_duplicate_key_is_refused_even_in_another_shard(tmp_path: Path) -> None:
-    shard(tmp_path, ("a.json", CHAT), name="1.tar")
-    folder = shard(tmp_path, ("b.json", CHAT), ("a.json", CHAT), name="2.tar")
-    with pytest.raises(DataError, match=r"duplicate key 'a', already in 1\.tar.*2\.tar at byte 1024"):
-        index_folder(folder)
-
-
-def test_interleaved_members_are_refused(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("a.json", CHAT), ("b.json", CHAT), ("a.0.png", png(tmp_path)))
-    with pytest.raises(DataError, match="'a' has 0 records"):
-        index_folder(folder)
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ([("a.json", b"{broken")], "sample 'a': record cannot be read"),
-        ([("a.json", b'{"messages": []}')], "at least one message"),
-        ([("a.pkl", b"x")], "extension other than"),
-        ([("a.json", CHAT), ("a.1.png", b"x")], "numbered"),
-        ([("a.txt", b"a cat"), ("a.0.png", b"x")], "picture cannot be opened"),
-        ([("a.json", CHAT), ("a.txt", b"x")], "2 records"),
-        ([("a.txt", b"\xff\xfe")], "record cannot be read"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
-    folder = shard(tmp_path, *members)
-    with pytest.raises(DataError, match=message) as caught:
-        index_folder(folder)
-    assert "s.tar at byte 0" in str(caught.value)
-    assert not (folder / "manifest.json").exists()
-
-
-def test_a_picture_the_text_does_not_mention_is_refused(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("a.json", CHAT), ("a.0.png", png(tmp_path)))
-    with pytest.raises(DataError, match="mentions 0 images, the sample has 1"):
-        index_folder(folder)
-
-
 def test_a_shard_that_changed_after_indexing_is_refused(tmp_path: Path) -> None:
     folder = shard(tmp_path, ("a.json", CHAT))
     index_folder(folder)
@@ -115,3 +64,65 @@ def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
     index_path.unlink()
     with pytest.raises(DataError, match="missing"):
         open_index(folder)
+
+
+def test_a_folder_that_is_not_indexed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no index.*Run `mindvl data index"):
+        open_index(shard(tmp_path, ("a.json", CHAT)))
+
+
+def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path: Path) -> None:
+    folder = shard(tmp_path, ("a.json", CHAT))
+    index_folder(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
+    with pytest.raises(DataError, match=f"index version 1 instead of {manifest['version']}"):
+        open_index(folder)
+    (folder / "manifest.json").write_text(json.dumps(manifest)[:-9])
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        open_index(folder)
+
+
+def test_damage_inside_an_index_file_is_found_when_the_shard_is_used(tmp_path: Path) -> None:
+    shard(tmp_path, ("a.json", CHAT), name="0.tar")
+    folder = shard(tmp_path, ("b.json", CHAT), name="1.tar")
+    index_folder(folder)
+    content = (folder / "1.idx").read_bytes()
+    (folder / "1.idx").write_bytes(b"OTHERMAG" + content[8:])
+    index = open_index(folder)
+    assert len(index.shards[0].samples) == 1
+    with pytest.raises(DataError, match=r"index file is damaged.*1\.idx"):
+        index.shards[1]
+
+
+def test_shards_are_mapped_when_used_and_only_the_last_few_stay(shard_folders: dict[str, Path]) -> None:
+    def mapped() -> list[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sorted(line.rsplit("/", 1)[1] for line in lines if str(shard_folders["pictures"]) in line)
+
+    shards = open_index(shard_folders["pictures"], max_mapped=2).shards
+    assert mapped() == []
+    keys = [shards[number].samples["key_hash"].tolist() for number in (0, 1, 2, 0, 3)]
+    assert mapped() == ["shard-000000.idx", "shard-000003.idx"]
+    held = shards[1].samples
+    assert [shards[number].samples["key_hash"].tolist() for number in (2, 3)] == [keys[2], keys[4]]
+    assert held["key_hash"].tolist() == keys[1]  # arrays in use stay valid
+    assert "shard-000001.idx" in mapped()
+
+
+def test_shards_are_a_sequence_that_knows_sizes_without_opening_any(shard_folders: dict[str, Path]) -> None:
+    shards = open_index(shard_folders["pictures"]).shards
+    assert shards.sizes.tolist() == [16, 16, 16, 12]
+    assert [shard.name for shard in shards] == list(shards.names)
+    assert [shard.name for shard in shards[1:3]] == list(shards.names[1:3])
+    assert shards[-1].name == shards.names[3]
+    with pytest.raises(IndexError):
+        shards[4]
+
+
+def test_threads_may_use_one_index_at_once(shard_folders: dict[str, Path]) -> None:
+    shards = open_index(shard_folders["pictures"], max_mapped=1).shards
+    expected = [shard.samples["key_hash"].tolist() for shard in shards]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda number: shards[number % 4].samples["key_hash"].tolist(), range(200)))
+    assert found == [expected[number % 4] for number in range(200)]

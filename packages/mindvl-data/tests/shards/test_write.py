@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing: the same bytes every time, pictures untouched, refusals by file and row."""
 
+import io
 import json
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from mindvl_data import DataError, index_folder, write_shards
-from mindvl_data.shards.tar import scan_members
-from mindvl_data.shards.write import WriteProgress
+from mindvl_data.shards.scan import scan_members
+from mindvl_data.shards.write import WriteProgress, Written
+
+
+def jpeg(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(file, "JPEG")
+    return file.getvalue()
 
 
 def source(folder: Path, count: int = 5) -> Path:
     folder.mkdir()
     rows = []
     for number in range(count):
-        (folder / f"{number}.dat").write_bytes(b"\xff\xd8\xff" + bytes([number]) * 20)
+        (folder / f"{number}.dat").write_bytes(jpeg(number))
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": str(number)}]
         rows.append({"id": number, "image": f"{number}.dat", "conversations": turns, "split": "train"})
     (folder / "rows.json").write_text(json.dumps(rows))
@@ -24,14 +36,14 @@ def source(folder: Path, count: int = 5) -> Path:
 
 def test_samples_are_cut_into_shards_and_pictures_copied_byte_for_byte(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    count = write_shards(
+    written = write_shards(
         source(tmp_path / "raw"),
         tmp_path / "digits",
         format="llava",
         samples_per_shard=2,
         progress=lambda done, total: calls.append((done, total)),
     )
-    assert count == 5
+    assert written == Written(samples=5, excluded=0)
     assert calls == [(n, 5) for n in range(1, 6)]
     shards = sorted((tmp_path / "digits").iterdir())
     assert [s.name for s in shards] == [f"shard-00000{n}.tar" for n in range(3)]
@@ -39,7 +51,7 @@ def test_samples_are_cut_into_shards_and_pictures_copied_byte_for_byte(tmp_path:
     assert [m.name for m in members] == [f"{k:09d}.{e}" for k in (2, 3) for e in ("json", "0.jpg")]
     content = shards[1].read_bytes()
     record, picture = (content[m.offset : m.offset + m.length] for m in members[:2])
-    assert picture == b"\xff\xd8\xff" + b"\x02" * 20
+    assert picture == jpeg(2)
     assert json.loads(record) == {
         "source": "digits",
         "messages": [
@@ -69,7 +81,7 @@ def test_a_folder_with_shards_is_not_written_again(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"image": "missing.png"}, "cannot be read"),
-        ({"image": "rows.json"}, "neither JPEG, PNG nor WebP"),
+        ({"image": "rows.json"}, "neither JPEG, PNG, WebP nor mp4"),
         ({"image": []}, "mentions 1 images, the sample has 0"),
         ({"conversations": [{"from": "human", "value": "<image>"}]}, "nothing to learn"),
     ],
@@ -88,7 +100,7 @@ def test_a_row_that_cannot_be_written_is_named_and_leaves_no_half_shard(
 
 def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="Use one of folder, llava, messages, text"):
+    with pytest.raises(DataError, match="Use one of folder, llava, messages, parquet, text, tsv"):
         write_shards(tmp_path, tmp_path / "out", format="csv")
     with pytest.raises(DataError, match="no record"):
         write_shards(tmp_path / "empty.jsonl", tmp_path / "out", format="text")
@@ -104,15 +116,118 @@ def stop_after(number: int) -> WriteProgress:
     return progress
 
 
-def test_a_stopped_write_is_refused_by_the_index_and_starts_over(tmp_path: Path) -> None:
-    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+def stop(rows: Path, out: Path, after: int, **options: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        write_shards(rows, out, format="llava", samples_per_shard=1, progress=stop_after(3))
-    (out / ".shard-000002.tar.partial").write_bytes(b"left by a kill")
+        write_shards(rows, out, format="llava", samples_per_shard=2, progress=stop_after(after), **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_stopped_write_is_refused_by_the_index_and_goes_on_after_its_last_whole_shard(tmp_path: Path) -> None:
+    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+    write_shards(rows, tmp_path / "whole/out", format="llava", samples_per_shard=2)
+    stop(rows, out, after=3)
+    (out / ".shard-000001.tar.partial").write_bytes(b"left by a kill")
+    (out / "shard-000001.tar").write_bytes(b"renamed, and then the kill came before the mark")
     with pytest.raises(DataError, match=r"not complete.*out/writing\. Write the folder again"):
         index_folder(out)
-    assert write_shards(rows, out, format="llava", samples_per_shard=4) == 5
-    assert sorted(path.name for path in out.iterdir()) == ["shard-000000.tar", "shard-000001.tar"]
+    kept = (out / "shard-000000.tar").stat()
+    calls: list[int] = []
+    written = write_shards(
+        rows, out, format="llava", samples_per_shard=2, progress=lambda done, total: calls.append(done)
+    )
+    assert written.samples == 5
+    assert calls == [3, 4, 5]
+    assert (out / "shard-000000.tar").stat() == kept
+    assert contents(out) == contents(tmp_path / "whole/out")
+
+
+def test_a_stopped_write_does_not_go_on_with_something_else(tmp_path: Path) -> None:
+    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+    stop(rows, out, after=3)
+    with pytest.raises(DataError, match=r"options samples_per_shard was 2 and is 3.*out/writing.*--fresh"):
+        write_shards(rows, out, format="llava", samples_per_shard=3)
+    rows.write_text(rows.read_text() + " ")
+    with pytest.raises(DataError, match="source bytes was"):
+        write_shards(rows, out, format="llava", samples_per_shard=2)
+    (out / "shard-000000.tar").unlink()
+    assert write_shards(rows, out, format="llava", samples_per_shard=3, fresh=True).samples == 5
+    assert sorted(contents(out)) == ["shard-000000.tar", "shard-000001.tar"]
+
+
+def test_a_shard_that_went_missing_meanwhile_is_named(tmp_path: Path) -> None:
+    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+    stop(rows, out, after=5)
+    (out / "shard-000000.tar").unlink()
+    with pytest.raises(DataError, match=r"shard-000000\.tar is missing"):
+        write_shards(rows, out, format="llava", samples_per_shard=2)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bad_rows_are_left_out_on_request_and_named(tmp_path: Path, workers: int) -> None:
+    path = source(tmp_path / "raw", count=9)
+    rows = json.loads(path.read_text())
+    rows[1]["image"], rows[4], rows[8]["conversations"] = "missing.png", 7, []
+    (tmp_path / "raw" / "6.dat").write_bytes(jpeg(6)[:-9])
+    path.write_text(json.dumps(rows))
+    plain = {"format": "llava", "samples_per_shard": 2, "skip_bad": True}
+    assert write_shards(path, tmp_path / "whole/out", **plain) == Written(samples=5, excluded=4)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "whole/out/excluded.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == [2, 5, 7, 9]
+    assert all(line["file"] == str(path) for line in lines)
+    assert ["cannot be read" in lines[0]["reason"], "int" in lines[1]["reason"], "cut off" in lines[2]["reason"]] == [
+        True
+    ] * 3
+    for after in range(1, 9):
+        out = tmp_path / str(after) / "out"
+        stop(path, out, after, skip_bad=True)
+        with open(out / "excluded.jsonl", "a") as file:
+            file.write("half a li")
+        assert write_shards(path, out, workers=workers, **plain).excluded == 4  # type: ignore[arg-type]
+        assert contents(out) == contents(tmp_path / "whole/out")
+    assert index_folder(tmp_path / "whole/out")["samples"] == 5
+    assert len((tmp_path / "whole/out/excluded.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_any_number_of_threads_writes_the_same_bytes(tmp_path: Path, workers: int) -> None:
+    rows = source(tmp_path / "raw", count=12)
+    for number in (1, workers):
+        write_shards(rows, tmp_path / str(number) / "out", format="llava", samples_per_shard=5, workers=number)
+    assert contents(tmp_path / "1/out") == contents(tmp_path / f"{workers}/out")
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "a", "score": NaN}')
+    with pytest.raises(DataError, match=r"not JSON compliant.*t\.jsonl row 1"):
+        write_shards(tmp_path / "t.jsonl", tmp_path / "out", format="text")
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """No file can grow beyond this many bytes, as on a disk that is full."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield 4096
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_shard(tmp_path: Path, small_files: int) -> None:
+    rows, out = source(tmp_path / "raw"), tmp_path / "out"
+    with pytest.raises(DataError, match=r"cannot be written: File too large\. .*out.*the same command goes on"):
+        write_shards(rows, out, format="llava", samples_per_shard=4)
+    assert [path.name for path in out.iterdir()] == ["writing"]
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot be written: Not a directory.*file/out"):
+        write_shards(source(tmp_path / "raw"), tmp_path / "file/out", format="llava")
+    with pytest.raises(DataError, match="source does not exist"):
+        write_shards(tmp_path / "nowhere", tmp_path / "out", format="llava")
 
 
 def test_starting_over_removes_no_shard_of_another_name(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from mindvl_data.formats.folder import read_folder
 from mindvl_data.formats.llava import read_llava
 from mindvl_data.formats.messages import read_messages
-from mindvl_data.formats.record import Records, SourceRecord
+from mindvl_data.formats.parquet import read_parquet
+from mindvl_data.formats.record import BadRow, Records, SourceRecord
 from mindvl_data.formats.text import read_text
+from mindvl_data.formats.tsv import read_tsv
 
 Reader = Callable[[Path, Path | None], Records]  # (source, image_root) -> records
 
@@ -19,7 +21,9 @@ FORMATS: dict[str, Reader] = {
     "folder": read_folder,
     "llava": read_llava,
     "messages": read_messages,
+    "parquet": read_parquet,
     "text": read_text,
+    "tsv": read_tsv,
 }
 
-__all__ = ["FORMATS", "Reader", "Records", "SourceRecord"]
+__all__ = ["FORMATS", "BadRow", "Reader", "Records", "SourceRecord"]

@@ -1,50 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of pictures with captions: NAME.txt beside NAME.jpg, or one captions.jsonl with `image` and `text`.
+"""A folder of pictures and videos with captions: NAME.txt beside NAME.jpg, or one captions.jsonl.
 
-Captions are learned without a chat template, after the picture.
+A row of captions.jsonl has `image` or `video` (a name or a list of names) and `text`. Captions are learned without a
+chat template, after the picture.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mindvl_data.errors import DataError
-from mindvl_data.formats.record import Records, SourceRecord, count_lines, extras, image_paths, read_json_lines
-from mindvl_data.shards.tar import IMAGE_EXTENSIONS
+from mindvl_data.formats.record import (
+    BadRow,
+    Place,
+    Records,
+    SourceRecord,
+    count_lines,
+    each_row,
+    extras,
+    media_paths,
+    read_json_lines,
+)
+from mindvl_data.shards.tar import MEDIA_EXTENSIONS, VIDEO_EXTENSIONS
 
 CAPTIONS_NAME = "captions.jsonl"
 
 
 def read_folder(path: Path, image_root: Path | None) -> Records:
-    """Records of a folder, pictures in name order; subfolders included."""
+    """Records of a folder, files in name order; subfolders included."""
     if not path.is_dir():
         raise DataError(f"folder does not exist. {path}. Name a folder of pictures.")
     captions = path / CAPTIONS_NAME
     if captions.is_file():
-        root = path if image_root is None else image_root
-        return Records(total=count_lines(captions), records=_read_captions(captions, root))
-    pictures = [p for p in sorted(path.rglob("*")) if p.suffix[1:].lower() in IMAGE_EXTENSIONS]
-    if not pictures:
-        raise DataError(f"folder holds no picture ({', '.join(IMAGE_EXTENSIONS)}). {path}. Name another folder.")
-    return Records(total=len(pictures), records=_read_pairs(path, pictures))
+        convert = partial(_captioned, path if image_root is None else image_root)
+        return Records(total=count_lines(captions), records=each_row(read_json_lines(captions), convert))
+    media = [p for p in sorted(path.rglob("*")) if p.suffix[1:].lower() in MEDIA_EXTENSIONS]
+    if not media:
+        raise DataError(f"folder holds no picture ({', '.join(MEDIA_EXTENSIONS)}). {path}. Name another folder.")
+    rows = ((Place(file), {"id": file.relative_to(path).as_posix()}) for file in media)
+    return Records(total=len(media), records=each_row(rows, _pair))
 
 
-def _read_pairs(path: Path, pictures: list[Path]) -> Iterator[SourceRecord]:
-    for picture in pictures:
-        caption = picture.with_suffix(".txt")
-        if not caption.is_file():
-            raise DataError(f"picture has no caption. {picture}. Add {caption.name} beside it, or {CAPTIONS_NAME}.")
-        try:
-            text = caption.read_text(encoding="utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise DataError(f"text is not UTF-8: {error}. {caption}. Convert the file.") from error
-        body = {"content": [{"type": "image"}, text], "id": picture.relative_to(path).as_posix()}
-        yield SourceRecord(body=body, images=(picture,), where=str(picture))
+def _pair(place: Place, row: dict[str, Any]) -> SourceRecord:
+    file = Path(place.file)
+    caption = file.with_suffix(".txt")
+    kind = "video" if file.suffix[1:].lower() in VIDEO_EXTENSIONS else "image"
+    if not caption.is_file():
+        remedy = f"Add {caption.name} beside it, or {CAPTIONS_NAME}."
+        raise BadRow("picture has no caption" if kind == "image" else "video has no caption", place, remedy)
+    try:
+        text = caption.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise BadRow(f"text is not UTF-8: {error}", Place(caption), "Convert the file.") from error
+    except OSError as error:
+        raise BadRow(f"file cannot be read: {error.strerror}", Place(caption), "Check its rights.") from error
+    return SourceRecord(body={"content": [{"type": kind}, text], **row}, media=(file,), place=place)
 
 
-def _read_captions(path: Path, root: Path) -> Iterator[SourceRecord]:
-    for where, row in read_json_lines(path):
-        if not isinstance(row.get("text"), str):
-            raise DataError(f"row has no string `text`. {where}. Add the caption; conversations have format messages.")
-        images = image_paths(row.get("image"), root, where)
-        content = [*[{"type": "image"}] * len(images), row["text"]]
-        yield SourceRecord(body={"content": content, **extras(row, ("image", "text"))}, images=images, where=where)
+def _captioned(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
+    if not isinstance(row.get("text"), str):
+        raise BadRow("row has no string `text`", place, "Add the caption; conversations have format messages.")
+    images, videos = (media_paths(row.get(kind), root, place) for kind in ("image", "video"))
+    content = [*[{"type": "image"}] * len(images), *[{"type": "video"}] * len(videos), row["text"]]
+    body = {"content": content, **extras(row, ("image", "video", "text"))}
+    return SourceRecord(body=body, media=images + videos, place=place)

@@ -1,44 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI-style JSON lines: `{"messages": [{"role", "content"}], "images": [NAME, ...]}`.
+"""OpenAI-style JSON lines: `{"messages": [{"role", "content"}], "images": [NAME, ...], "videos": [NAME, ...]}`.
 
-Content is a string or a list of parts (`text`, `image`, `box`, `point`, see samples.py). An image part may name its
-file (`{"type": "image", "image": NAME}`) instead of the row's `images`.
+Content is a string or a list of parts (`text`, `image`, `video`, `box`, `point`, see samples.py). A part may name its
+file (`{"type": "image", "image": NAME}`, `{"type": "image_url", "image_url": {"url": NAME}}`, `{"type": "video",
+"video": NAME}`) instead of the row's lists.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.errors import DataError
-from mindvl_data.formats.record import Records, SourceRecord, count_lines, extras, image_paths, read_json_lines
+from mindvl_data.formats.record import (
+    MEDIA_TYPES,
+    BadRow,
+    Place,
+    Records,
+    SourceRecord,
+    count_lines,
+    each_row,
+    extras,
+    media_in_order,
+    media_paths,
+    read_json_lines,
+)
+
+_USED = ("messages", "images", "image", "videos", "video")
 
 
 def read_messages(path: Path, image_root: Path | None) -> Records:
-    """Records of a JSON lines file; image names are relative to `image_root`, else to the file's folder."""
-    root = path.parent if image_root is None else image_root
-    return Records(total=count_lines(path), records=_records(path, root))
+    """Records of a JSON lines file; file names are relative to `image_root`, else to the file's folder."""
+    convert = partial(_record, path.parent if image_root is None else image_root)
+    return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
 
 
-def _records(path: Path, root: Path) -> Iterator[SourceRecord]:
-    for where, row in read_json_lines(path):
-        if not isinstance(row.get("messages"), list):
-            raise DataError(f"row has no list `messages`. {where}. Is this an OpenAI-style file?")
-        named: list[str] = []
-        messages = [_without_names(message, named) for message in row["messages"]]
-        images = image_paths(row.get("images", row.get("image", named)), root, where)
-        body = {"messages": messages, **extras(row, ("messages", "images", "image"))}
-        yield SourceRecord(body=body, images=images, where=where)
+def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
+    if not isinstance(row.get("messages"), list):
+        raise BadRow("row has no list `messages`", place, "Is this an OpenAI-style file?")
+    named: dict[str, list[str]] = {kind: [] for kind in MEDIA_TYPES}
+    messages = [_without_names(message, named) for message in row["messages"]]
+    body = {"messages": messages, **extras(row, _USED)}
+    images = media_paths(row.get("images", row.get("image", named["image"])), root, place)
+    videos = media_paths(row.get("videos", row.get("video", named["video"])), root, place)
+    return SourceRecord(body=body, media=media_in_order(body, images, videos, place), place=place)
 
 
-def _without_names(message: Any, named: list[str]) -> Any:
-    """The message with its image parts bare, their file names moved to `named`."""
+def _without_names(message: Any, named: dict[str, list[str]]) -> Any:
+    """The message with its media parts bare, their file names moved to `named`."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     parts = []
     for part in message["content"]:
-        if isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("image"), str):
-            named.append(part["image"])
-            parts.append({"type": "image"})
+        kind = part.get("type") if isinstance(part, dict) else None
+        name = part.get(kind) if isinstance(kind, str) else None
+        if kind == "image_url":
+            kind, name = "image", name.get("url") if isinstance(name, dict) else name
+        if kind in MEDIA_TYPES and isinstance(name, str):
+            named[kind].append(name.removeprefix("file://"))
+            parts.append({"type": kind})
         else:
             parts.append(part)
     return {**message, "content": parts}

@@ -1,160 +1,327 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards -> a validated index beside each of them, and a manifest.
 
-Comes after the shards are written; see index.py for what is on disk.
+Comes after the shards are written; see docs/data-format.md for what is on disk. Shards are independent, so they are
+looked at in several processes; only duplicate keys are searched over all of them, at the end. A shard whose size,
+time and index are those of an earlier call is not read again, and a call that was stopped goes on where it was.
 """
 
 import hashlib
 import json
-import mmap
-import zlib
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.errors import BadSample, DataError
-from mindvl_data.images import read_size
-from mindvl_data.samples import parse_sample
+from mindvl_data.errors import DataError
 from mindvl_data.shards.index import (
     INDEX_MAGIC,
     MANIFEST_NAME,
     MANIFEST_VERSION,
     MEMBER_DTYPE,
     SAMPLE_DTYPE,
-    key_of,
     write_atomically,
 )
-from mindvl_data.shards.tar import (
-    IMAGE_EXTENSIONS,
-    RECORD_EXTENSIONS,
-    SHARD_PATTERN,
-    WRITING_MARK,
-    Member,
-    scan_members,
-)
-from mindvl_data.types import MediaSize, RawSample
+from mindvl_data.shards.scan import map_shard
+from mindvl_data.shards.tar import BLOCK, EXCLUDED_NAME, SHARD_PATTERN, WRITING_MARK, name_in_header, split_name
+from mindvl_data.shards.validation import Excluded, Rules, validate_shard
+
+INDEXING_NAME = "indexing.jsonl"  # one line for each shard that is done, while a folder is being indexed
+
+_HEADER_BYTES = len(INDEX_MAGIC) + 3 * 8
+_DUPLICATE = "duplicate key, already in "
 
 Progress = Callable[[int, int], None]  # (done, total) in bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """What is known of one indexed shard."""
+
+    facts: dict[str, Any]  # its entry in the manifest
+    excluded: list[Excluded]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+
 def index_folder(
-    folder: Path | str, *, decode_limit: int = 80_000_000, progress: Progress | None = None
+    folder: Path | str,
+    *,
+    decode_limit: int = 80_000_000,
+    exclude_bad: bool = False,
+    decode: bool = False,
+    workers: int = 1,
+    fresh: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Validate every shard of a folder and write its index; returns the manifest.
 
+    Args:
+        decode_limit: Pixels; a picture that claims more is refused.
+        exclude_bad: Leave samples that cannot be used out of the index and name them in `excluded.jsonl`, instead of
+            refusing the folder.
+        decode: Decode every picture and video, which also finds damage inside of them.
+        workers: Processes that read shards; the result does not depend on it.
+        fresh: Read all shards again, also those that did not change.
+
     Raises:
-        DataError: A shard is damaged or holds something that cannot be used; nothing is written for that shard. Or
-            the folder was not written to its end.
+        DataError: A shard is damaged or holds something that cannot be used; no index is written for that shard. Or
+            the folder was not written to its end, or nothing can be written into it.
     """
     folder = Path(folder)
+    rules = Rules(decode_limit=decode_limit, exclude_bad=exclude_bad, decode=decode)
+    paths = _shards(folder)
+    try:
+        known = {} if fresh else _known(folder, rules)
+        entries = {path.name: known[path.name] for path in paths if _is_current(path, known.get(path.name))}
+        todo = [path for path in paths if path.name not in entries]
+        sizes = {path.name: path.stat().st_size for path in paths}
+        if todo:
+            _start_over(folder, rules, entries.values())
+        done_bytes = sum(sizes[name] for name in entries)
+        for entry in _index_all(todo, rules, workers):
+            entries[entry.name] = entry
+            _note(folder, entry)
+            done_bytes += sizes[entry.name]
+            if progress is not None:
+                progress(done_bytes, sum(sizes.values()))
+        return _finish(folder, [entries[path.name] for path in paths], rules)
+    except OSError as error:
+        raise DataError(
+            f"index cannot be written: {error.strerror}. {error.filename or folder}. Make room, or index a copy that "
+            "can be written to; the same command goes on."
+        ) from error
+
+
+def _shards(folder: Path) -> list[Path]:
     if (folder / WRITING_MARK).exists():
         raise DataError(
             f"shards are not complete: `mindvl data write` did not end. {folder / WRITING_MARK}. "
-            "Write the folder again; the same command starts over."
+            "Write the folder again; the same command goes on."
         )
     paths = sorted(folder.glob(SHARD_PATTERN))
     if not paths:
         raise DataError(f"no shards. {folder}. Write some with `mindvl data write SRC --format F --out {folder}`.")
-    total_bytes = sum(path.stat().st_size for path in paths)
-    done_bytes = 0
-    seen: dict[int, str] = {}
-    entries: list[dict[str, Any]] = []
-    for path in paths:
-        samples, members, digest = _index_shard(path, seen, decode_limit)
-        size = path.stat().st_size
-        content = INDEX_MAGIC + np.array([len(samples), len(members), size], "<u8").tobytes()
-        content += samples.tobytes() + members.tobytes()
-        write_atomically(path.with_suffix(".idx"), content)
-        entries.append(
-            {
-                "name": path.name,
-                "bytes": size,
-                "sha256": digest,
-                "index_sha256": hashlib.sha256(content).hexdigest(),
-                "samples": len(samples),
-                "images": len(members) - len(samples),
-            }
+    return paths
+
+
+def _known(folder: Path, rules: Rules) -> dict[str, _Entry]:
+    """Shards that an earlier call has indexed by the same rules, whether it came to its end or was stopped."""
+    try:
+        lines = [json.loads(line) for line in (folder / INDEXING_NAME).read_text().splitlines()[:1]]
+        if lines and lines[0] != {"version": MANIFEST_VERSION, "rules": asdict(rules)}:
+            return {}
+        entries = [_Entry(**line) for line in _json_lines(folder / INDEXING_NAME)[1:]]
+        return {entry.name: entry for entry in entries}
+    except (OSError, ValueError, TypeError):
+        pass
+    try:
+        manifest = json.loads((folder / MANIFEST_NAME).read_text())
+        if manifest["version"] != MANIFEST_VERSION or manifest["rules"] != asdict(rules):
+            return {}
+        excluded: dict[str, list[Excluded]] = {}
+        for line in _json_lines(folder / EXCLUDED_NAME):
+            excluded.setdefault(line.get("shard", ""), []).append(line)
+        entries = [_Entry(facts=facts, excluded=excluded.get(facts["name"], [])) for facts in manifest["shards"]]
+        return {entry.name: entry for entry in entries if len(entry.excluded) == entry.facts["excluded"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines; a kill can leave half of one at the end."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _is_current(path: Path, entry: _Entry | None) -> bool:
+    if entry is None or any(line["reason"].startswith(_DUPLICATE) for line in entry.excluded):
+        return False  # what is a duplicate depends on the other shards
+    status, index_path = path.stat(), path.with_suffix(".idx")
+    if (status.st_size, status.st_mtime_ns) != (entry.facts["bytes"], entry.facts.get("mtime_ns")):
+        return False
+    return index_path.is_file() and _sha256(index_path) == entry.facts["index_sha256"]
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _start_over(folder: Path, rules: Rules, entries: Any) -> None:
+    """From here on the folder has no index, until all of it is there."""
+    lines = [{"version": MANIFEST_VERSION, "rules": asdict(rules)}, *(asdict(entry) for entry in entries)]
+    write_atomically(folder / INDEXING_NAME, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    for left in folder.glob(".*.idx.*.partial"):
+        left.unlink()
+
+
+def _note(folder: Path, entry: _Entry) -> None:
+    with open(folder / INDEXING_NAME, "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(entry)) + "\n")
+
+
+def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[_Entry]:
+    """Entries in the order of the paths; after an error, those of shards that were done come first."""
+    if min(workers, len(paths)) <= 1:
+        yield from (_index_shard(path, rules) for path in paths)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+    pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=_end_with_parent)
+    futures: list[Future[_Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
+    taken = 0
+    try:
+        for future in futures:
+            entry = future.result()
+            taken += 1
+            yield entry
+    except (DataError, BrokenExecutor) as error:
+        pool.shutdown(cancel_futures=True)
+        for future in futures[taken:]:
+            if not future.cancelled() and future.exception() is None:
+                yield future.result()
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"a process that indexed shards died. {paths[taken]}. Use fewer --workers.") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A process of the pool would wait for work for ever after its parent was killed."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _index_shard(path: Path, rules: Rules) -> _Entry:
+    status = path.stat()
+    shard = validate_shard(path, rules)
+    is_video = shard.members["frames"] > 0
+    facts = {
+        "name": path.name,
+        "bytes": shard.num_bytes,
+        "mtime_ns": status.st_mtime_ns,
+        "sha256": shard.sha256,
+        "index_sha256": _write_index(path, shard.samples, shard.members, shard.num_bytes),
+        "samples": len(shard.samples),
+        "images": int((shard.members["height"] > 0).sum() - is_video.sum()),
+        "videos": int(is_video.sum()),
+        "excluded": len(shard.excluded),
+    }
+    return _Entry(facts=facts, excluded=shard.excluded)
+
+
+def _write_index(path: Path, samples: NDArray[Any], members: NDArray[Any], num_bytes: int) -> str:
+    """Returns the sha256 of the index file."""
+    content = INDEX_MAGIC + np.array([len(samples), len(members), num_bytes], "<u8").tobytes()
+    content += samples.tobytes() + members.tobytes()
+    write_atomically(path.with_suffix(".idx"), content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _finish(folder: Path, entries: list[_Entry], rules: Rules) -> dict[str, Any]:
+    entries = _without_duplicates(folder, entries, rules)
+    excluded = [line for entry in entries for line in entry.excluded]
+    kept = [entry.facts for entry in entries if entry.facts["samples"]]
+    if not kept:
+        raise DataError(
+            f"no sample is left; {len(excluded)} were excluded, such as {excluded[0]}. {folder}. Mend them."
         )
-        done_bytes += size
-        if progress is not None:
-            progress(done_bytes, total_bytes)
     manifest = {
         "version": MANIFEST_VERSION,
-        "samples": sum(e["samples"] for e in entries),
-        "images": sum(e["images"] for e in entries),
-        "bytes": total_bytes,
-        "shards": entries,
+        "rules": asdict(rules),
+        **{name: sum(facts[name] for facts in kept) for name in ("samples", "images", "videos", "bytes")},
+        "excluded": len(excluded),
+        "shards": kept,
     }
+    _write_excluded(folder, excluded)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1).encode())
+    (folder / INDEXING_NAME).unlink(missing_ok=True)
     return manifest
 
 
-def _index_shard(path: Path, seen: dict[int, str], decode_limit: int) -> tuple[NDArray[Any], NDArray[Any], str]:
-    members = list(scan_members(path))  # all headers first: a damaged one is found before contents are believed
-    samples_rows: list[tuple[Any, ...]] = []
-    member_rows: list[tuple[int, int, int, int, int, float]] = []
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for key, group in _groups(members, path):
-            hashed = key_of(key)
-            if hashed in seen:
-                raise _refusal(f"duplicate key {key!r}, already in {seen[hashed]}", path, group[0])
-            seen[hashed] = path.name
-            contents = [content[m.offset : m.offset + m.length] for m in group]
-            is_json = group[0].extension == "json"
-            try:
-                sizes = tuple(MediaSize(*read_size(media, decode_limit=decode_limit)) for media in contents[1:])
-                raw = RawSample(key=key, record=contents[0], is_json=is_json, media=tuple(contents[1:]), sizes=sizes)
-                sample = parse_sample(raw)
-            except BadSample as error:
-                raise _refusal(f"sample {key!r}: {error}", path, group[0]) from error
-            crc = 0
-            for piece in contents:
-                crc = zlib.crc32(piece, crc)
-            start = min(m.offset for m in group)
-            stop = max(m.offset + m.length for m in group)
-            first = len(member_rows)
-            row = (start, stop - start, first, len(group), sample.has_coordinates, is_json, hashed, crc)
-            samples_rows.append((*row, sample.min_pixels or 0, sample.max_pixels or 0))
-            for member, size in zip(group, (MediaSize(0, 0), *sizes), strict=True):
-                member_rows.append((member.offset, member.length, size.height, size.width, size.frames, size.fps))
-        digest = hashlib.sha256(content).hexdigest()
-    return np.array(samples_rows, SAMPLE_DTYPE), np.array(member_rows, MEMBER_DTYPE), digest
+def _write_excluded(folder: Path, excluded: list[Excluded]) -> None:
+    """Replace what an earlier call named; rows that `data write` left out stay."""
+    path = folder / EXCLUDED_NAME
+    lines = [*(line for line in _json_lines(path) if "shard" not in line), *excluded]
+    if lines:
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    else:
+        path.unlink(missing_ok=True)
 
 
-def _groups(members: list[Member], path: Path) -> Iterator[tuple[str, list[Member]]]:
-    """Members of each sample: the record first, then the pictures by number."""
-    if not members:
-        raise DataError(f"shard holds no sample. {path}. Remove it.")
-    for key, group in groupby(members, key=lambda member: member.key):
-        records, pictures = [], []
-        for member in group:
-            if member.extension in RECORD_EXTENSIONS:
-                records.append(member)
-            elif member.extension in IMAGE_EXTENSIONS:
-                pictures.append(member)
-            else:
-                allowed = ", ".join((*RECORD_EXTENSIONS, *IMAGE_EXTENSIONS))
-                raise _refusal(f"member {member.name!r} has an extension other than {allowed}", path, member)
-        if len(records) != 1:
-            raise _refusal(f"sample {key!r} has {len(records)} records (json or txt) instead of one", path, members[0])
-        numbers = [_picture_number(picture, path) for picture in pictures]
-        if sorted(numbers) != list(range(len(pictures))):
-            raise _refusal(f"pictures of sample {key!r} are numbered {numbers} instead of 0, 1, ...", path, records[0])
-        yield key, records + [picture for _, picture in sorted(zip(numbers, pictures, strict=True), key=lambda p: p[0])]
+def _without_duplicates(folder: Path, entries: list[_Entry], rules: Rules) -> list[_Entry]:
+    """Refuse or leave out samples whose key stands in an earlier shard."""
+    hashes = [_read_index(folder / entry.name, entry)[0]["key_hash"] for entry in entries]
+    every = np.concatenate(hashes)
+    order = np.argsort(every, kind="stable")
+    is_same = every[order[1:]] == every[order[:-1]]
+    if not is_same.any():
+        return entries
+    starts = np.cumsum([0, *(len(each) for each in hashes)])
+    rows: dict[int, dict[int, str]] = {}  # number of the shard -> row -> shard that has the key already
+    first = order[0]
+    for place, same in zip(order[1:].tolist(), is_same.tolist(), strict=True):
+        if not same:
+            first = place
+            continue
+        shard = int(np.searchsorted(starts, place, "right")) - 1
+        earlier = entries[int(np.searchsorted(starts, first, "right")) - 1].name
+        rows.setdefault(shard, {})[place - int(starts[shard])] = earlier
+    entries = list(entries)
+    for number in sorted(rows):
+        entries[number] = _leave_out(folder / entries[number].name, entries[number], rows[number], rules)
+    return entries
 
 
-def _picture_number(picture: Member, path: Path) -> int:
-    middle = picture.name.split(".")[1:-1]
-    if not middle:
-        return 0  # KEY.jpg, as plain webdataset folders have it
-    if len(middle) == 1 and middle[0].isdigit():
-        return int(middle[0])
-    raise _refusal(f"member {picture.name!r} is not named KEY.NUMBER.EXTENSION", path, picture)
+def _leave_out(path: Path, entry: _Entry, rows: dict[int, str], rules: Rules) -> _Entry:
+    samples, members = _read_index(path, entry)
+    lines: list[Excluded] = []
+    with map_shard(path) as content:
+        for row in sorted(rows):
+            start = int(samples["offset"][row]) - BLOCK
+            key = split_name(name_in_header(content[start : start + BLOCK]))[0]
+            if not rules.exclude_bad:
+                raise DataError(
+                    f"sample {key!r}: {_DUPLICATE}{rows[row]}. {path} at byte {start}. "
+                    "Write the shard again without it, or leave such samples out with --exclude-bad."
+                )
+            lines.append({"shard": path.name, "key": key, "offset": start, "reason": _DUPLICATE + rows[row]})
+    is_kept = np.ones(len(samples), np.bool_)
+    is_kept[list(rows)] = False
+    kept_members = members[np.repeat(is_kept, samples["num_members"])]
+    kept = samples[is_kept].copy()
+    kept["first_member"] = np.cumsum(kept["num_members"]) - kept["num_members"]
+    num_videos = int((kept_members["frames"] > 0).sum())
+    facts = {
+        **entry.facts,
+        "index_sha256": _write_index(path, kept, kept_members, entry.facts["bytes"]),
+        "samples": len(kept),
+        "images": int((kept_members["height"] > 0).sum()) - num_videos,
+        "videos": num_videos,
+        "excluded": len(entry.excluded) + len(lines),
+    }
+    return _Entry(facts=facts, excluded=entry.excluded + lines)
 
 
-def _refusal(what: str, path: Path, member: Member) -> DataError:
-    return DataError(f"{what}. {path} at byte {member.offset - 512}. Leave this sample out and write the shard again.")
+def _read_index(path: Path, entry: _Entry) -> tuple[NDArray[Any], NDArray[Any]]:
+    content = path.with_suffix(".idx").read_bytes()
+    split = _HEADER_BYTES + entry.facts["samples"] * SAMPLE_DTYPE.itemsize
+    return np.frombuffer(content[_HEADER_BYTES:split], SAMPLE_DTYPE), np.frombuffer(content[split:], MEMBER_DTYPE)

@@ -2,22 +2,41 @@
 """Source files -> shards.
 
 The first step of the line: a format reads records, this file checks them and copies pictures byte for byte. The same
-input gives the same bytes.
+input gives the same bytes, whatever the number of threads and however often the write was stopped and went on.
 """
 
 import json
-from collections.abc import Callable
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
+from mindvl_data.config import ImageConfig
 from mindvl_data.errors import BadSample, DataError
-from mindvl_data.formats import FORMATS, SourceRecord
-from mindvl_data.samples import parse_record
-from mindvl_data.shards.tar import SHARD_PATTERN, WRITING_MARK, ShardWriter
+from mindvl_data.formats import FORMATS, BadRow, SourceRecord
+from mindvl_data.formats.record import Item, Place
+from mindvl_data.samples import parse_sample
+from mindvl_data.shards.media import check_media, media_extension
+from mindvl_data.shards.progress import Done, WriteMark, source_identity
+from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
+from mindvl_data.types import RawSample
 
 _OWN_SHARDS = "shard-*.tar"  # the names given here; of an unfinished folder no other file is removed
-_SIGNATURES = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"))
 
-WriteProgress = Callable[[int, int], None]  # (done, total) in samples
+WriteProgress = Callable[[int, int], None]  # (done, total) in rows of the source
+Members = list[tuple[str, bytes]]  # (end of the name, content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a write ended with."""
+
+    samples: int
+    excluded: int  # rows that could not be used, named in excluded.jsonl
 
 
 def write_shards(
@@ -28,86 +47,222 @@ def write_shards(
     image_root: Path | str | None = None,
     source_name: str | None = None,
     samples_per_shard: int = 10_000,
+    workers: int = 1,
+    skip_bad: bool = False,
+    fresh: bool = False,
     progress: WriteProgress | None = None,
-) -> int:
-    """Write the records of `source` as shards in folder `out`; returns how many.
+) -> Written:
+    """Write the records of `source` as shards in folder `out`.
 
     A file `writing` lies in `out` until the last shard is whole. A folder that has it was left unfinished: indexing
-    refuses it, and writing starts over by removing its `shard-*.tar`.
+    refuses it, and the same call goes on after its last whole shard.
 
     Args:
         format: One of `mindvl_data.formats.FORMATS`.
         image_root: Where relative image names start; the source's own folder when None.
         source_name: Kept in each record; the name of `out` when None.
+        workers: Threads that read and check; the shards do not depend on it.
+        skip_bad: Leave out rows that cannot be used and name them in `excluded.jsonl`, instead of stopping at the
+            first one.
+        fresh: Start over where an unfinished write left shards.
 
     Raises:
-        DataError: A record or picture cannot be used (named by file and row), or `out` holds shards already.
+        DataError: A record or picture cannot be used (named by file and row), `out` holds shards already or those of
+            an unfinished write of something else, or it cannot be written to.
     """
     source, out = Path(source), Path(out)
     if format not in FORMATS:
         raise DataError(f"format {format!r} does not exist. data write. Use one of {', '.join(FORMATS)}.")
-    mark = out / WRITING_MARK
-    unfinished = [*out.glob(_OWN_SHARDS), *out.glob(f".{_OWN_SHARDS}.partial")] if mark.exists() else []
-    if set(out.glob(SHARD_PATTERN)) - set(unfinished):
-        raise DataError(f"folder holds shards already. {out}. Name an empty folder, or remove them first.")
-    found = FORMATS[format](source, None if image_root is None else Path(image_root))
-    out.mkdir(parents=True, exist_ok=True)
-    mark.write_text("The shards here are not complete: `mindvl data write` is at work or was stopped.\n")
-    for path in unfinished:
-        path.unlink()
-    name = source_name or out.name
-    writer: ShardWriter | None = None
-    count = 0
+    if not source.exists():
+        raise DataError(f"source does not exist. {source}. Name a file or folder.")
+    options = {
+        "format": format,
+        "image_root": None if image_root is None else str(image_root),
+        "source_name": source_name or out.name,
+        "samples_per_shard": samples_per_shard,
+        "skip_bad": skip_bad,
+    }
     try:
-        for record in found.records:
-            if writer is None:
-                writer = ShardWriter(out / f"shard-{count // samples_per_shard:06d}.tar")
-            _write_sample(writer, f"{count:09d}", record, name)
-            count += 1
-            if count % samples_per_shard == 0:
-                writer.commit()
-                writer = None
-            if progress is not None:
-                progress(count, found.total)
-        if writer is not None:
-            writer.commit()
-            writer = None
-    finally:
-        if writer is not None:
-            writer.abort()
-    if not count:
-        raise DataError(f"no record. {source}. Name a source that holds samples.")
-    mark.unlink()
-    return count
-
-
-def _write_sample(writer: ShardWriter, key: str, record: SourceRecord, source_name: str) -> None:
-    try:
-        parse_record(record.body, num_images=len(record.images))
-    except BadSample as error:
-        raise DataError(f"{error}. {record.where}. Mend or remove the row.") from error
-    pictures = [_read_picture(path, record.where) for path in record.images]
-    body = {"source": source_name, **record.body}
-    try:
-        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"text holds {error.object[error.start]!r}, half of a character pair. {record.where}. Mend or remove it."
-        ) from error
-    writer.add(f"{key}.json", content)
-    for number, (picture, extension) in enumerate(pictures):
-        writer.add(f"{key}.{number}.{extension}", picture)
-
-
-def _read_picture(path: Path, where: str) -> tuple[bytes, str]:
-    """The bytes of a picture and the extension that they, not its name, ask for."""
-    try:
-        content = path.read_bytes()
+        mark = WriteMark(out, source_identity(source), options)
+        done = _clear(out, mark, fresh)
+        found = FORMATS[format](source, None if image_root is None else Path(image_root))
+        out.mkdir(parents=True, exist_ok=True)
+        mark.save(done)
+        cutter = _ShardCutter(out, mark, done, samples_per_shard)
+        rows = islice(found.records, done.rows, None)
+        written = _write_all(rows, cutter, source_name or out.name, workers, skip_bad, found.total, progress)
+        if not written.samples:
+            raise DataError(f"no record. {source}. Name a source that holds samples.")
+        mark.remove()
     except OSError as error:
-        raise DataError(f"picture {path} cannot be read: {error.strerror}. {where}. Check the image root.") from error
-    for signature, extension in _SIGNATURES:
-        if content.startswith(signature):
-            return content, extension
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return content, "webp"
-    raise DataError(f"picture {path} is neither JPEG, PNG nor WebP. {where}. Convert it.")
+        raise DataError(
+            f"shards cannot be written: {error.strerror}. {error.filename or out}. Make room or name another folder; "
+            "the same command goes on after the last whole shard."
+        ) from error
+    return written
+
+
+def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
+    """Where to go on; removes what an unfinished write left after that place."""
+    is_unfinished = (out / WRITING_MARK).exists()
+    own = sorted(out.glob(_OWN_SHARDS)) if is_unfinished else []
+    if set(out.glob(SHARD_PATTERN)) - set(own):
+        raise DataError(f"folder holds shards already. {out}. Name an empty folder, or remove them first.")
+    done = Done() if fresh else mark.load()
+    for number, path in enumerate(own[: done.shards]):
+        if path.name != _shard_name(number):
+            raise DataError(f"{_shard_name(number)} is missing. {out}. Put it back, or start over with --fresh.")
+    if len(own) < done.shards:
+        raise DataError(f"{_shard_name(len(own))} is missing. {out}. Put it back, or start over with --fresh.")
+    for path in [*own[done.shards :], *(out.glob(f".{_OWN_SHARDS}.partial") if is_unfinished else ())]:
+        path.unlink()
+    excluded = out / EXCLUDED_NAME
+    if excluded.is_file():
+        os.truncate(excluded, done.excluded_bytes)
+        if not done.excluded_bytes:
+            excluded.unlink()
+    return done
+
+
+def _write_all(
+    rows: Iterable[Item],
+    cutter: "_ShardCutter",
+    source_name: str,
+    workers: int,
+    skip_bad: bool,
+    total: int,
+    progress: WriteProgress | None,
+) -> Written:
+    def prepare(item: Item) -> Members | BadRow:
+        try:
+            return item if isinstance(item, BadRow) else _members(item, source_name)
+        except BadRow as bad:
+            return bad
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            prepared = _in_order(pool, prepare, rows, 4 * workers) if workers > 1 else map(prepare, rows)
+            for result in prepared:
+                if not isinstance(result, BadRow):
+                    cutter.add(result)
+                elif skip_bad:
+                    cutter.exclude(result)
+                else:
+                    raise result
+                if progress is not None:
+                    progress(cutter.rows, total)
+        return cutter.finish()
+    finally:
+        cutter.abort()
+
+
+class _ShardCutter:
+    """Cuts a stream of samples into shards, and notes after each of them how far it has come."""
+
+    def __init__(self, folder: Path, mark: WriteMark, done: Done, samples_per_shard: int) -> None:
+        self._folder = folder
+        self._mark = mark
+        self._done = done
+        self._samples_per_shard = samples_per_shard
+        self._writer: ShardWriter | None = None
+        self._excluded: list[str] = []
+        self._samples = done.samples
+        self.rows = done.rows
+
+    def add(self, members: Members) -> None:
+        if self._writer is None:
+            self._writer = ShardWriter(self._folder / _shard_name(self._done.shards))
+        for name, content in members:
+            self._writer.add(f"{self._samples:09d}.{name}", content)
+        self._samples += 1
+        self.rows += 1
+        if self._samples % self._samples_per_shard == 0:
+            self._commit()
+
+    def exclude(self, bad: BadRow) -> None:
+        row = {"file": str(bad.place.file), "row": bad.place.row, "reason": bad.what}
+        self._excluded.append(json.dumps(row) + "\n")
+        self.rows += 1
+
+    def finish(self) -> Written:
+        self._commit()
+        return Written(samples=self._done.samples, excluded=self._done.excluded)
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+
+    def _commit(self) -> None:
+        """The mark comes last: what it does not name is removed at the next start."""
+        lines = "".join(self._excluded).encode()
+        if lines:
+            with open(self._folder / EXCLUDED_NAME, "ab") as file:
+                _append(file, lines)
+        if self._writer is not None:
+            self._writer.commit()
+        self._done = replace(
+            self._done,
+            shards=self._done.shards + (self._writer is not None),
+            rows=self.rows,
+            samples=self._samples,
+            excluded=self._done.excluded + len(self._excluded),
+            excluded_bytes=self._done.excluded_bytes + len(lines),
+        )
+        self._writer, self._excluded = None, []
+        self._mark.save(self._done)
+
+
+def _append(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:06d}.tar"
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, function: Callable[[Item], Members | BadRow], items: Iterable[Item], ahead: int
+) -> Iterator[Members | BadRow]:
+    """`function` over items in threads; results in the order of the items, at most `ahead` of them waiting."""
+    waiting: deque[Future[Members | BadRow]] = deque()
+    for item in items:
+        waiting.append(pool.submit(function, item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _members(record: SourceRecord, source_name: str) -> Members:
+    """The members of one sample, after the check that reading will do."""
+    media = [_read_media(medium, record.place) for medium in record.media]
+    try:
+        body = {"source": source_name, **record.body}
+        content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        sizes = tuple(check_media(medium, decode_limit=ImageConfig().decode_limit) for medium in media)
+        parse_sample(RawSample(key="", record=content, is_json=True, media=tuple(media), sizes=sizes))
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise BadRow(f"text holds {half!r}, half of a character pair", record.place, "Mend or remove it.") from error
+    except (BadSample, ValueError, RecursionError) as error:
+        raise BadRow(str(error), record.place) from error
+    names = [f"{number}.{media_extension(medium)}" for number, medium in enumerate(media)]
+    return [("json", content), *zip(names, media, strict=True)]
+
+
+def _read_media(medium: Path | bytes, place: Place) -> bytes:
+    try:
+        content = medium if isinstance(medium, bytes) else medium.read_bytes()
+    except OSError as error:
+        raise BadRow(
+            f"picture {error.filename} cannot be read: {error.strerror}", place, "Check the image root."
+        ) from error
+    name = "picture" if isinstance(medium, bytes) else f"picture {medium}"
+    if len(content) > MAX_MEMBER_BYTES:
+        raise BadRow(f"{name} has {len(content)} bytes, more than {MAX_MEMBER_BYTES}", place)
+    if media_extension(content) is None:
+        raise BadRow(f"{name} is neither JPEG, PNG, WebP nor mp4", place, "Convert it.")
+    return content

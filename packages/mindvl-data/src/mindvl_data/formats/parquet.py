@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face data sets as parquet files, one file or a folder of them.
+
+Media columns are known by their type (`struct<bytes, path>`, as the data sets library writes them) or by their name
+(`image`, `images`, `jpg`, `video`, ...) where they hold bytes or file names; each may be a list. The other columns are
+read as foreign.py says: conversations, messages, texts, question and answer, or a caption.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mindvl_data.errors import DataError
+from mindvl_data.formats.foreign import ANSWER_FIELDS, CAPTION_FIELDS, QUESTION_FIELDS, own_record
+from mindvl_data.formats.record import (
+    BadRow,
+    Place,
+    Records,
+    Row,
+    SourceRecord,
+    each_row,
+    extras,
+    media_in_order,
+    media_paths,
+)
+
+IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture", "pictures")
+VIDEO_NAMES = ("video", "videos", "mp4")
+ROWS_AT_ONCE = 32  # rows with pictures are large
+
+_USED = ("messages", "conversations", "texts", *QUESTION_FIELDS, *ANSWER_FIELDS, *CAPTION_FIELDS)
+
+
+def read_parquet(path: Path, image_root: Path | None) -> Records:
+    """Records of the files, in name order; file names in columns are relative to `image_root`, else to the folder.
+
+    Raises:
+        DataError: pyarrow is not installed, or a file is not parquet or has no column that could be learned from.
+    """
+    parquet = _library()
+    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not paths or not path.exists():
+        raise DataError(f"no parquet file. {path}. Name a .parquet file or a folder of them.")
+    total = 0
+    for file in paths:
+        try:
+            total += parquet.read_metadata(file).num_rows
+        except (ValueError, OSError) as error:  # pyarrow's own errors are children of these
+            raise DataError(f"file is not parquet: {error}. {file}. Mend or remove the file.") from error
+    root = image_root or (path if path.is_dir() else path.parent)
+    return Records(total=total, records=each_row(_rows(parquet, paths), partial(_record, root)))
+
+
+def _library() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            "parquet files are read with pyarrow, which is not installed. data write --format parquet. "
+            "Install `mindvl-data[parquet]`."
+        ) from error
+    return pyarrow.parquet
+
+
+def _rows(parquet: Any, paths: list[Path]) -> Iterator[Row]:
+    """Each row with its media gathered under two names that no column can have."""
+    for path in paths:
+        number = 0
+        try:
+            with parquet.ParquetFile(path) as file:
+                kinds = {field.name: kind for field in file.schema_arrow if (kind := _media_kind(field))}
+                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                    for row in batch.to_pylist():
+                        number += 1
+                        media = {kind: [row[name] for name in kinds if kinds[name] == kind] for kind in kinds.values()}
+                        rest = {name: value for name, value in row.items() if name not in kinds and value is not None}
+                        yield Place(path, number), {"": media, **rest}
+        except (ValueError, OSError) as error:
+            raise DataError(f"file cannot be read: {error}. {path} after row {number}. Mend the file.") from error
+
+
+def _media_kind(field: Any) -> str | None:
+    name, type_ = field.name.lower(), field.type
+    while hasattr(type_, "value_type"):
+        type_ = type_.value_type
+    children = {type_.field(n).name for n in range(type_.num_fields)} if hasattr(type_, "num_fields") else set()
+    named = str(type_) in ("string", "large_string", "binary", "large_binary") and name in IMAGE_NAMES + VIDEO_NAMES
+    if children >= {"bytes", "path"} or named:
+        return "video" if "video" in name or name in VIDEO_NAMES else "image"
+    return None
+
+
+def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
+    media = {kind: _flat(values, root, place) for kind, values in row[""].items()}
+    images, videos = media.get("image", ()), media.get("video", ())
+    texts = {name: _parsed(value) if name in _USED else value for name, value in row.items() if name}
+    body = own_record(texts, ["image"] * len(images) + ["video"] * len(videos))
+    if not isinstance(body, dict) or not {"messages", "content"} & body.keys():
+        columns = ", ".join(texts) or "empty"
+        raise BadRow(f"row has no conversation, question with answer, or caption; its columns are {columns}", place)
+    shape = {name: body[name] for name in ("messages", "content") if name in body}
+    rest = {name: value for name, value in texts.items() if name not in _USED and _is_plain(value)}
+    body = {**shape, **extras(rest, ())}
+    return SourceRecord(body=body, media=media_in_order(body, images, videos, place), place=place)
+
+
+def _flat(values: list[Any], root: Path, place: Place) -> tuple[Path | bytes, ...]:
+    found: list[Path | bytes] = []
+    for value in values:
+        if isinstance(value, list):
+            found += _flat(value, root, place)
+        elif isinstance(value, dict):
+            found += _flat([value["path"] if value.get("bytes") is None else value["bytes"]], root, place)
+        elif isinstance(value, bytes):
+            found.append(value)
+        else:
+            found += media_paths(value, root, place)
+    return tuple(found)
+
+
+def _parsed(value: Any) -> Any:
+    """Some tables hold their conversations as one string of JSON."""
+    if isinstance(value, str) and value[:2] in ("[{", "[ ", "[\n"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))

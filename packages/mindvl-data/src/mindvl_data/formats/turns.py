@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations of others, with marks in the text, -> messages made of parts.
+
+Used by the input formats and by foreign.py, so that a LLaVA file and a shard of LLaVA records mean the same.
+"""
+
+import re
+from typing import Any
+
+from mindvl_data.errors import BadSample
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+_MARK = re.compile(r"<(image|video)>|<(box|point):(\d+)>")
+_MEDIA_MARK = re.compile(r"<(image|video)>")
+
+
+def messages_of_turns(turns: Any, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Messages of a list of `{"from", "value"}`, or `{"role", "content"}` with a text.
+
+    Args:
+        row: Holds `boxes` and `points`, which `<box:N>` and `<point:N>` in the text refer to.
+
+    Raises:
+        BadSample: A turn is something else; the message says which.
+    """
+    if not isinstance(turns, list):
+        raise BadSample(f"conversation is {type(turns).__name__} instead of a list of turns")
+    return [_message(turn, row, number) for number, turn in enumerate(turns)]
+
+
+def parts_of_text(text: str, row: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A text with its marks turned into parts, in place; without a row, `<box:0>` and `<point:0>` stay text."""
+    parts: list[dict[str, Any]] = []
+    position = 0
+    for mark in (_MARK if row is not None else _MEDIA_MARK).finditer(text):
+        if mark.start() > position:
+            parts.append({"type": "text", "text": text[position : mark.start()]})
+        parts.append({"type": mark[1]} if row is None or mark[1] else _coordinates(mark[2], int(mark[3]), row))
+        position = mark.end()
+    if position < len(text) or not parts:
+        parts.append({"type": "text", "text": text[position:]})
+    return parts
+
+
+def _message(turn: Any, row: dict[str, Any], number: int) -> dict[str, Any]:
+    fields = turn if isinstance(turn, dict) else {}
+    speaker, value = fields.get("from", fields.get("role")), fields.get("value", fields.get("content"))
+    if not isinstance(speaker, str) or speaker not in _ROLES or not isinstance(value, str):
+        raise BadSample(
+            f"turn {number} is from {speaker!r} and says {type(value).__name__}; "
+            f"use `from` (one of {', '.join(_ROLES)}) and a text `value`"
+        )
+    return {"role": _ROLES[speaker], "content": parts_of_text(value, row)}
+
+
+def _coordinates(kind: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    field = "boxes" if kind == "box" else "points"
+    entries = row.get(field)
+    if not isinstance(entries, list) or number >= len(entries):
+        raise BadSample(f"text refers to <{kind}:{number}>, which `{field}` does not hold")
+    entry, name = entries[number], "xyxy" if kind == "box" else "xy"
+    image, values = (entry.get("image", 0), entry.get(name)) if isinstance(entry, dict) else (0, entry)
+    return {"type": kind, "image": image, name: values}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One picture or video of a shard: what it is, whether it is whole, how large.
+
+Used when shards are written and when they are indexed, so that what was written can be indexed. Nothing is decoded
+unless asked: sizes come from headers, and the mark that ends each format tells whether the file was cut off.
+"""
+
+import numpy as np
+
+from mindvl_data.errors import BadSample
+from mindvl_data.images import MAX_ASPECT_RATIO, decode, read_size
+from mindvl_data.types import MediaSize
+from mindvl_data.video import VideoLayout, probe, used_frames
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+_JPEG_END = b"\xff\xd9"
+_BARE_MARKERS = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a length
+_START_OF_SCAN = 0xDA
+
+
+def media_extension(content: bytes) -> str | None:
+    """The extension that the bytes ask for, whatever the file was called; None if this is no medium of ours."""
+    if content.startswith(b"\xff\xd8\xff"):
+        return "jpg"
+    if content.startswith(_PNG_SIGNATURE):
+        return "png"
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "webp"
+    return "mp4" if content[4:8] == b"ftyp" else None
+
+
+def check_media(content: bytes, *, decode_limit: int, decode_all: bool = False) -> MediaSize:
+    """The size of a picture or video as shown.
+
+    Args:
+        decode_limit: Pixels; a picture that claims more is refused before anything is decoded.
+        decode_all: Decode every pixel, which also finds damage inside.
+
+    Raises:
+        BadSample: It is damaged, cut off, of another kind, or of a shape that no budget can use.
+    """
+    extension = media_extension(content)
+    if extension is None:
+        raise BadSample(f"file of {len(content)} bytes is neither JPEG, PNG, WebP nor mp4")
+    if not _is_whole(content, extension):
+        raise BadSample(f"{extension} of {len(content)} bytes is cut off: its end is missing")
+    if extension == "mp4":
+        size = probe(content)
+        if decode_all:
+            every = VideoLayout(
+                frames=np.arange(size.frames), height=0, width=0, grid=(size.frames, 0, 0), seconds_per_grid=0.0
+            )
+            for _ in used_frames(content, size, every):
+                pass
+    else:
+        size = MediaSize(*read_size(content, decode_limit=decode_limit))
+        if decode_all:
+            decode(content, decode_limit=decode_limit)
+    if max(size.height, size.width) > MAX_ASPECT_RATIO * min(size.height, size.width):
+        raise BadSample(
+            f"picture of {size.height}x{size.width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other"
+        )
+    return size
+
+
+def _is_whole(content: bytes, extension: str) -> bool:
+    if extension == "jpg":
+        # the end mark cannot occur inside compressed data; before them it can, in the preview of a camera
+        return content.rfind(_JPEG_END, _first_scan(content)) >= 0
+    if extension == "png":
+        return content.rfind(_PNG_END) >= 0
+    if extension == "webp":
+        return len(content) >= 8 + int.from_bytes(content[4:8], "little")
+    return _boxes_end(content) == len(content)
+
+
+def _first_scan(content: bytes) -> int:
+    """Where the compressed data of a JPEG begin; its length where they do not."""
+    place = 2
+    while place + 4 <= len(content) and content[place] == 0xFF:
+        marker = content[place + 1]
+        if marker == _START_OF_SCAN:
+            return place
+        if marker == 0xFF:
+            place += 1  # fill byte
+        elif marker in _BARE_MARKERS:
+            place += 2
+        else:
+            place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+    return len(content)
+
+
+def _boxes_end(content: bytes) -> int:
+    """Where the last box of an mp4 ends, as the boxes say; -1 where they make no sense."""
+    place = 0
+    while place < len(content):
+        length = int.from_bytes(content[place : place + 4], "big")
+        if length == 1:
+            length = int.from_bytes(content[place + 8 : place + 16], "big")
+        elif length == 0:
+            return len(content)  # the last box, up to the end of the file
+        if length < 8:
+            return -1
+        place += length
+    return place

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures and videos of every odd kind: used, or refused with the reason, before anything is decoded."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindvl_data import BadSample
+from mindvl_data.images import decode
+from mindvl_data.shards.media import check_media, media_extension
+from mindvl_data.types import MediaSize
+
+LIMIT = 80_000_000
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (40, 30), format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, format, **options)
+    return file.getvalue()
+
+
+def photo(format: str) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, format)
+    return file.getvalue()
+
+
+def clip(frames: int = 6) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=3)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), number * 20, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A small PNG whose header claims side x side pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    data = zlib.compress(bytes(20_000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        picture("CMYK", format="JPEG"),
+        picture("I;16"),
+        picture("P", transparency=0),
+        picture("RGBA"),
+        picture("L", format="JPEG"),
+        picture("LA"),
+        picture(format="PNG", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
+        picture(format="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
+        photo("JPEG"),
+        photo("WEBP"),
+        photo("JPEG") + b"what a telephone adds after the picture",
+    ],
+)
+def test_odd_pictures_are_used_as_they_are_shown(content: bytes) -> None:
+    assert check_media(content, decode_limit=LIMIT, decode_all=True) == MediaSize(30, 40)
+    assert decode(content, decode_limit=LIMIT).shape == (30, 40, 3)
+
+
+def test_a_rotated_picture_has_the_size_in_which_it_is_shown() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert check_media(picture(format="JPEG", exif=exif), decode_limit=LIMIT) == MediaSize(40, 30)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "file of 0 bytes is neither"),
+        (b"GIF89a" + bytes(50), "neither JPEG, PNG, WebP nor mp4"),
+        (b"\x80\x04\x95 a pickle", "neither"),
+        (bomb(13_000), "169000000 pixels|13000"),
+        (picture(size=(5000, 1)), "one side is more than 200 times the other"),
+        (b"\xff\xd8\xff" + bytes(30), "cut off"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(30), "cut off"),
+        (clip()[:-5], "cut off"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(content: bytes, message: str) -> None:
+    with pytest.raises(BadSample, match=message):
+        check_media(content, decode_limit=LIMIT)
+
+
+def test_one_pixel_is_a_picture() -> None:
+    assert check_media(picture(size=(1, 1)), decode_limit=LIMIT) == MediaSize(1, 1)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_every_truncation_is_found_without_decoding(format: str) -> None:
+    content = photo(format)
+    for keep in range(0, len(content), 37):
+        with pytest.raises(BadSample):
+            check_media(content[:keep], decode_limit=LIMIT)
+
+
+def test_the_end_mark_of_a_preview_does_not_stand_for_that_of_the_picture() -> None:
+    preview = photo("JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", len(preview) + 2) + preview
+    content = photo("JPEG")[:2] + segment + photo("JPEG")[2:]
+    assert check_media(content, decode_limit=LIMIT) == MediaSize(30, 40)
+    with pytest.raises(BadSample, match="cut off"):
+        check_media(content[:-40], decode_limit=LIMIT)
+
+
+def test_damage_inside_is_found_when_everything_is_decoded() -> None:
+    content = bytearray(photo("PNG"))
+    content[len(content) // 2] ^= 255
+    check_media(bytes(content), decode_limit=LIMIT)
+    with pytest.raises(BadSample, match="cannot be decoded"):
+        check_media(bytes(content), decode_limit=LIMIT, decode_all=True)
+
+
+def test_a_video_has_frames_and_a_rate() -> None:
+    assert media_extension(clip()) == "mp4"
+    assert check_media(clip(), decode_limit=LIMIT, decode_all=True) == MediaSize(48, 64, 6, 3.0)
