@@ -1,28 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths: what is planned is what comes out, whatever the pixel budget; measured once."""
 
+import hashlib
 import json
+import random
+import struct
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from mindvl_data import (
+    BadSample,
     DataConfig,
     ImageConfig,
     Loader,
     PackingConfig,
     SourceConfig,
     Tokenizer,
+    VideoConfig,
     index_folder,
     write_shards,
 )
 from mindvl_data import measure as measure_module
 from mindvl_data.config import SampleRules
-from mindvl_data.measure import measure_folder
+from mindvl_data.encode import encode_sample
+from mindvl_data.measure import measure_folder, row_lengths, sample_patches, shard_lengths
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import open_index
+from mindvl_data.shards.index import MEMBER_DTYPE, SAMPLE_DTYPE, ShardIndex, open_index
+from mindvl_data.types import MediaSize, RawSample
 
 SMALL = SampleRules(image=ImageConfig(max_pixels=5000))
 
@@ -100,3 +110,130 @@ def test_a_source_can_have_its_own_pixel_budget(shard_folders: dict[str, Path], 
     assert (small.lengths(0)[1] == 4 * images).all()
     assert (small.lengths(0)[0] < plain.lengths(0)[0]).all()
     files.close()
+
+
+def long_talks(folder: Path) -> Path:
+    """Conversations of one to eight turns, each turn with a picture."""
+    chooser = random.Random(4)
+    rows = []
+    for number in range(24):
+        names, turns = [], []
+        for turn in range(chooser.randint(1, 8)):
+            height, width = chooser.choice([(28, 28), (56, 84), (100, 300)])
+            names.append(f"{number}-{turn}.png")
+            Image.new("RGB", (width, height)).save(folder / names[-1])
+            turns.append({"from": "human", "value": "<image>" + "what? " * chooser.randint(1, 12)})
+            turns.append({"from": "gpt", "value": "that " * chooser.randint(1, 12)})
+        rows.append({"image": names, "conversations": turns})
+    (folder / "rows.json").write_text(json.dumps(rows))
+    write_shards(folder / "rows.json", folder / "shards", format="llava", samples_per_shard=100)
+    index_folder(folder / "shards")
+    return folder / "shards"
+
+
+def test_where_turns_are_cut_what_is_planned_is_what_comes_out(
+    tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
+) -> None:
+    folder = long_talks(tmp_path)
+    config = DataConfig(
+        sources=(SourceConfig(name="talks", path=folder, max_epochs=1),),
+        tokenizer=tokenizer_folder,
+        packing=PackingConfig(seq_length=256, overflow="trim_turns"),
+        image=ImageConfig(min_pixels=784, max_pixels=84 * 84),
+    )
+    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+        batches = list(loader)
+        assert loader.report()["bad_samples"] == 0
+    segments = [segment for batch in batches for segment in batch.segments]
+    whole = SampleRules(image=config.image)
+    files = ShardFiles()
+    (shard,) = open_index(folder).shards
+    tokens, patches = shard_lengths(shard, rules=whole, tokenizer=tokenizer, files=files)
+    assert len(segments) == 24  # none is dropped: one turn always fits
+    assert sum(tokens > 256) > 5  # and many were too long
+    trimmed = replace(whole, max_tokens=256)
+    cut_tokens, cut_patches = shard_lengths(shard, rules=trimmed, tokenizer=tokenizer, files=files)
+    assert {(s.row, s.length) for s in segments} == set(enumerate(cut_tokens.tolist()))
+    assert sum(len(batch.pixel_values) for batch in batches) == cut_patches.sum()
+    assert (sample_patches(shard, trimmed) >= cut_patches).all()
+    np.testing.assert_array_equal(sample_patches(shard, whole), patches)
+    np.testing.assert_array_equal(cut_tokens[tokens <= 256], tokens[tokens <= 256])
+    files.close()
+
+
+def test_a_few_rows_are_measured_without_their_shard(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shard,) = open_index(long_talks(tmp_path)).shards
+    files, rules = ShardFiles(), SampleRules(image=ImageConfig(), max_tokens=300)
+    rows = np.array([7, 3, 3, 20])
+    few = row_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files)
+    assert not list(tmp_path.glob("shards/*.len"))
+    every = shard_lengths(shard, rules=rules, tokenizer=tokenizer, files=files)
+    for found, expected in zip(few, every, strict=True):
+        np.testing.assert_array_equal(found, expected[rows])
+    monkeypatch.setattr(measure_module, "_measure_sample", None)  # from now on only what is kept can answer
+    for found, expected in zip(
+        row_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files), every, strict=True
+    ):
+        np.testing.assert_array_equal(found, expected[rows])
+    files.close()
+
+
+def test_the_file_of_lengths_is_as_its_docstring_says(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (shard,) = open_index(long_talks(tmp_path)).shards
+    files, rules = ShardFiles(), SampleRules(image=ImageConfig(min_pixels=784, max_pixels=784), max_tokens=100)
+    tokens, patches = shard_lengths(shard, rules=rules, tokenizer=tokenizer, files=files)
+    (path,) = tmp_path.glob("shards/*.len")
+    digest = hashlib.sha256("\0".join([shard.digest, tokenizer.identity, repr(rules)]).encode()).hexdigest()[:16]
+    assert path.name == f"shard-000000.{digest}.len"
+    content = path.read_bytes()
+    magic, count, crc = struct.unpack_from("<8sQI", content)
+    assert (magic, count, crc) == (b"MVLLEN02", 24, zlib.crc32(content[20:]))
+    pairs = list(struct.iter_unpack("<II", content[20:]))
+    assert [text + kept for text, kept in pairs] == tokens.tolist()  # each picture is one visual token here
+    assert [4 * kept for _, kept in pairs] == patches.tolist()
+    for damaged in (content[:-1], content[:30] + b"\xff" + content[31:], b"MVLLEN01" + content[8:], b""):
+        path.write_bytes(damaged)
+        again = shard_lengths(shard, rules=rules, tokenizer=tokenizer, files=files)
+        np.testing.assert_array_equal(again[0], tokens)
+        assert path.read_bytes() == content
+    files.close()
+
+
+def random_index(generator: np.random.Generator) -> ShardIndex:
+    """An index of samples with pictures, videos and limits of their own, as index.py describes it."""
+    samples = np.zeros(40, SAMPLE_DTYPE)
+    members: list[tuple[int, ...]] = []
+    for number in range(len(samples)):
+        samples[number]["first_member"] = len(members)
+        members.append((0, 0, 0, 0, 0, 0))
+        for _ in range(generator.integers(0, 4)):
+            height, width = np.exp(generator.uniform(1, 7.5, 2)).astype(int).tolist()
+            frames = int(generator.integers(1, 400)) if generator.random() < 0.4 else 0
+            members.append((0, 0, height, width, frames, float(generator.uniform(1, 60)) if frames else 0.0))
+        samples[number]["num_members"] = len(members) - samples[number]["first_member"]
+        for name in ("min_pixels", "max_pixels"):
+            if generator.random() < 0.3:
+                samples[number][name] = generator.integers(784, 20_000) * (1 if name == "min_pixels" else 25)
+    return ShardIndex(
+        name="a.tar", path=Path("a.tar"), digest="", samples=samples, members=np.array(members, MEMBER_DTYPE)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_patches_from_the_index_are_those_of_the_encoding(seed: int, tokenizer: Tokenizer) -> None:
+    shard = random_index(np.random.default_rng(seed))
+    rules = SampleRules(image=ImageConfig(max_pixels=200_000), video=VideoConfig(max_frames=32, total_pixels=400 * 784))
+    for entry, counted in zip(shard.samples, sample_patches(shard, rules).tolist(), strict=True):
+        first = int(entry["first_member"])
+        media = shard.members[first + 1 : first + int(entry["num_members"])]
+        sizes = tuple(MediaSize(*member) for member in media[["height", "width", "frames", "fps"]].tolist())
+        shown = [{"type": "video" if size.frames else "image"} for size in sizes]
+        limits = {name: int(entry[name]) for name in ("min_pixels", "max_pixels") if entry[name]}
+        record = json.dumps({"content": [*shown, "a"], **limits}).encode()
+        raw = RawSample(key="", record=record, is_json=True, media=(b"",) * len(sizes), sizes=sizes)
+        try:
+            assert encode_sample(raw, rules=rules, tokenizer=tokenizer).num_patches == counted
+        except BadSample:
+            assert counted == -1
