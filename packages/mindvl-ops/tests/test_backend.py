@@ -3,9 +3,10 @@
 
 import pytest
 
-from mindvl_ops import OpsConfig, UnknownBackend, backend_table, select_backends, use_backend
+from mindvl_ops import OpsConfig, OpsError, UnknownBackend, backend_table, select_backends, use_backend
 from mindvl_ops.backend import chosen
-from mindvl_ops.registry import lookup
+from mindvl_ops.npu import door
+from mindvl_ops.registry import _ENTRIES, lookup
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +50,24 @@ def test_use_backend_can_name_operators():
         assert (_table()["rotary"].chosen, _table()["swiglu"].chosen) == ("reference", "torch")
 
 
-def test_a_backend_that_lacks_an_operator_is_refused_and_nothing_changes():
-    with pytest.raises(UnknownBackend, match="Use one of reference, torch"):
-        select_backends(OpsConfig(backend="npu"))
+def test_a_backend_that_lacks_an_operator_is_refused_and_nothing_changes(monkeypatch):
+    monkeypatch.delitem(_ENTRIES["swiglu"], "torch")
+    with pytest.raises(UnknownBackend, match="Use one of reference, npu"):
+        select_backends(OpsConfig(backend="torch", overrides={"attention": "reference"}))
     with pytest.raises(UnknownBackend, match="operator 'atention' does not exist"):
         select_backends(OpsConfig(overrides={"atention": "torch"}))
     assert {row.chosen for row in backend_table()} == {"torch"}
+
+
+def test_the_npu_backend_is_refused_with_the_reason_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(door, "why_not", lambda: "torch_npu finds no NPU device")
+    with pytest.raises(OpsError, match="torch_npu finds no NPU device"):
+        select_backends(OpsConfig(overrides={"swiglu": "npu"}))
+    assert _table()["swiglu"].why_not["npu"] == "torch_npu finds no NPU device"
+    assert _table()["swiglu"].chosen == "torch"
+
+
+def test_with_an_npu_every_operator_runs_on_it(fake_npu):
+    select_backends(OpsConfig(backend="npu"))
+    assert {row.chosen for row in backend_table()} == {"npu"}
+    assert {row.why_not["torch"] for row in backend_table()} == {"configuration asks for npu"}

@@ -3,9 +3,11 @@
 
 import math
 
+import pytest
 import torch
 
-from mindvl_ops.cross_entropy import cross_entropy_reference
+from mindvl_ops import OpsError, linear_cross_entropy
+from mindvl_ops.cross_entropy import cross_entropy_reference, linear_cross_entropy_reference
 
 
 def test_even_logits_cost_the_log_of_the_vocabulary_and_ignored_labels_nothing():
@@ -17,3 +19,22 @@ def test_gradients_are_right_in_float64():
     logits = torch.randn(3, 4).double().requires_grad_()
     labels = torch.tensor([1, -100, 3])
     assert torch.autograd.gradcheck(lambda x: cross_entropy_reference(x, labels), (logits,))
+
+
+def test_the_fused_loss_is_the_loss_of_the_product():
+    hidden, weight = torch.eye(3), torch.tensor([[0.0, 0.0, 0.0], [math.log(3), 0.0, 0.0]])
+    loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, -100]))
+    torch.testing.assert_close(loss, torch.tensor([math.log(4), math.log(2), 0.0]))
+
+
+def test_gradients_of_the_fused_loss_are_right_in_float64():
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator).double().requires_grad_() for shape in ((3, 2), (4, 2))]
+    labels = torch.tensor([1, -100, 3])
+    for function in (linear_cross_entropy_reference, linear_cross_entropy):
+        assert torch.autograd.gradcheck(lambda h, w, f=function: f(h, w, labels), inputs)
+
+
+def test_widths_that_do_not_agree_are_refused():
+    with pytest.raises(OpsError, match=r"\[3, 2\], \[4, 3\] do not agree"):
+        linear_cross_entropy(torch.zeros(3, 2), torch.zeros(4, 3), torch.zeros(3, dtype=torch.int64))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm reference: by hand, and its gradients."""
+"""RMSNorm, alone and after a sum: by hand, and its gradients."""
 
+import pytest
 import torch
 
-from mindvl_ops.norm import rms_norm_reference
+from mindvl_ops import OpsError, add_rms_norm
+from mindvl_ops.norm import add_rms_norm_reference, rms_norm_reference
 
 
 def test_three_and_four_are_divided_by_their_root_mean_square():
@@ -14,3 +16,20 @@ def test_three_and_four_are_divided_by_their_root_mean_square():
 def test_gradients_are_right_in_float64():
     x, weight = torch.randn(3, 4).double().requires_grad_(), torch.randn(4).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: rms_norm_reference(x, w, 1e-5), (x, weight))
+
+
+def test_the_sum_is_rounded_before_it_is_normed():
+    x, residual = torch.tensor([[256.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 1.0]]).bfloat16()
+    normed, total = add_rms_norm(x, residual, torch.ones(2).bfloat16(), 0.0)
+    assert total.tolist() == [[256.0, 2.0]]  # 257 has no 16-bit form
+    assert torch.equal(normed, rms_norm_reference(total, torch.ones(2).bfloat16(), 0.0))
+
+
+def test_gradients_of_the_sum_and_of_its_norm_meet():
+    x, residual, weight = (torch.randn(*shape).double().requires_grad_() for shape in ((3, 4), (3, 4), (4,)))
+    assert torch.autograd.gradcheck(lambda *inputs: add_rms_norm_reference(*inputs, 1e-5), (x, residual, weight))
+
+
+def test_a_residual_of_another_type_is_refused():
+    with pytest.raises(OpsError, match="cannot be added"):
+        add_rms_norm(torch.zeros(2, 4), torch.zeros(2, 4).bfloat16(), torch.zeros(4), 1e-6)

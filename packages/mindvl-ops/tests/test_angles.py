@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary tables: one pair by hand, the axes of M-RoPE and of a picture, and the relation to distances."""
+
+import math
+
+import pytest
+import torch
+
+from mindvl_ops import OpsError, mrope_tables, rotary, rotary_tables, vision_tables
+
+
+def test_the_second_pair_of_four_turns_slower_by_the_root_of_the_base():
+    cos, sin = rotary_tables(torch.tensor([0, 3]), 4, 100.0)
+    angles = torch.tensor([[0.0, 0.0, 0.0, 0.0], [3.0, 0.3, 3.0, 0.3]])
+    torch.testing.assert_close((cos, sin), (angles.cos(), angles.sin()))
+    interleaved, _ = rotary_tables(torch.tensor([0, 3]), 4, 100.0, interleaved=True)
+    torch.testing.assert_close(interleaved[1], torch.tensor([3.0, 3.0, 0.3, 0.3]).cos())
+
+
+def test_text_positions_make_mrope_plain_rope():
+    positions = torch.tensor([0, 1, 7, 4000])
+    three = mrope_tables(positions.expand(3, -1), 16, 1e6, (2, 3, 3))
+    torch.testing.assert_close(three, rotary_tables(positions, 16, 1e6), rtol=0, atol=0)
+
+
+def test_each_section_of_mrope_follows_its_axis():
+    still = torch.zeros(3, 1, dtype=torch.int64)
+    for axis, pairs in enumerate(([0, 1], [2, 3, 4], [5, 6, 7])):
+        moved = still.clone()
+        moved[axis] = 5
+        _, sin = mrope_tables(moved, 16, 10.0, (2, 3, 3))
+        turned = sin[0, :8].ne(0).nonzero()[:, 0].tolist()
+        assert turned == pairs
+        assert torch.equal(sin[0, :8], sin[0, 8:])
+
+
+def test_rows_and_columns_of_a_picture_take_a_quarter_of_the_head_each():
+    cos, sin = vision_tables(torch.tensor([[2, 0], [0, 3]]), 8, 10000.0)
+    angles = torch.tensor([[2.0, 0.02, 0.0, 0.0] * 2, [0.0, 0.0, 3.0, 0.03] * 2])
+    torch.testing.assert_close((cos, sin), (angles.cos(), angles.sin()))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_product_of_query_and_key_depends_on_the_distance_alone(interleaved):
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 1, 8, generator=generator).expand(10, 1, 8) for _ in range(2))
+    cos, sin = rotary_tables(torch.arange(10), 8, 100.0, interleaved)
+    products = rotary(query, cos, sin, interleaved)[:, 0] @ rotary(key, cos, sin, interleaved)[:, 0].T
+    for distance in range(10):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+
+
+def test_large_positions_keep_their_angle():
+    cos, _ = rotary_tables(torch.tensor([8191]), 2, 10000.0)
+    assert math.isclose(cos[0, 0].item(), math.cos(8191), abs_tol=1e-6)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(OpsError, match=r"sections \(2, 3\) do not fit 3 axes"):
+        mrope_tables(torch.zeros(3, 1), 16, 1e4, (2, 3))
+    with pytest.raises(OpsError, match="width 6 is not a multiple of 4"):
+        vision_tables(torch.zeros(1, 2), 6, 1e4)
+    with pytest.raises(OpsError, match="width 5 is odd"):
+        rotary_tables(torch.zeros(1), 5, 1e4)
