@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a store, read by range through fsspec: bounded retries, clear refusals, no file ever fetched whole.
+"""Objects of a store, read by range through fsspec: bounded retries, clear refusals, no shard ever fetched whole.
 
 Comes before files.py (ranges of shards) and index.py (manifest and index files, which are copied to this machine).
 fsspec runs every request in one thread of its own, so any thread may call; a forked process connects anew.
