@@ -24,6 +24,48 @@ def test_no_source_is_ever_more_than_one_sample_off_its_share(weights: list[floa
         assert np.abs(counts - share * drawn).max() < 1
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(100, 320), st.integers(0, 2**32 - 1))
+def test_hundreds_of_sources_keep_their_shares_also_when_some_end(num_sources: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    weights = np.exp(generator.normal(0, 2, num_sources))
+    mixture = Mixture(weights.tolist())
+    active = np.ones(num_sources, np.bool_)
+    target, counts = np.zeros(num_sources), np.zeros(num_sources)
+    for drawn in range(1, 1500):
+        if drawn >= 500 and drawn % 25 == 0:
+            ended = int(generator.choice(np.flatnonzero(active)))
+            mixture.exhaust(ended)
+            active[ended] = False
+            # What it was still owed, or had too much of, is shared by those that go on.
+            target += np.where(active, weights, 0) / weights[active].sum() * (target - counts)[ended]
+            target[ended] = counts[ended]
+        source = mixture.next_source()
+        assert source is not None
+        mixture.took(source)
+        counts[source] += 1
+        target += np.where(active, weights, 0) / weights[active].sum()
+        assert np.abs(counts - target).max() < (1 if active.all() else 1.3)
+    assert np.allclose(mixture.owed, target - counts, atol=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 2**32 - 1))
+def test_by_tokens_no_source_is_further_off_than_two_of_the_largest_samples(num_sources: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    weights, means = generator.uniform(0.1, 3, num_sources), generator.uniform(50, 2000, num_sources)
+    share = weights / weights.sum()
+    mixture = Mixture(weights.tolist(), unit=1 / float((share / means).sum()))
+    tokens = np.zeros(num_sources)
+    for _ in range(1500):
+        source = mixture.next_source()
+        assert source is not None
+        amount = float(means[source] * generator.uniform(0.1, 1.9))
+        mixture.took(source, amount)
+        tokens[source] += amount
+        assert np.abs(tokens - share * tokens.sum()).max() <= 2 * 1.9 * means.max()
+
+
 def test_weights_can_count_tokens() -> None:
     mixture = Mixture([1, 1], unit=50)
     tokens = [0, 0]
