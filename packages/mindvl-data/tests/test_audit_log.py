@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, Loader
-from mindvl_data.audit_log import count_marks, read_log
+from mindvl_data.audit_log import count_lines, read_log
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
         lines = list(read_log(log))
         assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "rows")]
         assert lines[0].plan == state["plan"]
-        assert count_marks(log) == 1
+        assert count_lines(log) == (1, 1)
 
 
 def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:

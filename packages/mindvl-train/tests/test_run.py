@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs: phases train what they name, stop when asked, refuse what cannot go on."""
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from mindvl_data import DataError, index_folder
+from mindvl_data.ledger import verify
 from mindvl_train import (
     CheckpointConfig,
     CheckpointError,
@@ -129,6 +134,55 @@ def test_going_back_to_an_older_checkpoint_starts_a_new_branch_that_lasts(
     run_training(config, on_step=lambda step, loss: seen.append(step))
     assert seen == [6]  # from the new branch, not from the end of the old one
     assert [step for step, _, _ in read_losses(config)] == [1, 2, 3, 4, 5, 6]
+
+
+def ledger_of(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((checkpoint / "ledger.json").read_text())
+    return state
+
+
+def test_the_ledger_of_a_run_that_stopped_and_went_on_is_what_was_planned(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    config = make_config(steps=5)
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_training(config, on_step=stop)
+    result = run_training(config)
+    log = config.out / "audit.jsonl"
+    report = verify(config.data, log, packs_per_step=2, state=ledger_of(result.checkpoint))
+    assert report["verified"]["problems"] == []
+    assert (report["steps"], report["checkpoint_step"], report["verified"]["steps"]) == (5, 5, 5)
+
+
+def test_changed_data_are_refused_until_somebody_accepts_them(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config()
+    photos = config.data.sources[1]
+    shutil.copytree(photos.path, tmp_path / "photos")
+    sources = tuple(replace(s, path=tmp_path / "photos") if s is photos else s for s in config.data.sources)
+    config = replace(config, data=replace(config.data, sources=sources))
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_training(config, on_step=stop)
+    for file in [*(tmp_path / "photos").glob("shard-000001.*"), tmp_path / "photos" / "manifest.json"]:
+        file.unlink()
+    index_folder(tmp_path / "photos")
+    with pytest.raises(DataError, match="index of photos changed since the checkpoint was written"):
+        run_training(config)
+    result = run_training(config, accept_data_change="me@here")
+    assert result.finished
+    state = ledger_of(result.checkpoint)
+    assert [(c["step"], c["who"], list(c["sources"])) for c in state["changes"]] == [(2, "me@here", ["photos"])]
+    report = verify(config.data, config.out / "audit.jsonl", packs_per_step=2, state=state)
+    assert report["verified"]["problems"] == []
 
 
 def test_used_up_data_ends_the_run_with_one_named_error(make_config: Callable[..., RunConfig]) -> None:

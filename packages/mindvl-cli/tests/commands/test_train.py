@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `mindvl train`: how a recipe is refused; tests/demo/test_pipeline.py sees it train."""
 
+import getpass
+import socket
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,20 @@ def test_a_run_without_its_data_says_which_folder_is_missing(recipe: Path) -> No
 
     assert result.exception is not None
     assert "tokenizer" in str(result.exception)
+
+
+@pytest.mark.parametrize(("words", "who"), [([], False), (["--accept-data-change"], True)])
+def test_changed_data_are_accepted_by_user_and_host_only_when_asked(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], who: bool
+) -> None:
+    import mindvl_train
+
+    given: dict[str, object] = {}
+
+    def stop_here(config: object, **options: object) -> None:
+        given.update(options)
+        raise SystemExit(3)
+
+    monkeypatch.setattr(mindvl_train, "run_training", stop_here)
+    assert CliRunner().invoke(train, [str(recipe), *words]).exit_code == 3
+    assert given["accept_data_change"] == (f"{getpass.getuser()}@{socket.gethostname()}" if who else None)

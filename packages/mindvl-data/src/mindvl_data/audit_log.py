@@ -149,19 +149,25 @@ def read_log(path: Path) -> Iterator[AuditLine]:
                 yield _parse(path, offset, text)
                 offset += len(text)
     except OSError as error:
-        raise DataError(
-            f"audit log cannot be read: {error.strerror}. {path}. Name the folder or log of a run."
-        ) from error
+        raise _unreadable(path, error) from error
 
 
-def count_marks(path: Path) -> int:
-    """Number of marks in a log, without reading what its steps hold."""
-    count = 0
-    with open(path, "rb") as file:
-        for text in file:
-            found = _LINE.match(text[:_LINE_HEAD])
-            count += found is not None and found[2] != b"rows"
-    return count
+def count_lines(path: Path) -> tuple[int, int]:
+    """(steps, marks) of a log, without reading what they hold.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    counts = [0, 0]
+    try:
+        with open(path, "rb") as file:
+            for text in file:
+                found = _LINE.match(text[:_LINE_HEAD])
+                if found is not None and text.endswith(b"\n"):
+                    counts[found[2] != b"rows"] += 1
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return counts[0], counts[1]
 
 
 def now() -> str:
@@ -185,6 +191,10 @@ def _parse(path: Path, offset: int, text: bytes) -> AuditLine:
         raise DataError(
             f"line of an audit log is damaged ({error}). {path} at byte {offset}. Restore the file from a copy."
         ) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"audit log cannot be read: {error.strerror}. {path}. Name the folder or log of a run.")
 
 
 def _foreign(path: Path, offset: int) -> DataError:

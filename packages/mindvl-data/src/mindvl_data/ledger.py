@@ -7,10 +7,11 @@ Both stream: memory is one bit for every sample of the epochs in use.
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.audit_log import AuditLine, count_marks, logged_step, read_log
+from mindvl_data.audit_log import AuditLine, count_lines, logged_step, read_log
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
 from mindvl_data.plan.planner import PlannedStep, Planner
@@ -20,6 +21,8 @@ from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, changed_data, differences, identities, open_state
 from mindvl_data.usage import EpochUse, usable_samples
+
+Progress = Callable[[int, int], None]  # (done, total) in steps
 
 _PROBLEMS_NAMED = 20  # the others are only counted
 
@@ -52,6 +55,7 @@ def verify(
     packs_per_step: int,
     state: dict[str, Any] | None = None,
     quarantine_log: Path | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`consumed`, and whether it is what the plan of this configuration says.
 
@@ -75,10 +79,13 @@ def verify(
         tokenizer = load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
         planner = Planner(config, sources, rows_per_step=packs_per_step)
-        tally, check = _Tally(), _Check(config, sources, planner, marks=count_marks(audit_log), state=state)
+        steps, marks = count_lines(audit_log)
+        tally, check = _Tally(), _Check(config, sources, planner, marks=marks, state=state)
         for line in read_log(audit_log):
             tally.add(line)
             check.add(line)
+            if progress is not None and line.kind == "rows":
+                progress(tally.steps, steps)
         check.finish(identities(config, sources, tokenizer, packs_per_step), tally.changes)
     finally:
         files.close()
@@ -92,7 +99,7 @@ class _Tally:
         self.changes: list[Change] = []
         self._first: AuditLine | None = None
         self._last: AuditLine | None = None
-        self._steps, self._rows = 0, 0
+        self.steps, self._rows = 0, 0
         self._samples: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._epochs: Counter[str] = Counter()  # begun
@@ -101,7 +108,7 @@ class _Tally:
         self._first, self._last = self._first or line, line
         if line.kind == "change":
             self.changes.append(line.change)
-        self._steps += line.kind == "rows"
+        self.steps += line.kind == "rows"
         self._rows += sum(map(bool, line.rows))
         self._tokens.update(line.tokens)
         for row in line.rows:
@@ -115,8 +122,8 @@ class _Tally:
         saved_step = None if state is None else state["plan"]["step"]
         bad = Counter(bad.source for bad in read_quarantine(quarantine_log)) if quarantine_log else Counter()
         return {
-            "steps": self._steps,
-            "first_step": last_step - self._steps + 1 if self._steps else 0,
+            "steps": self.steps,
+            "first_step": last_step - self.steps + 1 if self.steps else 0,
             "last_step": last_step,
             "checkpoint_step": saved_step,
             "steps_after_checkpoint": None if saved_step is None else max(0, last_step - saved_step),

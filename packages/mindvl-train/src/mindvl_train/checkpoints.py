@@ -85,8 +85,13 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return manifest
 
 
-def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> None:
+def resume(
+    checkpoint: Path, state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
+) -> None:
     """Restore everything, so that the next step is the one that would have followed.
+
+    Args:
+        accept_data_change: Who accepts that sources changed, came or went since the checkpoint was written.
 
     Raises:
         CheckpointError: The checkpoint is of another model or phase, or damaged.
@@ -114,7 +119,7 @@ def resume(checkpoint: Path, state: TrainState, described: dict[str, Any]) -> No
     if changed:
         logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
     _load_tensors(checkpoint, state.model, state.optimizer)
-    state.source.load_state_dict(_read_json(checkpoint / "ledger.json"))
+    state.source.load_state_dict(_read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
     state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
 
 

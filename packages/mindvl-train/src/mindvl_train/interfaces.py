@@ -35,8 +35,8 @@ class BatchSource(Protocol):
         """Enough to continue with the very next step."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of the same recipe and data."""
+    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
+        """Continue from a state of the same recipe and data; or of other data, which somebody accepts."""
         ...
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_data import Loader, load_tokenizer
+from mindvl_data import DataConfig, Loader, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_ops import backend_table, select_backends
 from mindvl_train.config import RunConfig
@@ -37,6 +37,7 @@ def run_training(
     config: RunConfig,
     *,
     resume: Literal["auto", "never"] | Path = "auto",
+    accept_data_change: str | None = None,
     on_step: Callable[[int, float | None], None] = lambda step, loss: None,
 ) -> RunResult:
     """Train one phase, from its weights or from where it stopped, to its last checkpoint.
@@ -44,6 +45,8 @@ def run_training(
     Args:
         resume: "auto" goes on from the newest checkpoint in config.out, "never" refuses a folder that has one,
             a path names the checkpoint.
+        accept_data_change: Who accepts that sources changed, came or went since the checkpoint, such as user@host;
+            None: such a checkpoint is refused.
         on_step: Told the number of finished steps after each one, and the mean loss when it was just reported.
 
     Raises:
@@ -76,7 +79,7 @@ def run_training(
         model = wrap_model(build_model(config, model_config, place.device, load_init=found is None))
         optimizer = build_optimizer(model, config.optimizer)
         source = Loader(
-            replace(config.data, audit_log=config.data.audit_log or config.out / "audit.jsonl"),
+            _logged_data(config),
             packs_per_step=config.packs_per_step,
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
@@ -85,7 +88,7 @@ def run_training(
         state = TrainState(model=model, optimizer=optimizer, source=source)
         try:
             if found is not None:
-                checkpoints.resume(found, state, described)
+                checkpoints.resume(found, state, described, accept_data_change=accept_data_change)
                 logger.info("resumed at step %d from %s", state.step, found)
             if place.is_first and state.step == 0:
                 for row in backend_table():
@@ -98,6 +101,15 @@ def run_training(
             return RunResult(config.out, state.step, last, state.step >= config.schedule.steps, source.report())
         finally:
             source.close()
+
+
+def _logged_data(config: RunConfig) -> DataConfig:
+    """The data section with its logs in the folder of the run, where the recipe names no others."""
+    return replace(
+        config.data,
+        audit_log=config.data.audit_log or config.out / "audit.jsonl",
+        quarantine_log=config.data.quarantine_log or config.out / "quarantine.jsonl",
+    )
 
 
 def _model_config(config: RunConfig) -> MindVLConfig:

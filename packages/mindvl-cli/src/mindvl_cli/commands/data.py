@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.ledger import ledger
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ any_path = click.Path(path_type=Path)
 @click.group()
 def data() -> None:
     """Write, index, show and count training data."""
+
+
+data.add_command(ledger)
 
 
 @data.command()
@@ -144,11 +148,20 @@ def show(
 @click.option(
     "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
 )
+@click.option("--out", type=any_path, help="Write a page with plots here.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-def stats(recipe: Path, overrides: tuple[str, ...], packs: int, dp: int, microbatches: int, as_json: bool) -> None:
+def stats(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    packs: int,
+    dp: int,
+    microbatches: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Plan rows of the data section of RECIPE and count: fill, visual load, imbalance, sources, drops.
 
-    Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 data.packing.seq_length=4096
+    Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 --out stats.html data.packing.seq_length=4096
     """
     from mindvl_cli.load import load_section
     from mindvl_data import DataConfig
@@ -156,10 +169,16 @@ def stats(recipe: Path, overrides: tuple[str, ...], packs: int, dp: int, microba
 
     config = load_section(recipe, "data", DataConfig, overrides)
     figures = plan_stats(config, num_rows=packs, dp_size=dp, microbatches=microbatches)
+    if out is not None:
+        from mindvl_cli.pages.stats import stats_page
+
+        out.write_text(stats_page(figures, title=f"Data of {recipe.name}"), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(figures))
-    else:
-        _print_stats(figures)
+        return
+    _print_stats(figures)
+    if out is not None:
+        click.echo(f"page: {out}")
 
 
 def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
@@ -215,10 +234,9 @@ def _print_stats(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.2f} %"
+    from mindvl_cli.pages.stats import percent
 
-    visual = figures["visual_tokens"]
+    visual, waits = figures["visual_tokens"], figures["staleness"]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("rows", f"{figures['rows']:,}")
     table.add_row("samples in a row", f"{figures['samples_per_row']:.1f}")
@@ -228,14 +246,25 @@ def _print_stats(figures: dict[str, Any]) -> None:
     layout = f"{figures['dp_size']} ranks, {figures['microbatches']} microbatches"
     table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
     table.add_row("the same, waiting each microbatch", percent(figures["lockstep_imbalance"]))
-    for name, tokens in figures["tokens_by_source"].items():
-        share = percent(tokens / max(1, figures["tokens"]))
-        table.add_row(
-            f"tokens of {name}", f"{tokens:,} ({share}), {figures['samples_by_source'].get(name, 0):,} samples"
-        )
-    for reason, count in figures["dropped"].items():
-        table.add_row("dropped", f"{count:,} of {reason}")
+    table.add_row("rows that a sample waits", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}")
     Console().print(table)
+    sources = Table(box=None, pad_edge=False)
+    for number, name in enumerate(
+        ("source", f"asked, {figures['weight_unit']}", "samples", "", "tokens", "", "left out")
+    ):
+        sources.add_column(name, justify="left" if number in (0, 6) else "right")
+    for source in figures["sources"]:
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in source["dropped"].items())
+        sources.add_row(
+            source["name"],
+            percent(source["asked"]),
+            f"{source['samples']:,}",
+            percent(source["samples_share"]),
+            f"{source['tokens']:,}",
+            percent(source["tokens_share"]),
+            dropped,
+        )
+    Console().print(sources)
 
 
 def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl train`: one phase from a recipe; also what a launcher such as torchrun starts in every process."""
 
+import getpass
 import json
 import os
+import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,10 +29,23 @@ STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start it agai
     metavar="auto|never|PATH",
     help="Go on from the newest checkpoint in `out`; refuse to; or name a checkpoint.",
 )
+@click.option(
+    "--accept-data-change",
+    is_flag=True,
+    help="Go on although shards of a source changed, or sources came or went; who said so is kept in the ledger.",
+)
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.option("--launched", is_flag=True, hidden=True)
-def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_json: bool, launched: bool) -> None:
+def train(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    resume: str,
+    accept_data_change: bool,
+    nproc: int,
+    as_json: bool,
+    launched: bool,
+) -> None:
     """Train one phase from RECIPE; run again to continue where it stopped.
 
     KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3.
@@ -45,11 +60,12 @@ def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_
         from mindvl_train.launch import launch
 
         words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
+        words += ["--accept-data-change"] if accept_data_change else []
         threads = max(1, num_cores() // nproc)
         launch([sys.executable, "-m", "mindvl_cli.main", *words], nproc, threads_per_process=threads)
         result = json.loads(result_file.read_text())
     else:
-        result = _train_here(config, resume, result_file)
+        result = _train_here(config, resume, result_file, accepted_by=_who() if accept_data_change else None)
     if launched:
         return  # the launching command speaks for all
     if int(os.environ.get("RANK", "0")) == 0:
@@ -60,7 +76,7 @@ def train(recipe: Path, overrides: tuple[str, ...], resume: str, nproc: int, as_
         sys.exit(STOPPED)
 
 
-def _train_here(config: "RunConfig", resume: str, result_file: Path) -> dict[str, Any]:
+def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted_by: str | None) -> dict[str, Any]:
     from mindvl_cli.load import to_yaml
     from mindvl_cli.logs import set_up_logging
     from mindvl_cli.progress import progress
@@ -86,7 +102,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path) -> dict[str
             bar(step - done, note=None if loss is None else f"loss {loss:.3f}")
             done = step
 
-        result = run_training(config, resume=choice, on_step=on_step)
+        result = run_training(config, resume=choice, accept_data_change=accepted_by, on_step=on_step)
     document = {
         "out": str(result.out),
         "step": result.step,
@@ -97,6 +113,15 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path) -> dict[str
     if not rank:
         _write_whole(result_file, json.dumps(document, indent=1) + "\n")
     return document
+
+
+def _who() -> str:
+    """user@host, as far as the system knows them."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _is_verbose() -> bool:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `mindvl data ledger`: what a run consumed, and whether it is what was planned."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mindvl_cli.commands.data import data
+from mindvl_cli.failures import CliError
+from mindvl_cli.load import to_plain, to_yaml
+from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, index_folder, write_shards
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """A source of 40 plain texts and a tokenizer of bytes."""
+    root = tmp_path_factory.mktemp("data")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(root / "tokenizer")
+    (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "ab " * (n % 7 + 1)}) for n in range(40)))
+    write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=15)
+    index_folder(root / "texts")
+    return DataConfig(
+        sources=(SourceConfig(name="texts", path=root / "texts"),),
+        tokenizer=root / "tokenizer",
+        packing=PackingConfig(seq_length=64, buffer_size=4),
+        max_bad_share=1e-05,  # JSON writes it in a way that YAML 1.1 takes for a text
+        num_threads=0,
+    )
+
+
+@pytest.fixture
+def run(config: DataConfig, tmp_path: Path) -> Path:
+    """The folder of a run of six steps, saved after the fourth, as a training run leaves it."""
+    logged = replace(config, audit_log=tmp_path / "audit.jsonl")
+    checkpoint = tmp_path / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    with Loader(logged, packs_per_step=2, position_kind="rope") as loader:
+        for number in range(1, 13):
+            next(loader)
+            if number == 8:
+                (checkpoint / "ledger.json").write_text(json.dumps(loader.state_dict(), sort_keys=True))
+    manifest = {"format": 1, "step": 4, "run": {"data": to_plain(config), "packs_per_step": 2}}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def ledger(*arguments: object) -> Result:
+    return CliRunner().invoke(data, ["ledger", *map(str, arguments)])
+
+
+def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -> None:
+    text = ledger(run).stdout
+    assert "steps 1 to 6" in text
+    assert "12 rows" in text
+    assert "newest checkpoint stands at step 4; the 2 steps after it are done again" in text
+    assert "planned again" not in text
+    document: dict[str, Any] = json.loads(ledger(run, "--json").stdout)
+    logged = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
+    assert document["samples"] == sum(len(row) for line in logged for row in line["rows"])
+    assert (
+        document["tokens"] == document["sources"]["texts"]["tokens"] == sum(line["tokens"]["texts"] for line in logged)
+    )
+
+
+def test_a_run_that_did_as_planned_verifies(run: Path) -> None:
+    result = ledger(run, "--verify")
+    assert result.exit_code == 0
+    assert "6 steps were planned again" in result.stdout
+    assert "as planned: no sample lost, none repeated" in result.stdout
+
+
+def test_a_lost_step_fails_the_command_and_is_named(run: Path) -> None:
+    lines = (run / "audit.jsonl").read_text().splitlines(keepends=True)
+    (run / "audit.jsonl").write_text("".join(lines[:2] + lines[3:]))
+    result = ledger(run, "--verify")
+    assert result.exit_code == 1
+    assert "problem: step 3 is missing, the log goes on with step 4" in result.stdout
+    assert "NOT as planned" in result.stdout
+    problems = json.loads(ledger(run, "--verify", "--json").stdout)["verified"]["problems"]
+    assert len(problems) == 2
+    assert problems[1].startswith("epoch 0 of texts: ")  # its samples are missing there
+
+
+def test_the_recipe_of_the_run_goes_before_its_newest_checkpoint(run: Path, config: DataConfig) -> None:
+    recipe = "packs_per_step: 2\ndata:\n" + "".join(
+        f"  {line}\n" for line in to_yaml(replace(config, seed=5)).splitlines()
+    )
+    (run / "recipe.yaml").write_text(recipe)
+    result = ledger(run, "--verify")
+    assert result.exit_code == 1
+    assert "seed (0 -> 5) changed" in " ".join(result.stdout.split())
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    result = ledger(tmp_path)
+    assert isinstance(result.exception, CliError)
+    assert "no recipe.yaml and no checkpoint" in str(result.exception)
