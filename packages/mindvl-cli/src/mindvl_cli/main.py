@@ -17,7 +17,7 @@ COMMANDS = {
     # name: (module:attribute, line in the help), in the order in which a user meets them
     "demo": ("mindvl_cli.commands.demo:demo", "The whole way once on real handwriting, in minutes, with a report."),
     "data": ("mindvl_cli.commands.data:data", "Write, index, show and count training data."),
-    "recipe": ("mindvl_cli.commands.recipe:recipe", "The paper's data recipes: shares, an audit, a map to your shards."),
+    "recipe": ("mindvl_cli.commands.recipe:recipe", "The paper's data recipes: shares, an audit, a map to shards."),
     "train": ("mindvl_cli.commands.train:train", "Train one phase from a recipe; continue where it stopped."),
     "convert": ("mindvl_cli.commands.convert:convert", "Write a checkpoint as a folder that transformers loads."),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),

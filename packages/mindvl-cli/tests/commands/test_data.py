@@ -2,6 +2,7 @@
 """Tests of `mindvl data`: the four commands one after another, as a user meets them."""
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,12 @@ def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_
     assert figures["tokens_by_source"].keys() == {"boxes"}
     assert 0.7 < figures["fill"] <= 1
     assert figures["rank_imbalance"] >= 0
-    assert "fill" in run("stats", recipe, "--packs", 4, "data.packing.seq_length=128").stdout
+    page = tmp_path / "stats.html"
+    printed = run("stats", recipe, "--packs", 4, "--out", page, "data.packing.seq_length=128").stdout
+    assert "fill" in printed
+    assert "asked, samples" in printed
+    root = ElementTree.fromstring(page.read_text().partition("<body>")[2].partition("</body>")[0])
+    assert len(list(root.iter("svg"))) == 2
 
 
 def test_tokens_cannot_be_shown_without_a_tokenizer(indexed: Path) -> None:
