@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random numbers of PyTorch are the same in every run of a test, and in every replay of a hypothesis example."""
 
-from types import SimpleNamespace
-
 import hypothesis
 import pytest
 import torch
 
-_TORCH = SimpleNamespace(seed=torch.manual_seed, getstate=torch.get_rng_state, setstate=torch.set_rng_state)
-hypothesis.register_random(_TORCH)
+
+class _TorchRandom:
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_TORCH_RANDOM = _TorchRandom()
+hypothesis.register_random(_TORCH_RANDOM)
 
 
 @pytest.fixture(autouse=True)
