@@ -21,7 +21,7 @@ from .rope import rotary
 from .segments import Segments
 from .swiglu import swiglu
 
-EXPERTS, CHOSEN = 8, 2
+EXPERTS, CHOSEN = 16, 2
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def test_what_the_kernel_does_not_do_is_refused_before_the_call(fake_npu):
     with use_backend("npu"):
         with pytest.raises(OpsError, match="always divides by their sum"):
             moe_gating(torch.zeros(2, 4), 1, score="sigmoid", renormalize=False)
+        with pytest.raises(OpsError, match="groups of 2 experts"):
+            moe_gating(torch.zeros(2, 8), 1, score="sigmoid", num_groups=4)
         with pytest.raises(OpsError, match="2080 experts in 65 groups"):
             moe_gating(torch.zeros(2, 2080), 1, score="sigmoid", num_groups=65)
         with pytest.raises(OpsError, match="513 experts for a token"):

@@ -18,6 +18,7 @@ from ..registry import register
 from .door import torch_npu
 
 MAX_EXPERTS = 2048
+LEAST_GROUP = 3  # of the documents; the code of the kernel is content with 2
 MAX_CHOSEN = 512
 MAX_GROUPS = 1024
 MAX_INNER = 65535
@@ -40,6 +41,11 @@ def moe_gating_npu(
         raise OpsError(
             f"{experts} experts in {num_groups} groups: the kernel takes {MAX_EXPERTS}, each group filled up to "
             "multiples of 32. npu moe_gating. Choose backend torch for it."
+        )
+    if num_groups > 1 and experts // num_groups < LEAST_GROUP:
+        raise OpsError(
+            f"groups of {experts // num_groups} experts: the kernel wants {LEAST_GROUP} at least. npu moe_gating. Choose "
+            "backend torch for it."
         )
     if score == "sigmoid" and not renormalize:
         raise OpsError(
