@@ -177,7 +177,8 @@ def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[_Entry
     if min(workers, len(paths)) <= 1:
         yield from (_index_shard(path, rules) for path in paths)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+    context = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
+    context.set_forkserver_preload([__name__])  # imports once, not in every process
     pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=_end_with_parent)
     futures: list[Future[_Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
     taken = 0
@@ -242,7 +243,8 @@ def _finish(folder: Path, entries: list[_Entry], rules: Rules) -> dict[str, Any]
     kept = [entry.facts for entry in entries if entry.facts["samples"]]
     if not kept:
         raise DataError(
-            f"no sample is left; {len(excluded)} were excluded, such as {excluded[0]}. {folder}. Mend them."
+            f"no sample is left of {len(entries)} shards; the first: {excluded[0]['reason']}. {folder}. "
+            "Write the shards again."
         )
     manifest = {
         "version": MANIFEST_VERSION,
