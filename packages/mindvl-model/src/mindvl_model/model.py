@@ -10,6 +10,7 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.language.base import LanguageAdapter
+from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow
 from mindvl_model.projector import Projector
@@ -19,7 +20,7 @@ from mindvl_ops import Segments
 
 IGNORE_INDEX = -100
 
-ADAPTERS: dict[str, LanguageAdapter] = {"qwen3": Qwen3Adapter()}
+ADAPTERS: dict[str, LanguageAdapter] = {"qwen2": Qwen2Adapter(), "qwen3": Qwen3Adapter()}
 
 
 class MindVLModel(MegatronModule):

@@ -26,6 +26,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindvl_ops as ops
+from mindvl_model.language_config import DecoderConfig, GroupedQueryConfig
 from mindvl_model.megatron.packing import PackedRow
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 
@@ -38,6 +39,7 @@ __all__ = [
     "build_language_model",
     "build_mlp_pair",
     "build_vision_block",
+    "grouped_query_config",
     "transformer_config",
 ]
 
@@ -139,29 +141,43 @@ class LanguageModel(GPTModel):
         return embeddings
 
 
+def grouped_query_config(config: GroupedQueryConfig, layout: Layout, **more: Any) -> TransformerConfig:
+    """megatron-core's configuration of a decoder with grouped-query attention; `more` are its own fields."""
+    return transformer_config(
+        layout,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        num_query_groups=config.num_kv_heads,
+        kv_channels=config.head_dim,
+        ffn_hidden_size=config.ffn_hidden_size,
+        layernorm_epsilon=config.norm_epsilon,
+        add_bias_linear=False,
+        **more,
+    )
+
+
 def build_language_model(
-    config: TransformerConfig,
+    transformer: TransformerConfig,
+    config: DecoderConfig,
     *,
-    vocab_size: int,
-    max_positions: int,
-    tie_embeddings: bool,
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None,
 ) -> LanguageModel:
     """The decoder, or one pipeline stage of it. Rotary angles come with the packed row, not from the model."""
-    spec = layer_spec(causal=True, query_key_norm=config.qk_layernorm)
+    spec = layer_spec(causal=True, query_key_norm=transformer.qk_layernorm)
     block = TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=RMSNorm
+        layer_specs=[spec] * get_num_layers_to_build(transformer, vp_stage=vp_stage), layer_norm=RMSNorm
     )
     return LanguageModel(
-        config,
+        transformer,
         block,
-        vocab_size,
-        max_positions,
+        config.vocab_size,
+        config.max_positions,
         pre_process=pre_process,
         post_process=post_process,
-        share_embeddings_and_output_weights=tie_embeddings,
+        share_embeddings_and_output_weights=config.tie_embeddings,
         position_embedding_type="none",
         scatter_embedding_sequence_parallel=False,
         vp_stage=vp_stage,

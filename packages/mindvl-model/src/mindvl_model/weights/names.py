@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import WeightError
-from mindvl_model.language_config import Qwen3LanguageConfig
+from mindvl_model.language_config import GroupedQueryConfig, Qwen2LanguageConfig
 from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 
 
@@ -75,16 +75,20 @@ def _projector() -> Iterator[WeightRule]:
         yield _same(f"projector.fc2.{kind}", f"model.visual.merger.mlp.2.{kind}")
 
 
-def _qwen3(config: Qwen3LanguageConfig) -> Iterator[WeightRule]:
+def _grouped_query(config: GroupedQueryConfig) -> Iterator[WeightRule]:
+    """Dense decoders of Qwen: Qwen2 has biases where Qwen3 has norms."""
     prefix = "model.language_model."
     yield _same("language.embedding.word_embeddings.weight", f"{prefix}embed_tokens.weight")
     for layer in range(config.num_layers):
         ours, theirs = f"language.decoder.layers.{layer}.", f"{prefix}layers.{layer}."
         yield _same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight")
         yield _same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight")
-        yield _grouped(config, ours + "self_attention.linear_qkv.weight", theirs + "self_attn.")
-        yield _same(ours + "self_attention.q_layernorm.weight", theirs + "self_attn.q_norm.weight")
-        yield _same(ours + "self_attention.k_layernorm.weight", theirs + "self_attn.k_norm.weight")
+        yield _grouped(config, ours + "self_attention.linear_qkv", theirs + "self_attn.", "weight")
+        if isinstance(config, Qwen2LanguageConfig):
+            yield _grouped(config, ours + "self_attention.linear_qkv", theirs + "self_attn.", "bias")
+        else:
+            yield _same(ours + "self_attention.q_layernorm.weight", theirs + "self_attn.q_norm.weight")
+            yield _same(ours + "self_attention.k_layernorm.weight", theirs + "self_attn.k_norm.weight")
         yield _same(ours + "self_attention.linear_proj.weight", theirs + "self_attn.o_proj.weight")
         yield _gated(ours + "mlp.linear_fc1.weight", theirs + "mlp.gate_proj.weight", theirs + "mlp.up_proj.weight")
         yield _same(ours + "mlp.linear_fc2.weight", theirs + "mlp.down_proj.weight")
@@ -93,7 +97,10 @@ def _qwen3(config: Qwen3LanguageConfig) -> Iterator[WeightRule]:
         yield _same("language.output_layer.weight", "lm_head.weight")
 
 
-LANGUAGE_RULES: dict[str, Callable[[Any], Iterator[WeightRule]]] = {"qwen3": _qwen3}  # by family
+LANGUAGE_RULES: dict[str, Callable[[Any], Iterator[WeightRule]]] = {  # by family
+    "qwen2": _grouped_query,
+    "qwen3": _grouped_query,
+}
 
 
 def _same(param_name: str, hf_name: str) -> WeightRule:
@@ -104,22 +111,22 @@ def _gated(param_name: str, gate: str, up: str) -> WeightRule:
     return WeightRule(param_name, (gate, up), torch.cat, lambda tensor: list(tensor.chunk(2)))
 
 
-def _grouped(config: Qwen3LanguageConfig, param_name: str, prefix: str) -> WeightRule:
+def _grouped(config: GroupedQueryConfig, param_name: str, prefix: str, kind: str) -> WeightRule:
     """Grouped-query attention: megatron keeps the queries of a group, its key and its value together."""
     groups, size = config.num_kv_heads, config.head_dim
     queries = config.num_heads // groups
 
     def join(tensors: list[Tensor]) -> Tensor:
-        width = tensors[0].shape[-1]
-        parts = [tensor.reshape(groups, -1, size, width) for tensor in tensors]
-        return torch.cat(parts, dim=1).reshape(-1, width)
+        width = tensors[0].shape[1:]
+        parts = [tensor.reshape(groups, -1, size, *width) for tensor in tensors]
+        return torch.cat(parts, dim=1).reshape(-1, *width)
 
     def split(tensor: Tensor) -> list[Tensor]:
-        width = tensor.shape[-1]
-        parts = tensor.reshape(groups, queries + 2, size, width).split((queries, 1, 1), dim=1)
-        return [part.reshape(-1, width).contiguous() for part in parts]
+        width = tensor.shape[1:]
+        parts = tensor.reshape(groups, queries + 2, size, *width).split((queries, 1, 1), dim=1)
+        return [part.reshape(-1, *width).contiguous() for part in parts]
 
-    return WeightRule(param_name, tuple(f"{prefix}{name}_proj.weight" for name in "qkv"), join, split)
+    return WeightRule(f"{param_name}.{kind}", tuple(f"{prefix}{name}_proj.{kind}" for name in "qkv"), join, split)
 
 
 def _swap_heads(tensor: Tensor, outer: int, inner: int, size: int) -> Tensor:
