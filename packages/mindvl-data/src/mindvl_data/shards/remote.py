@@ -108,7 +108,7 @@ class RemoteStore:
                 if not _is_transient(error):
                     raise _refusal(error, address) from error
                 problem = f"the store failed {attempt + 1} times: {_text(error)}"
-                action = "Check the network and the store, or raise store.retries; started again, the run goes on where it stopped."
+                action = "Check the network and the store, then start again: the run goes on where it stopped."
                 cause: Exception | None = error
             else:
                 self._count("bytes_read", len(content))
