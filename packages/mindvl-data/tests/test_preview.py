@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preview: each stage of a sample as data and as a page."""
+"""Preview: each stage of a sample as data."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mindvl_data import DataConfig, DataError, Loader, Tokenizer
-from mindvl_data.preview import preview_sample, row_page, sample_page
+from mindvl_data import DataError, ImageConfig, Tokenizer
+from mindvl_data.config import SampleRules
+from mindvl_data.preview import preview_sample, token_runs
 
 
 def test_the_stages_of_a_sample(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
@@ -19,26 +19,24 @@ def test_the_stages_of_a_sample(shard_folders: dict[str, Path], tokenizer: Token
     assert learned == shown.sample.messages[1].parts[0].text + "<|im_end|>"  # type: ignore[union-attr]
     placeholders = sum(run.count for run in shown.tokens if run.visual)
     assert placeholders == sum(h * w // 28**2 for _, (h, w) in shown.scales)
+    assert sum(run.count for run in shown.tokens) == shown.as_json("tokens")["num_tokens"]
+    assert shown.num_cut == 0
 
 
-def test_the_page_holds_everything_itself(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
-    shown = preview_sample(shard_folders["pictures"], tokenizer=tokenizer)
-    page = sample_page(shown)
-    assert page.count("data:image/png;base64,") == len(shown.raw.media)
-    assert 'class="t l"' in page
-    assert "<script" not in page
+def test_without_a_tokenizer_there_are_no_tokens(shard_folders: dict[str, Path]) -> None:
+    rules = SampleRules(image=ImageConfig(min_pixels=784, max_pixels=784))
+    shown = preview_sample(shard_folders["pictures"], rules=rules)
+    assert shown.tokens == []
+    assert all(new == (28, 28) for _, new in shown.scales)
 
 
-def test_text_on_the_page_is_escaped(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
-    shown = preview_sample(shard_folders["text"], tokenizer=tokenizer)
-    assert "<|im_end|>" not in sample_page(shown)
-
-
-def test_a_row_is_shown_with_its_segments(make_config: Callable[..., DataConfig], tokenizer: Tokenizer) -> None:
-    with Loader(make_config(), packs_per_step=1, position_kind="rope") as loader:
-        batch = next(loader)
-    page = row_page(batch, tokenizer)
-    assert all(segment.key in page for segment in batch.segments)
+def test_runs_of_placeholders_are_counted_and_keep_apart_what_differs(tokenizer: Tokenizer) -> None:
+    pad, image, video = tokenizer.pad_id, tokenizer.image_pad_id, tokenizer.video_pad_id
+    ids = [image, image, video, 65, 65, pad, pad, pad]
+    runs = token_runs(ids, [-100, -100, -100, 65, -100, -100, -100, -100], tokenizer)
+    assert [run.count for run in runs] == [2, 1, 1, 1, 3]
+    assert [run.visual for run in runs] == [True, True, False, False, False]
+    assert [run.learned for run in runs] == [False, False, False, True, False]
 
 
 def test_an_unknown_key_is_refused(shard_folders: dict[str, Path]) -> None:

@@ -166,14 +166,16 @@ class ChatTemplate:
 
 
 def coordinates_text(part: Coordinates, scale: Scale) -> str:
-    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box: whole pixels of the resized picture, as Qwen2.5-VL has them.
+    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box: whole pixels of the resized picture, as Qwen2.5-VL has them."""
+    moved = move_coordinates(part, scale)
+    return ",".join(f"({x},{y})" for x, y in zip(moved[::2], moved[1::2], strict=True))
 
-    Values outside the picture are moved to its border.
-    """
+
+def move_coordinates(part: Coordinates, scale: Scale) -> list[int]:
+    """The values in whole pixels of the resized picture; those outside the picture are moved to its border."""
     (height, width), (new_height, new_width) = scale
     limits = ((width, new_width), (height, new_height)) * 2
-    moved = [min(max(round(v * new / old), 0), new) for v, (old, new) in zip(part.values, limits, strict=False)]
-    return ",".join(f"({x},{y})" for x, y in zip(moved[::2], moved[1::2], strict=True))
+    return [min(max(round(v * new / old), 0), new) for v, (old, new) in zip(part.values, limits, strict=False)]
 
 
 def _marked(answer: str) -> str:

@@ -102,9 +102,10 @@ def index(
 @click.option("--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True)
 @click.option("--out", type=any_path, help="Write a page with every stage here.")
 @click.option("--tokenizer", type=existing, help="Needed for the stages tokens and pack.")
-@click.option("--seq-length", type=int, default=2048, show_default=True, help="Row size of the stage pack.")
-@click.option("--min-pixels", type=int)
-@click.option("--max-pixels", type=int)
+@click.option("--seq-length", type=int, default=2048, show_default=True, help="Tokens of a row; longer talks are cut.")
+@click.option("--min-pixels", type=int, help="Smaller pictures are enlarged to this.")
+@click.option("--max-pixels", type=int, help="Larger pictures are reduced to this.")
+@click.option("--fps", type=float, help="Frames taken of each second of a video.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def show(
     folder: Path,
@@ -115,25 +116,30 @@ def show(
     seq_length: int,
     min_pixels: int | None,
     max_pixels: int | None,
+    fps: float | None,
     as_json: bool,
 ) -> None:
-    """Show one sample of an indexed FOLDER at any stage, with its picture when a page is written.
+    """Show one sample of an indexed FOLDER at any stage, with its pictures when a page is written.
 
     Example: mindvl data show shards/photos --tokenizer model/ --stage tokens --out sample.html
     """
-    from mindvl_data import load_tokenizer, preview
+    from mindvl_data import load_tokenizer, preview, preview_page
+    from mindvl_data.config import SampleRules
 
     if stage in ("tokens", "pack") and tokenizer is None:
         raise click.UsageError(f"Stage {stage} needs --tokenizer.")
-    image = _image_config(min_pixels, max_pixels)
+    image, video = _image_config(min_pixels, max_pixels), _video_config(fps)
     if stage == "pack":
-        page, document = _first_row(folder, Path(str(tokenizer)), image, seq_length)
+        page, document = _first_row(folder, Path(str(tokenizer)), image, video, seq_length)
         text = "\n".join(f"{s['start']:>7} {s['length']:>6}  {s['source']} / {s['key']}" for s in document["segments"])
     else:
         shown = preview.preview_sample(
-            folder, key=key, image=image, tokenizer=None if tokenizer is None else load_tokenizer(tokenizer)
+            folder,
+            key=key,
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+            rules=SampleRules(image=image, video=video, max_tokens=seq_length),
         )
-        page, document, text = preview.sample_page(shown, image), shown.as_json(stage), _as_text(shown, stage)
+        page, document, text = preview_page.sample_page(shown), shown.as_json(stage), _as_text(shown, stage)
     if out is not None:
         out.write_text(page, encoding="utf-8")
         text = f"{text}\npage: {out}"
@@ -181,12 +187,12 @@ def stats(
         click.echo(f"page: {out}")
 
 
-def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
-    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig, preview
+def _first_row(folder: Path, tokenizer: Path, image: Any, video: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
+    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig, preview_page
     from mindvl_data.tokenization import load_tokenizer
 
     try:
-        packing = PackingConfig(seq_length=seq_length)
+        packing = PackingConfig(seq_length=seq_length, overflow="trim_turns")
     except ValueError as error:
         raise DataError(f"{error} data show --seq-length.") from error
     config = DataConfig(
@@ -194,6 +200,7 @@ def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tu
         tokenizer=tokenizer,
         packing=packing,
         image=image,
+        video=video,
         num_threads=0,
         prefetch_packs=1,
     )
@@ -208,8 +215,9 @@ def _first_row(folder: Path, tokenizer: Path, image: Any, seq_length: int) -> tu
         {"start": start, "length": s.length, "source": s.source, "key": s.key}
         for start, s in zip(starts, batch.segments, strict=False)
     ]
-    document = {"stage": "pack", "tokens": starts[-1], "patches": len(batch.pixel_values), "segments": segments}
-    return preview.row_page(batch, load_tokenizer(tokenizer)), document
+    patches = len(batch.pixel_values) + len(batch.pixel_values_videos)
+    document = {"stage": "pack", "tokens": starts[-1], "patches": patches, "segments": segments}
+    return preview_page.row_page(batch, load_tokenizer(tokenizer)), document
 
 
 def _as_text(shown: "Preview", stage: str) -> str:
@@ -227,7 +235,8 @@ def _as_text(shown: "Preview", stage: str) -> str:
         click.style(run.text + (f" x{run.count}" if run.count > 1 else ""), fg="green" if run.learned else None)
         for run in shown.tokens
     ]
-    return "\n".join([head, *sizes, "".join(runs), "(green is learned)"])
+    cut = [f"  the last {shown.num_cut} messages are cut: the sample is too long"] if shown.num_cut else []
+    return "\n".join([head, *sizes, *cut, "".join(runs), "(green is learned)"])
 
 
 def _print_stats(figures: dict[str, Any]) -> None:
@@ -273,6 +282,15 @@ def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:
     given = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     try:
         return ImageConfig(**{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def _video_config(fps: float | None) -> Any:
+    from mindvl_data import DataError, VideoConfig
+
+    try:
+        return VideoConfig() if fps is None else VideoConfig(fps=fps)
     except ValueError as error:
         raise DataError(str(error)) from error
 
