@@ -17,7 +17,7 @@ from .attention_masks import Sparsity, kept
 from .operators import operator
 from .state import refuse
 
-MASKED = -3.4028235e38  # what the kernel puts at masked places: a row without a kept place comes out near-uniform
+MASKED = torch.finfo(torch.float32).min  # at masked places: an all-masked row comes out near-uniform
 LEARNED = ("query", "key", "value", "pse", "sink")
 
 
