@@ -27,6 +27,7 @@ COMMANDS = {
         "Find the image size limits at which a model scores best.",
     ),
     "bench": ("mindvl_cli.commands.bench:bench", "Measure packing and loading on this machine, beside others."),
+    "check": ("mindvl_cli.commands.check:check", "Compare every operator with its reference on this machine."),
     "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),
 }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .backend import backend_table, use_backend
 from .cases import Case, cases
+from .testing.parity import TOLERANCES
 
 DTYPES = (torch.float32, torch.bfloat16)
 _TIMED_TOKENS = 512
@@ -27,7 +28,13 @@ class Comparison:
 
     forward: float
     backward: float | None  # None for an operator without gradients
+    tolerance: float
     reason: str = ""  # why it could not run; the errors are then NaN
+
+    @property
+    def holds(self) -> bool:
+        """Whether it ran and is near enough."""
+        return not self.reason and max(self.forward, self.backward or 0.0) <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,11 @@ class CheckRow:
     why_not: dict[str, str]  # every other backend -> reason
     comparisons: dict[str, Comparison]  # "float32" -> how near the chosen backend is
     speed_ratio: float | None  # time of the reference / time of the chosen backend, float32, with gradients
+
+    @property
+    def holds(self) -> bool:
+        """Whether the chosen backend is near enough to the reference in every type."""
+        return all(comparison.holds for comparison in self.comparisons.values())
 
 
 def check_operators(
@@ -57,7 +69,7 @@ def check_operators(
     rows = []
     for row in backend_table():
         comparisons = {
-            str(dtype).removeprefix("torch."): _compare(by_operator[row.operator], device)
+            str(dtype).removeprefix("torch."): _compare(by_operator[row.operator], device, TOLERANCES[dtype])
             for dtype, by_operator in small.items()
         }
         runs = any(not comparison.reason for comparison in comparisons.values())
@@ -92,18 +104,19 @@ def _errors(comparison: Comparison) -> str:
     if comparison.reason:
         return comparison.reason
     backward = "-" if comparison.backward is None else f"{comparison.backward:.0e}"
-    return f"{comparison.forward:.0e} / {backward}"
+    return f"{comparison.forward:.0e} / {backward}{'' if comparison.holds else ' TOO FAR'}"
 
 
-def _compare(case: Case, device: torch.device | str) -> Comparison:
+def _compare(case: Case, device: torch.device | str, tolerance: float) -> Comparison:
     with use_backend("reference"):
         expected = _run(case, [x.double() for x in case.inputs])
     try:
         actual = _run(case, [x.to(device) for x in case.inputs])
     except Exception as error:  # a kernel that refuses this type or device: the row says so, and the others are checked
-        return Comparison(forward=float("nan"), backward=None, reason=f"{type(error).__name__}: {error}".split("\n")[0])
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        return Comparison(forward=float("nan"), backward=None, tolerance=tolerance, reason=reason)
     errors = [_error(left, right) for left, right in zip(actual, expected, strict=True)]
-    return Comparison(forward=errors[0], backward=max(errors[1:], default=None))
+    return Comparison(forward=errors[0], backward=max(errors[1:], default=None), tolerance=tolerance)
 
 
 def _run(case: Case, inputs: Sequence[Tensor]) -> list[Tensor]:

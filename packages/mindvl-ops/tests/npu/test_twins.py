@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from mindvl_ops import OpsConfig, check_operators, registry, select_backends
-from mindvl_ops.testing import TOLERANCES
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +20,7 @@ def test_every_operator_is_near_the_reference(fake_npu):
     for row in rows:
         assert row.chosen == "npu"
         for name, found in row.comparisons.items():
-            assert not found.reason, (row.operator, name, found.reason)
-            assert max(found.forward, found.backward or 0.0) <= TOLERANCES[getattr(torch, name)], (row.operator, name)
+            assert found.holds, (row.operator, name, found)
 
 
 def test_what_is_plain_pytorch_calls_nothing_of_torch_npu(fake_npu):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mindvl_data import DataConfig, Loader, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
-from mindvl_ops import backend_table, select_backends
+from mindvl_ops import check_operators, select_backends, table_text
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 
@@ -90,9 +90,8 @@ def run_training(
             if found is not None:
                 checkpoints.resume(found, state, described, accept_data_change=accept_data_change)
                 logger.info("resumed at step %d from %s", state.step, found)
-            if place.is_first and state.step == 0:
-                for row in backend_table():
-                    logger.info("operator %s: %s (%s)", row.operator, row.chosen, row.why_not)
+            if place.is_first:
+                logger.info("operators:\n%s", table_text(check_operators(device=place.device)))
             metrics = Metrics(
                 _sinks(config, state.step) if place.is_first else [], config.metrics.every_steps, place.device
             )

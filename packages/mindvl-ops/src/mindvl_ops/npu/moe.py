@@ -44,8 +44,8 @@ def moe_gating_npu(
         )
     if num_groups > 1 and experts // num_groups < LEAST_GROUP:
         raise OpsError(
-            f"groups of {experts // num_groups} experts: the kernel wants {LEAST_GROUP} at least. npu moe_gating. Choose "
-            "backend torch for it."
+            f"groups of {experts // num_groups} experts: the kernel wants {LEAST_GROUP} at least. npu moe_gating. "
+            "Choose backend torch for it."
         )
     if score == "sigmoid" and not renormalize:
         raise OpsError(
