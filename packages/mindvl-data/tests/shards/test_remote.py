@@ -286,7 +286,7 @@ def test_a_run_goes_on_without_its_store_as_far_as_the_cache_reaches(
     run(make_config(max_epochs=1))
     for folder in shard_folders.values():
         http.objects |= {f"/{folder.name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    sources = tuple(SourceConfig(name=n, path=f"{http.address}/{n}", max_epochs=1) for n in shard_folders)
+    sources = tuple(SourceConfig(name=n, path=f"{http.address}/{n}", max_epochs=1, first=20) for n in shard_folders)
     config = make_config(sources=sources, store=StoreConfig(cache=tmp_path, retries=1), num_threads=0, prefetch_packs=1)
     whole, _ = run(config, rows=1)
     with Loader(config, packs_per_step=1, position_kind="rope") as loader:
