@@ -35,14 +35,17 @@ def run(*, quick: bool = False) -> list[Figure]:
         one = photos.make_source(root / "one", SAMPLES_PER_SHARD, sizes=((28, 56),), num_shards=1)
         child("loader", tokenizer, [one.folder])  # measures the text and keeps the lengths beside the index
         folders = link_sources(one.folder, root / "linked", num_sources=num_sources, shards=linked)
-        plan = child("plan", tokenizer, folders)
+        first, plan = child("plan", tokenizer, folders), child("plan", tokenizer, folders)
     samples = num_sources * linked * SAMPLES_PER_SHARD
     size, base = f"{samples / 1e6:.0f} M samples, {num_sources} sources", "beyond imports"
     return [
         Figure(name=f"loader, {num_shards} shards: resident", value=loader["rss"] / MIB, unit="MiB", at_most=1024,
                note=f"own {loader['uss'] / MIB:.0f}, {base} {(loader['uss'] - loader['uss_imports']) / MIB:.0f}"),
         Figure(name=f"loader, {num_shards} shards: open files", value=loader["open_files"], unit="files"),
-        Figure(name="plan: start to the first batch", value=plan["start_s"], unit="s", at_most=5, note=size),
+        Figure(name="plan: first start ever, to a batch", value=first["start_s"], unit="s",
+               note=f"{size}; counts once what later starts read"),
+        Figure(name="plan: later starts, to a batch", value=plan["start_s"], unit="s", at_most=5,
+               note=f"{plan['start_cpu_s']:.1f} s of processor time"),
         Figure(name="plan: own memory after the start", value=(plan["uss_start"] - plan["uss_imports"]) / MIB,
                unit="MiB", at_most=300, note=f"resident {plan['rss_start'] / MIB:.0f}, mapped files included"),
         Figure(name=f"plan: own memory after {plan['rows']} rows", value=(plan["uss"] - plan["uss_imports"]) / MIB,
@@ -99,11 +102,11 @@ def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, 
         packing=PackingConfig(seq_length=8192),
         image=ImageConfig(min_pixels=28 * 28),
     )
-    started = time.perf_counter()
+    started, start_cpu = time.perf_counter(), time.process_time()
     ranks = RANKS if what == "plan" else 1  # of many ranks one plans all rows and loads its few
     with Loader(config, packs_per_step=RANKS, dp_size=ranks, position_kind="rope") as loader:
         next(loader)
-        start_s, begin = time.perf_counter() - started, memory()
+        start_s, start_cpu, begin = time.perf_counter() - started, time.process_time() - start_cpu, memory()
         cpu, rows = time.process_time(), 0
         for rows, _ in enumerate(loader, 1):
             if what == "plan" and rows == STEPS:
@@ -112,7 +115,7 @@ def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, 
         end, files = memory(), len(list(Path("/proc/self/fd").iterdir()))
     return {
         "uss_imports": imports[1], "rss_start": begin[0], "uss_start": begin[1], "rss": end[0], "uss": end[1],
-        "open_files": files, "start_s": start_s, "cpu_s": cpu, "rows": rows * ranks, "planned": planned,
+        "open_files": files, "start_s": start_s, "start_cpu_s": start_cpu, "cpu_s": cpu, "rows": rows * ranks, "planned": planned,
     }  # fmt: skip
 
 
