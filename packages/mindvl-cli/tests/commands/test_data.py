@@ -78,6 +78,44 @@ def test_writing_and_indexing_say_what_to_do_next(shards: Path, tokenizer: Path)
     assert list(shards.glob("*.len"))
 
 
+def test_bad_rows_and_samples_are_left_out_on_request_and_counted(shards: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "raw" / "rows.json"
+    rows.write_text(json.dumps([*json.loads(rows.read_text()), {"conversations": 5}]))
+    with pytest.raises(DataError, match=r"no list `conversations`.*rows\.json row 7"):
+        run("write", rows, "--format", "llava", "--out", tmp_path / "strict", "--workers", 1)
+    result = run("write", rows, "--format", "llava", "--out", tmp_path / "out", "--skip-bad", "--samples-per-shard", 4)
+    assert "6 samples in" in result.stdout
+    assert "1 rows left out, see" in result.stdout
+
+    damaged = tmp_path / "out" / "shard-000001.tar"
+    damaged.write_bytes(damaged.read_bytes()[:-1500])
+    with pytest.raises(DataError, match=r"truncated shard.*shard-000001\.tar"):
+        run("index", tmp_path / "out")
+    assert "5 samples, 5 images; 1 left out, see" in run("index", tmp_path / "out", "--exclude-bad", "--decode").stdout
+    left_out = [json.loads(line) for line in (tmp_path / "out" / "excluded.jsonl").read_text().splitlines()]
+    assert [line.get("row", line.get("key")) for line in left_out] == [7, "000000005"]
+
+
+def test_a_stopped_write_goes_on_or_starts_over(shards: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "raw" / "rows.json", tmp_path / "out"
+    content = rows.read_text()
+    (tmp_path / "raw" / "3.png").rename(tmp_path / "raw" / "away.png")
+    arguments = ("write", rows, "--format", "llava", "--out", out, "--samples-per-shard", 2)
+    with pytest.raises(DataError, match=r"3\.png cannot be read"):
+        run(*arguments)
+    (tmp_path / "raw" / "away.png").rename(tmp_path / "raw" / "3.png")
+    assert run_json(*arguments) == {"out": str(out), "samples": 6, "excluded": 0}
+
+    (tmp_path / "raw" / "5.png").unlink()
+    arguments = (*arguments[:5], tmp_path / "again", *arguments[6:])
+    with pytest.raises(DataError, match=r"5\.png cannot be read"):
+        run(*arguments)
+    rows.write_text(content + " ")
+    with pytest.raises(DataError, match="cannot go on with another write: source bytes was"):
+        run(*arguments)
+    assert run_json(*arguments, "--fresh", "--skip-bad")["excluded"] == 1
+
+
 def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None:
     assert "Where?" in run("show", indexed, "--stage", "raw").stdout
     assert "assistant" in run("show", indexed).stdout

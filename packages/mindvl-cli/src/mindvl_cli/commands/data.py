@@ -16,6 +16,8 @@ from mindvl_cli.progress import reported_progress
 if TYPE_CHECKING:
     from mindvl_data.preview import Preview
 
+FORMAT_NAMES = ("folder", "llava", "messages", "parquet", "text", "tsv")  # importing them would load the whole package
+EXCLUDED = "excluded.jsonl"
 JSON_HELP = "Print one JSON document and nothing else."
 existing = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
@@ -31,11 +33,16 @@ data.add_command(ledger)
 
 @data.command()
 @click.argument("source", type=existing)
-@click.option("--format", "format_name", required=True, type=click.Choice(["folder", "llava", "messages", "text"]))
+@click.option("--format", "format_name", required=True, type=click.Choice(FORMAT_NAMES))
 @click.option("--out", required=True, type=any_path, help="New folder for the shards.")
-@click.option("--image-root", type=existing, help="Where image names start; the folder of SOURCE if left out.")
+@click.option("--image-root", type=existing, help="Where file names start; the folder of SOURCE if left out.")
 @click.option("--name", help="Source name kept in each sample; the name of the folder if left out.")
 @click.option("--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that read and check."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot be used; excluded.jsonl names them.")
+@click.option("--fresh", is_flag=True, help="Start over where an unfinished write left shards.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def write(
     source: Path,
@@ -44,39 +51,63 @@ def write(
     image_root: Path | None,
     name: str | None,
     samples_per_shard: int,
+    workers: int,
+    skip_bad: bool,
+    fresh: bool,
     as_json: bool,
 ) -> None:
     """Write the samples of SOURCE as shards; pictures are copied byte for byte.
+
+    A write that was stopped goes on after its last whole shard when the same command is given again.
 
     Example: mindvl data write photos/ --format folder --out shards/photos
     """
     from mindvl_data import write_shards
 
-    with reported_progress("write", unit="samples") as report:
-        count = write_shards(
+    with reported_progress("write", unit="rows") as report:
+        written = write_shards(
             source,
             out,
             format=format_name,
             image_root=image_root,
             source_name=name,
             samples_per_shard=samples_per_shard,
+            workers=workers,
+            skip_bad=skip_bad,
+            fresh=fresh,
             progress=report,
         )
-    _say(as_json, {"out": str(out), "samples": count}, f"{count} samples in {out}. Next: mindvl data index {out}")
+    left_out = f"; {written.excluded} rows left out, see {out / EXCLUDED}" if written.excluded else ""
+    text = f"{written.samples} samples in {out}{left_out}. Next: mindvl data index {out}"
+    _say(as_json, {"out": str(out), "samples": written.samples, "excluded": written.excluded}, text)
 
 
 @data.command()
 @click.argument("folders", nargs=-1, required=True, type=existing)
+@click.option("--exclude-bad", is_flag=True, help="Leave out samples that cannot be used; excluded.jsonl names them.")
+@click.option("--decode", is_flag=True, help="Decode every picture and video, to find damage inside of them too.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that read shards.")
+@click.option("--fresh", is_flag=True, help="Read shards again that did not change.")
 @click.option("--tokenizer", type=existing, help="Measure text lengths now instead of at the first run.")
 @click.option("--min-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
 @click.option("--max-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def index(
-    folders: tuple[Path, ...], tokenizer: Path | None, min_pixels: int | None, max_pixels: int | None, as_json: bool
+    folders: tuple[Path, ...],
+    exclude_bad: bool,
+    decode: bool,
+    workers: int,
+    fresh: bool,
+    tokenizer: Path | None,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    as_json: bool,
 ) -> None:
     """Validate the shards of each folder and write their index; damage is refused by name.
 
-    Example: mindvl data index shards/photos --tokenizer model/
+    Shards that others wrote are read as they are. Shards that did not change are not read again.
+
+    Example: mindvl data index shards/photos --workers 8 --tokenizer model/
     """
     from mindvl_data import index_folder, load_tokenizer
     from mindvl_data.config import SampleRules
@@ -85,15 +116,23 @@ def index(
     rows = []
     for folder in folders:
         with reported_progress(f"index {folder.name}", unit="MB", scale=1e6) as report:
-            manifest = index_folder(folder, progress=report)
-        row = {"folder": str(folder)} | {key: manifest[key] for key in ("samples", "images", "bytes")}
+            manifest = index_folder(
+                folder, exclude_bad=exclude_bad, decode=decode, workers=workers, fresh=fresh, progress=report
+            )
+        counts = ("samples", "images", "videos", "bytes", "excluded")
+        row: dict[str, Any] = {"folder": str(folder)} | {key: manifest[key] for key in counts}
         if tokenizer is not None:
             rules = SampleRules(image=_image_config(min_pixels, max_pixels))
             with reported_progress(f"measure {folder.name}", unit="shards") as report:
                 row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), rules, progress=report)
         rows.append(row)
-    lines = [f"{row['folder']}: {row['samples']} samples, {row['images']} images" for row in rows]
-    _say(as_json, {"folders": rows}, "\n".join(lines))
+    _say(as_json, {"folders": rows}, "\n".join(_counted(row) for row in rows))
+
+
+def _counted(row: dict[str, Any]) -> str:
+    videos = f", {row['videos']} videos" if row["videos"] else ""
+    left_out = f"; {row['excluded']} left out, see {Path(row['folder']) / EXCLUDED}" if row["excluded"] else ""
+    return f"{row['folder']}: {row['samples']} samples, {row['images']} images{videos}{left_out}"
 
 
 @data.command()
