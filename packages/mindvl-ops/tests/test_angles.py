@@ -63,3 +63,35 @@ def test_sizes_that_do_not_fit_are_refused():
         vision_tables(torch.zeros(1, 2), 6, 1e4)
     with pytest.raises(OpsError, match="width 5 is odd"):
         rotary_tables(torch.zeros(1), 5, 1e4)
+
+
+def test_mrope_is_that_of_transformers():
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding, Qwen2_5_VLTextConfig
+
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    published = Qwen2_5_VLRotaryEmbedding(
+        Qwen2_5_VLTextConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
+    )
+    position_ids = torch.randint(0, 9000, (3, 40), generator=torch.Generator().manual_seed(0))
+    cos, sin = published(torch.zeros(1), position_ids[:, None])
+    torch.testing.assert_close(mrope_tables(position_ids, 128, 1e6, (16, 24, 24)), (cos[0], sin[0]))
+
+
+def test_the_plane_is_that_of_transformers():
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
+
+    published = Qwen2_5_VLVisionRotaryEmbedding(Qwen2_5_VLVisionConfig(hidden_size=160, num_heads=2))
+    places = torch.randint(0, 99, (30, 2), generator=torch.Generator().manual_seed(0))
+    cos, sin = published(torch.zeros(1), places)
+    torch.testing.assert_close(vision_tables(places, 80, 10000.0), (cos.view(30, 80), sin.view(30, 80)))
+
+
+def test_turning_heads_is_that_of_transformers():
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+    query = torch.randn(2, 12, 3, 16).unbind()
+    cos, sin = rotary_tables(torch.arange(12), 16, 1e4)
+    published = apply_rotary_pos_emb(*(x.transpose(0, 1)[None] for x in query), cos[None], sin[None])
+    for ours, theirs in zip(query, published, strict=True):
+        torch.testing.assert_close(rotary(ours, cos, sin), theirs[0].transpose(0, 1))
