@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that others wrote."""
 
+import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mindvl_data import BadSample
 from mindvl_data.formats.foreign import own_record, says_its_media
+from mindvl_data.samples import parse_sample
+from mindvl_data.types import MediaSize, RawSample
 
 IMAGE = {"type": "image"}
 
@@ -83,3 +89,35 @@ def test_conversations_tell_how_many_pictures_they_have_and_captions_do_not() ->
     assert says_its_media({"messages": []})
     assert not says_its_media({"caption": "a"})
     assert not says_its_media({"question": "a", "answer": "b"})
+
+
+NAMES = st.sampled_from(
+    "messages content conversations texts question answers caption boxes min_pixels "
+    "role from value type text image xyxy user assistant".split()
+)
+WORDS = st.sampled_from(
+    ["user", "gpt", "assistant", "image", "video", "box", "text", "<image>a", "<box:0>", "\ud800", ""]
+)
+LEAVES = st.one_of(WORDS, st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5))
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(record=st.one_of(st.dictionaries(NAMES, VALUES, max_size=4), VALUES), num_media=st.integers(0, 2))
+def test_whatever_a_record_holds_it_is_a_sample_or_a_bad_one(record: Any, num_media: int) -> None:
+    content = json.dumps(record).encode()
+    sizes = (MediaSize(1, 1), MediaSize(1, 1, 2, 1.0))[:num_media]
+    raw = RawSample(key="", record=content, is_json=True, media=(b"",) * num_media, sizes=sizes)
+    with suppress(BadSample):
+        sample = parse_sample(raw)
+        assert sample.num_images + sample.num_videos == num_media
+        assert bool(sample.messages) != bool(sample.content)
+
+
+def test_a_number_that_python_refuses_to_read_is_text() -> None:
+    turns = [{"from": "human", "value": f"<box:{'1' * 5000}>"}, {"from": "gpt", "value": "!"}]
+    assert len(own_record(turns, [])["messages"][0]["content"]) == 1

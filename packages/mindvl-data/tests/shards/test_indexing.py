@@ -288,7 +288,7 @@ mutations = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(mutations=mutations)
 def test_a_damaged_shard_is_refused_by_name_or_every_sample_reads_back(mutations: list[Mutation]) -> None:
     content = bytearray(SOUND)
@@ -311,7 +311,7 @@ def test_a_damaged_shard_is_refused_by_name_or_every_sample_reads_back(mutations
             assert manifest["excluded"] == len(lines(folder / "excluded.jsonl")) > 0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     hits=st.dictionaries(
         st.sampled_from(HEADERS), st.tuples(st.integers(0, 147), st.integers(0, 7)), min_size=1, max_size=4
@@ -342,7 +342,7 @@ def _lengths() -> list[tuple[str, int]]:
     return [(name, len(content)) for name, content in MEMBERS]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(order=st.permutations(range(len(MEMBERS))))
 def test_members_in_any_order_are_whole_samples_or_named(order: list[int]) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -377,7 +377,7 @@ def test_an_index_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     assert contents(tmp_path / "t") == contents(tmp_path / "s")
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(damage=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=40)), max_size=12))
 def test_a_loader_over_shards_damaged_after_indexing_keeps_lengths_and_ranks_equal(
     damage: list[tuple[float, bytes]],

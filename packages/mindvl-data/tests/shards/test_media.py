@@ -4,11 +4,14 @@
 import io
 import struct
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import av
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mindvl_data import BadSample
@@ -132,3 +135,31 @@ def test_damage_inside_is_found_when_everything_is_decoded() -> None:
 def test_a_video_has_frames_and_a_rate() -> None:
     assert media_extension(clip()) == "mp4"
     assert check_media(clip(), decode_limit=LIMIT, decode_all=True) == MediaSize(48, 64, 6, 3.0)
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return picture(format="JPEG", exif=exif)
+
+
+WHOLE = (photo("JPEG"), photo("PNG"), photo("WEBP"), rotated(), picture("P", transparency=0), clip())
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    content=st.sampled_from(WHOLE),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4)), max_size=3),
+    near_start=st.booleans(),
+)
+def test_a_damaged_medium_has_a_size_or_is_a_bad_sample(
+    content: bytes, changes: list[tuple[float, bytes]], near_start: bool
+) -> None:
+    damaged = bytearray(content)
+    for share, new in changes:
+        place = int(share * (200 if near_start else len(content)))
+        damaged[place : place + len(new)] = new
+    with suppress(BadSample):
+        size = check_media(bytes(damaged), decode_limit=LIMIT, decode_all=True)
+        assert size.height > 0
+        assert size.width > 0

@@ -5,11 +5,14 @@ import io
 import json
 import resource
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mindvl_data import DataError, index_folder, write_shards
@@ -248,3 +251,29 @@ def test_half_a_character_pair_is_refused_by_row(tmp_path: Path, change: dict[st
     path.write_text(json.dumps(rows))
     with pytest.raises(DataError, match=r"half of a character pair.*rows\.json row 2"):
         write_shards(path, tmp_path / "out", format="llava")
+
+
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"from": st.sampled_from(["human", "gpt", "bot"]), "value": st.sampled_from(["<image>a", "b", "", "\ud800"])}
+    ),
+    max_size=3,
+)
+FIELDS = st.one_of(TURNS, st.sampled_from(["a.jpg", "away.jpg", "x" * 300, "a\0b", ""]), st.integers(), st.none())
+ROWS = st.dictionaries(st.sampled_from(["conversations", "image", "id", "boxes", "meta"]), FIELDS)
+GOOD = {"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "!"}], "image": "a.jpg"}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rows=st.lists(st.one_of(ROWS, st.integers(), st.just(GOOD)), min_size=1, max_size=5), broken=st.booleans())
+def test_whatever_rows_hold_those_that_are_written_are_indexed_and_the_others_named(
+    rows: list[Any], broken: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root)
+        (folder / "a.jpg").write_bytes(jpeg(0))
+        lines = [json.dumps(row) for row in (GOOD, *rows)] + ["{"] * broken
+        (folder / "rows.jsonl").write_text("\n".join(lines))
+        written = write_shards(folder / "rows.jsonl", folder / "out", format="llava", skip_bad=True)
+        assert written.samples + written.excluded == len(lines)
+        assert index_folder(folder / "out")["samples"] == written.samples >= 1

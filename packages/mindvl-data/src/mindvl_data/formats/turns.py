@@ -17,7 +17,7 @@ _ROLES = {
     "system": "system",
     "tool": "tool",
 }
-_MARK = re.compile(r"<(image|video)>|<(box|point):(\d+)>")
+_MARK = re.compile(r"<(image|video)>|<(box|point):(\d{1,9})>")  # longer numbers are none: int refuses some
 _MEDIA_MARK = re.compile(r"<(image|video)>")
 
 
