@@ -67,6 +67,25 @@ def test_a_window_of_one_to_the_left_sees_two_tokens():
     expected = torch.tensor([[0, 1, 1], [0, 0, 1], [1, 0, 0]], dtype=torch.bool)
     assert torch.equal(blocked_mask(3, True, (1, -1), torch.device("cpu")), expected)
     assert not blocked_mask(3, False, (-1, -1), torch.device("cpu")).any()
+    cut = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
+    assert torch.equal(blocked_mask(2, True, None, torch.device("cpu"), key_length=4, offset=1), cut)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_the_second_half_of_a_row_attends_as_in_the_whole_row(backend):
+    query, key, value = _qkv(10)
+    with use_backend(backend):
+        whole, sums = attention(query, key, value, Segments([3, 7]), causal=True, return_logsumexp=True)
+        rest = Segments([0, 4], [3, 7])
+        part, part_sums = attention(query[6:], key, value, rest, causal=True, return_logsumexp=True)
+    torch.testing.assert_close((part, part_sums), (whole[6:], sums[6:]))
+
+
+def test_logsumexp_of_even_logits_is_the_log_of_what_is_seen():
+    _, key, value = _qkv(4)
+    with use_backend("reference"):
+        _, sums = attention(torch.zeros_like(key), key, value, Segments([1, 3]), causal=True, return_logsumexp=True)
+    torch.testing.assert_close(sums[:, 0], torch.tensor([1.0, 1.0, 2.0, 3.0]).log())
 
 
 def test_reference_gradients_are_right_in_float64():
@@ -89,5 +108,9 @@ def test_wrong_calls_say_what_to_do():
         attention(query, key, value, Segments([4]), causal=True)
     with pytest.raises(OpsError, match=r"do not agree"):
         attention(query[:, :2], key, value[:3], Segments([4]), causal=True)
+    with pytest.raises(OpsError, match=r"key has 4 tokens, segments add up to 5"):
+        attention(key, key, value, Segments([4], [5]), causal=True)
+    with pytest.raises(OpsError, match=r"2 queries more than keys"):
+        attention(key, key[:2], value[:2], Segments([4], [2]), causal=True)
     with pytest.raises(OpsError, match=r"window \(-2, 0\)"):
         attention(key, key, value, Segments([4]), causal=True, window=(-2, 0))

@@ -25,3 +25,30 @@ def test_a_row_without_tokens_is_allowed():
 def test_bounds_that_are_not_cumulative_are_refused(bounds):
     with pytest.raises(OpsError):
         Segments.from_cu_seqlens(torch.tensor(bounds, dtype=torch.int32))
+
+
+def test_queries_are_the_last_keys_unless_told():
+    segments = Segments([2, 3], [5, 3])
+    assert (segments.offsets, segments.key_total, segments.max_key_length) == ((3, 0), 8, 5)
+    assert (segments.at_end, segments.is_self) == (True, False)
+    assert segments.key_cu_seqlens("cpu").tolist() == [0, 5, 8]
+    moved = Segments([2, 3], [5, 3], offsets=[1, 0])
+    assert not moved.at_end
+    assert segments != moved
+    assert len({segments, moved, Segments([2, 3], [5, 3], [3, 0])}) == 2
+    assert Segments([2, 3]).key_cu_seqlens("cpu") is not segments.key_cu_seqlens("cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([2, 3], [5]), "2 lengths, 1 key lengths"),
+        (([2, 3], [5, 0]), "3 queries have no key.*segment 1"),
+        (([2], [5], [4]), "offset 4 is outside of 0 to 3.*segment 0"),
+        (([2], [5], [-1]), "offset -1 is outside"),
+        (([2], [5], [0, 0]), "2 offsets for 1 segments"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(OpsError, match=message):
+        Segments(*arguments)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindvl_ops import Segments, attention
-from mindvl_ops.testing import assert_parity
-from mindvl_ops.torch_backend.padded import group_by_length, make_plan
+from mindvl_ops import Segments, attention, use_backend
+from mindvl_ops.testing import assert_close, assert_parity
+from mindvl_ops.torch_backend.attention import _sums
 
 layouts = st.one_of(
     st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),
@@ -16,6 +16,9 @@ layouts = st.one_of(
     st.integers(1, 6).map(lambda count: [9] * count),
     st.just([150]),
     st.just([1, 150, 1]),
+)
+cut_rows = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5).filter(
+    lambda rows: any(queries for queries, _, _ in rows)
 )
 windows = st.one_of(st.none(), st.tuples(st.integers(-1, 5), st.integers(-1, 5)))
 
@@ -40,31 +43,62 @@ def test_torch_equals_reference(lengths, heads, widths, causal, window, dtype, s
     assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=causal, window=window), (query, key, value))
 
 
+@settings(max_examples=40, deadline=None)
+@given(rows=cut_rows, causal=st.booleans(), window=windows, widths=st.sampled_from([(8, 8), (12, 8), (4, 8)]))
+def test_cut_rows_equal_the_reference(rows, causal, window, widths):
+    """Each segment has keys before its queries and after them."""
+    segments = Segments(
+        [queries for queries, _, _ in rows],
+        [before + queries + after for queries, before, after in rows],
+        offsets=[before for _, before, _ in rows],
+    )
+    query = torch.randn(segments.total, 4, widths[0])
+    key, value = torch.randn(segments.key_total, 2, widths[0]), torch.randn(segments.key_total, 2, widths[1])
+    assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=causal, window=window), (query, key, value))
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=layouts, causal=st.booleans(), window=windows, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_statistics_equal_the_reference(lengths, causal, window, dtype):
+    segments = Segments(lengths)
+    qkv = [torch.randn(segments.total, heads, 8).to(dtype) for heads in (4, 2, 2)]
+    flags = {"causal": causal, "window": window, "return_logsumexp": True}
+    with use_backend("reference"):
+        expected = attention(*(x.double() for x in qkv), segments, **flags)
+    actual = attention(*qkv, segments, **flags)
+    for name, left, right in zip(("output", "logsumexp"), actual, expected, strict=True):
+        assert_close(left, right, dtype=dtype, name=name)
+    assert actual[1].dtype == torch.float32
+
+
+def test_the_way_for_devices_without_statistics_gives_the_same():
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    keep = torch.rand(2, 1, 1, 5) < 0.7
+    keep[..., 0] = True
+    group = key.repeat_interleave(2, dim=1)
+    for causal, mask in ((False, None), (True, None), (False, keep)):
+        logits = query @ group.transpose(2, 3) * 0.5
+        if causal:
+            logits = logits.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+        if mask is not None:
+            logits = logits.masked_fill(~mask, float("-inf"))
+        torch.testing.assert_close(_sums(query, key, mask, causal, 0.5), logits.logsumexp(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_latent_attention_has_narrower_values(dtype):
+    """The shapes of DeepSeek-V3: keys of 128 + 64, values of 128."""
+    segments = Segments([9, 1, 14])
+    query, key, value = (torch.randn(24, 2, width).to(dtype) for width in (192, 192, 128))
+    assert attention(query, key, value, segments, causal=True).shape == (24, 2, 128)
+    assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), (query, key, value))
+
+
 def test_slices_of_one_fused_projection_are_accepted():
     fused = torch.randn(20, 3, 2, 8)
     for lengths in ([20], [10, 10], [4, 16]):
         segments = Segments(lengths)
         assert_parity(lambda x, s=segments: attention(x[:, 0], x[:, 1], x[:, 2], s, causal=False), (fused,))
-
-
-@given(lengths=st.lists(st.integers(0, 200), max_size=30))
-def test_every_segment_is_in_one_group_and_padding_is_bounded(lengths):
-    groups = group_by_length(tuple(lengths))
-    assert sorted(number for group in groups for number in group) == [i for i, n in enumerate(lengths) if n]
-    for group in groups:
-        longest = max(lengths[i] for i in group)
-        assert all(lengths[i] >= min(0.85 * longest, longest - 8) for i in group)
-
-
-def test_a_plan_visits_every_token_once():
-    plan = make_plan(Segments([3, 90, 1, 50, 0, 2]), torch.device("cpu"))
-    tokens = torch.cat([bucket.token_index for bucket in plan.buckets])
-    assert torch.equal(tokens[plan.place], torch.arange(146))
-
-
-@pytest.mark.parametrize(("lengths", "is_view"), [([5], True), ([5, 5, 5], True), ([5, 4], False)])
-def test_equal_lengths_need_no_copy(lengths, is_view):
-    assert make_plan(Segments(lengths), torch.device("cpu")).is_view is is_view
 
 
 def test_the_plan_is_made_once_for_all_layers():
