@@ -57,7 +57,10 @@ class RowMaker:
         self._position_kind: PositionKind = position_kind
 
     def expected_bytes(self, row: Row) -> int:
-        """About how many bytes the row's tensors will have, from the plan alone."""
+        """About how many bytes the row's tensors will have, from the plan alone.
+
+        The plan does not tell pictures from videos, whose patches are twice as large: that is known once it is made.
+        """
         patches, tokens = sum(sample.patches for sample in row), sum(sample.length for sample in row)
         return patches * self._config.image.patch_dim + tokens * _BYTES_PER_TOKEN
 
