@@ -115,7 +115,8 @@ def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, 
         end, files = memory(), len(list(Path("/proc/self/fd").iterdir()))
     return {
         "uss_imports": imports[1], "rss_start": begin[0], "uss_start": begin[1], "rss": end[0], "uss": end[1],
-        "open_files": files, "start_s": start_s, "start_cpu_s": start_cpu, "cpu_s": cpu, "rows": rows * ranks, "planned": planned,
+        "open_files": files, "start_s": start_s, "start_cpu_s": start_cpu, "cpu_s": cpu,
+        "rows": rows * ranks, "planned": planned,
     }  # fmt: skip
 
 
