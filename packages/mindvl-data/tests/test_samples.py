@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples: what a record may say, and what it is told when it says something else."""
 
+import json
+import time
 from typing import Any
 
 import pytest
 
 from mindvl_data import BadSample
-from mindvl_data.samples import parse_record, parse_sample
-from mindvl_data.types import Coordinates, Image, MediaSize, RawSample, Text
+from mindvl_data.samples import cut_turns, num_turns, parse_record, parse_sample
+from mindvl_data.types import Coordinates, Image, MediaSize, RawSample, Sample, Text, Video
 
 
 def chat(content: Any, answer: Any = "yes", **more: Any) -> dict[str, Any]:
@@ -58,6 +60,19 @@ def test_a_plain_text_record_shows_its_pictures_first() -> None:
         (chat("a", [{"type": "point", "xy": [1, 2]}]), "refer to image 0"),
         (chat("a", [{"type": "point", "xy": [1]}]), "2 finite coordinates"),
         (chat("a", [{"type": "box", "xyxy": [1, 2, 3, float("nan")]}]), "4 finite coordinates"),
+        (chat("a", [{"type": "point", "image": True, "xy": [1, 2]}]), "needs an image number"),
+        (chat("a", " \n"), "assistant is empty"),
+        (chat("a", [{"type": "video"}]), "can only be shown"),
+        (chat([{"type": "video"}]), "mentions 1 videos, the sample has 0"),
+        (chat("a", "\udfff"), "lone surrogate"),
+        (chat("a", min_pixels=783), "min_pixels='783' is not a whole number from 784"),
+        (chat("a", max_pixels=True), "max_pixels='True'"),
+        (chat("a", max_pixels="1000"), "max_pixels='1000'"),
+        (chat("a", max_pixels=1 << 31), "max_pixels='2147483648'"),
+        (chat("a", max_pixels=1e6), "max_pixels='1000000.0'"),
+        (chat("a", min_pixels=2000, max_pixels=1000), "min_pixels=2000 is above max_pixels=1000"),
+        ({"messages": [{"role": ["user"] * 1000, "content": "a"}]}, r"role \"\['user', 'user'"),
+        ({"content": [" ", "\n"]}, "no text to learn"),
     ],
 )
 def test_a_record_that_does_not_fit_is_a_bad_sample(record: Any, message: str) -> None:
@@ -65,6 +80,62 @@ def test_a_record_that_does_not_fit_is_a_bad_sample(record: Any, message: str) -
         parse_record(record, num_images=0)
 
 
-def test_deeply_nested_json_is_a_bad_sample() -> None:
+def raw(record: bytes, *sizes: MediaSize, is_json: bool = True) -> RawSample:
+    return RawSample(key="a", record=record, is_json=is_json, media=(b"",) * len(sizes), sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    "record", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"{", b'{"messages": [}', b"\xff\xfe", b"1" * 5000, b"nul"]
+)
+def test_json_that_is_broken_or_nested_too_deep_is_a_bad_sample(record: bytes) -> None:
     with pytest.raises(BadSample, match="cannot be read"):
-        parse_sample(RawSample(key="a", record=b"[" * 100_000, is_json=True, media=(), sizes=()))
+        parse_sample(raw(record))
+
+
+def test_a_text_of_ten_megabytes_is_refused_before_it_is_read() -> None:
+    record = json.dumps(chat("a" * 10_000_000)).encode()
+    start = time.process_time()
+    with pytest.raises(BadSample, match=r"record of 10000.* bytes is too long"):
+        parse_sample(raw(record))
+    assert time.process_time() - start < 0.05
+
+
+def test_pictures_and_videos_are_numbered_together_and_have_to_be_what_the_text_says() -> None:
+    image, video = {"type": "image"}, {"type": "video"}
+    point = {"type": "point", "image": 1, "xy": [1, 2]}
+    record = json.dumps(chat([image, video, image, "?"], [point], min_pixels=784)).encode()
+    picture, film = MediaSize(10, 10), MediaSize(10, 10, 30, 10.0)
+    sample = parse_sample(raw(record, picture, film, picture))
+    assert sample.messages[0].parts[:3] == (Image(0), Video(1), Image(2))
+    assert sample.messages[1].parts == (Coordinates(1, (1.0, 2.0)),)  # the second picture
+    assert (sample.num_images, sample.num_videos, sample.min_pixels, sample.max_pixels) == (2, 1, 784, None)
+    with pytest.raises(BadSample, match="mentions a video where medium 1 is an image"):
+        parse_sample(raw(record, picture, picture, film))
+    plain = parse_sample(raw(b"a cat", film, picture, is_json=False))
+    assert plain.content == (Video(0), Image(1), Text("a cat"))
+
+
+def turns(*roles: str) -> Sample:
+    messages = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
+    return parse_record({"messages": messages}, num_images=0)
+
+
+def test_a_turn_is_a_question_and_all_that_follows_it() -> None:
+    sample = turns("system", "user", "assistant", "tool", "assistant", "user", "assistant", "user")
+    assert num_turns(sample) == 3
+    assert [len(cut_turns(sample, keep).messages) for keep in (1, 2, 3)] == [5, 7, 8]
+    with pytest.raises(BadSample, match="first 1 of 2 turns hold no answer"):
+        cut_turns(turns("user", "user", "assistant"), 1)
+    assert num_turns(parse_record({"content": "a"}, num_images=0)) == 0
+
+
+def test_media_and_coordinates_of_turns_that_were_cut_are_gone() -> None:
+    image = {"type": "image"}
+    record = chat([image, "a"], [{"type": "point", "image": 1, "xy": [1, 2]}])
+    record["messages"] += chat([image, "b"])["messages"]
+    sample = parse_record(record, num_images=2)
+    with pytest.raises(BadSample, match="coordinates of a picture that comes later"):
+        cut_turns(sample, 1)
+    record["messages"][1]["content"] = "no point"
+    kept = cut_turns(parse_record(record, num_images=2), 1)
+    assert (kept.num_images, kept.has_coordinates, len(kept.messages)) == (1, False, 2)

@@ -47,7 +47,7 @@ background:repeating-linear-gradient(45deg,#eceef3 0 6px,#f7f8fa 6px 12px)}
 .row i{border-right:1px solid #fff;min-width:1px}table{border-collapse:collapse;margin-top:.8em}
 td,th{text-align:left;padding:.15em 1.2em .15em 0;font-weight:400}th{color:var(--soft)}
 .grid{fill:none;stroke:#fff;stroke-opacity:.55;vector-effect:non-scaling-stroke}
-.mark{fill:none;stroke:#e5342b;stroke-width:2;vector-effect:non-scaling-stroke}
+.mark{fill:none;stroke:#ffd60a;stroke-width:2.5;vector-effect:non-scaling-stroke;filter:drop-shadow(0 0 1px #000)}
 input:not(:checked)~svg .grid{display:none}.bad{color:#b3261e}
 """
 _MOST_FRAMES = 64  # shown of one video
@@ -57,9 +57,9 @@ _SHADES = ("#7aa5f0", "#5cc08a", "#f0b45c", "#c58be0", "#ef8f8f", "#66c4cf")
 
 def sample_page(preview: Preview) -> str:
     """A page with every stage: record, turns, pictures with patch grid and boxes, videos, tokens, place in a row."""
-    chips = [f"{len(preview.raw.record):,} bytes of text", f"{preview.sample.num_images} pictures"]
-    if preview.sample.num_videos:
-        chips.append(f"{preview.sample.num_videos} videos")
+    chips = [f"{len(preview.raw.record):,} bytes of text"]
+    chips += [f"pictures: {preview.sample.num_images}"] * (preview.sample.num_images > 0)
+    chips += [f"videos: {preview.sample.num_videos}"] * (preview.sample.num_videos > 0)
     if preview.encoding:
         chips.append(f"{preview.encoding.num_tokens:,} tokens")
         chips.append(f"{int(preview.encoding.learned.sum()):,} learned")
