@@ -3,10 +3,13 @@
 
 import io
 import json
+import os
 import resource
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,33 @@ def test_a_stopped_write_is_refused_by_the_index_and_goes_on_after_its_last_whol
     assert calls == [3, 4, 5]
     assert (out / "shard-000000.tar").stat() == kept
     assert contents(out) == contents(tmp_path / "whole/out")
+
+
+def test_a_write_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {n}"}) if n % 7 else "{" for n in range(200)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+
+    def write(out: Path) -> Written:
+        return write_shards(tmp_path / "t.jsonl", out, format="text", samples_per_shard=3, skip_bad=True)
+
+    whole, out, kills = write(tmp_path / "whole/out"), tmp_path / "out", 0
+    while True:
+        before = len(list(out.glob("*.tar")))
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                write(out)
+            os._exit(0)
+        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if len(list(out.glob("*.tar"))) > before + 9 + kills:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.001)
+        if done[1] == 0:
+            break
+        kills += 1
+    assert kills >= 2
+    assert contents(out) == contents(tmp_path / "whole/out")
+    assert whole.samples + whole.excluded == 200
 
 
 def test_a_stopped_write_does_not_go_on_with_something_else(tmp_path: Path) -> None:

@@ -163,8 +163,6 @@ def _start_over(folder: Path, rules: Rules, entries: Any) -> None:
     lines = [{"version": MANIFEST_VERSION, "rules": asdict(rules)}, *(asdict(entry) for entry in entries)]
     write_atomically(folder / INDEXING_NAME, "".join(json.dumps(line) + "\n" for line in lines).encode())
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
-    for left in folder.glob(".*.idx.*.partial"):
-        left.unlink()
 
 
 def _note(folder: Path, entry: _Entry) -> None:
@@ -256,6 +254,9 @@ def _finish(folder: Path, entries: list[_Entry], rules: Rules) -> dict[str, Any]
     _write_excluded(folder, excluded)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1).encode())
     (folder / INDEXING_NAME).unlink(missing_ok=True)
+    for pattern in (".*.idx.*.partial", ".*.json*.partial"):  # what kills left
+        for left in folder.glob(pattern):
+            left.unlink()
     return manifest
 
 

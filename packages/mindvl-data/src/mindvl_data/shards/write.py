@@ -114,7 +114,8 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
             raise DataError(f"{_shard_name(number)} is missing. {out}. Put it back, or start over with --fresh.")
     if len(own) < done.shards:
         raise DataError(f"{_shard_name(len(own))} is missing. {out}. Put it back, or start over with --fresh.")
-    for path in [*own[done.shards :], *(out.glob(f".{_OWN_SHARDS}.partial") if is_unfinished else ())]:
+    left = [path for name in (_OWN_SHARDS, f"{WRITING_MARK}.*") for path in out.glob(f".{name}.partial")]
+    for path in [*own[done.shards :], *left]:
         path.unlink()
     excluded = out / EXCLUDED_NAME
     if excluded.is_file():
