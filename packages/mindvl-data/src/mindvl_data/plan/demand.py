@@ -74,6 +74,7 @@ def source_demand(source: SourceIndex, config: DataConfig) -> Demand:
 
 
 def _find(source: SourceIndex, config: DataConfig) -> Demand:
+    logger.info("looking at the index of source %s (%d samples), once", source.name, source.num_samples)
     limit = config.packing.seq_length
     shards = np.flatnonzero(source.subset.sizes)
     largest = 0

@@ -18,17 +18,31 @@ Item = TypeVar("Item")
 _STEER_UNTIL = 0.7  # share of the row left to exact completion
 _STEER_CANDIDATES = 96  # oldest samples considered while steering
 _SUM_CANDIDATES = 64  # samples whose sums are searched
-_AGE_WEIGHT = 0.10  # density error that being one buffer older makes up for
+_AGE_WEIGHT = 0.60  # density error that being the newest candidate instead of the oldest makes up for, while steering
+_SUM_AGE_WEIGHT = 0.12  # the same among candidates of the completion
 
 
 class Packer(Generic[Item]):
-    """A buffer of samples and the rows made from it.
+    """A buffer of samples and the rows made from it; knows lengths alone, so it serves any project.
+
+    Give it samples until it is full, take one row, and go on; at the end of the data take rows until one is empty. No
+    sample is split, lost or repeated, and none waits for more rows than the buffer has places.
+
+        packer = Packer(capacity=8192, max_patches=16_000, patches_per_token=1.4, buffer_size=256)
+        for name, tokens, patches in samples:
+            packer.add(name, tokens, patches)
+            if packer.is_full:
+                train_on(packer.next_row())
+        while row := packer.next_row():
+            train_on(row)
+
+    The state is `items`: the same items, added in the same order with the same lengths, give the same rows.
 
     Args:
         capacity: Tokens in a row.
-        max_patches: Patches in a row.
-        patches_per_token: Patches per token that the mixture has on average.
-        buffer_size: Samples to choose from.
+        max_patches: Patches in a row; 0 for text alone. Any other cost of a sample serves as well as patches.
+        patches_per_token: Patches per token that the mixture has on average; rows are steered towards it.
+        buffer_size: Samples to choose from; more fill rows better and let samples wait longer.
     """
 
     def __init__(self, *, capacity: int, max_patches: int, patches_per_token: float, buffer_size: int) -> None:
@@ -50,10 +64,18 @@ class Packer(Generic[Item]):
         return list(self._items)
 
     def add(self, item: Item, length: int, patches: int) -> None:
-        """Put one sample into the buffer; it must fit into an empty row, and the buffer must not be full."""
-        assert 0 < length <= self._capacity
-        assert 0 <= patches <= self._max_patches
-        assert not self.is_full
+        """Put one sample into the buffer.
+
+        Raises:
+            ValueError: It does not fit into an empty row, or the buffer is full.
+        """
+        if not 0 < length <= self._capacity or not 0 <= patches <= self._max_patches:
+            raise ValueError(
+                f"sample {item!r} of {length} tokens and {patches} patches fits no row of {self._capacity} tokens and "
+                f"{self._max_patches} patches. Leave it out or make rows larger."
+            )
+        if self.is_full:
+            raise ValueError(f"buffer of {self._buffer_size} samples is full at {item!r}. Take a row first.")
         self._lengths[len(self._items)] = length
         self._patches[len(self._items)] = patches
         self._items.append(item)
@@ -129,7 +151,7 @@ class _Row:
         error = np.abs(self.patches[candidates] - need * self.lengths[candidates]) / (
             max(self.density, 1e-9) * self.capacity
         )
-        error += 0.2 * _AGE_WEIGHT / candidates.size * np.arange(candidates.size)
+        error += _SUM_AGE_WEIGHT / candidates.size * np.arange(candidates.size)
         candidates = candidates[np.argsort(error, kind="stable")[:_SUM_CANDIDATES]]
         for count in (candidates.size, candidates.size // 2, candidates.size // 4):
             # Fewer candidates means densities nearer to the wanted one, so a sum more likely to be within the patches.
