@@ -3,9 +3,10 @@
 
 import json
 
+import pytest
 import torch
 
-from mindvl_ops.testing.fake_npu import Call, TensorSpec
+from mindvl_ops.testing.fake_npu import Call, RefusedError, TensorSpec
 
 
 def test_a_call_is_kept_with_shapes_strides_and_plain_values(fake_npu):
@@ -19,6 +20,15 @@ def test_a_call_is_kept_with_shapes_strides_and_plain_values(fake_npu):
     assert call.arguments["actual_seq_qlen"] == [1, 4]
     assert call.arguments["scale"] == 0.5
     assert call.arguments["sparse_mode"] == 0  # defaults are kept too
+    assert call.outputs[0] == TensorSpec((4, 2, 16), "float32", (32, 16, 1), True)
+    assert call.outputs[4:] == [0, 0, 2 * (1 + 9)]
+
+
+def test_a_refused_call_is_kept_without_outputs(fake_npu):
+    with pytest.raises(RefusedError):
+        fake_npu.torch_npu.npu_swiglu(torch.zeros(2, 3))
+    (call,) = fake_npu.calls
+    assert call.outputs is None
 
 
 def test_a_call_survives_json_and_can_be_made_again(fake_npu):

@@ -34,24 +34,28 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: name of the overload and every argument by name."""
+    """One call: name of the overload, every argument by name, what came back."""
 
     op: str
     arguments: dict[str, Any]
+    outputs: list[Any] | None = None  # None: the call was refused
 
     @classmethod
-    def of(cls, op: str, arguments: Mapping[str, Any]) -> "Call":
+    def of(cls, op: str, arguments: Mapping[str, Any], outputs: Any = None) -> "Call":
         """The record of a call with these arguments."""
-        return cls(op, {name: _described(value) for name, value in arguments.items()})
+        outputs = [outputs] if isinstance(outputs, Tensor) else outputs
+        return cls(op, {name: _described(value) for name, value in arguments.items()}, _described(outputs))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` is the way back."""
-        return {"op": self.op, "arguments": {name: _plain(value) for name, value in self.arguments.items()}}
+        arguments = {name: _plain(value) for name, value in self.arguments.items()}
+        return {"op": self.op, "arguments": arguments, "outputs": _plain(self.outputs)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Call":
         """The call that `to_json` wrote."""
-        return cls(document["op"], {name: _restored(value) for name, value in document["arguments"].items()})
+        arguments = {name: _restored(value) for name, value in document["arguments"].items()}
+        return cls(document["op"], arguments, _restored(document["outputs"]))
 
     def empty_arguments(self, device: torch.device | str) -> dict[str, Any]:
         """The arguments with tensors of arbitrary values."""

@@ -106,11 +106,15 @@ def overload(name: str) -> Any:
 def _kernel(declared: Operator, run: Callable[[Operator, dict[str, Any]], Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         arguments = _bound(declared.name, args, kwargs)
-        state.current().calls.append(Call.of(declared.name, arguments))
-        with state.inside():
-            if declared.rules is not None:
-                declared.rules(**arguments)
-            return run(declared, arguments)
+        outputs = None
+        try:
+            with state.inside():
+                if declared.rules is not None:
+                    declared.rules(**arguments)
+                outputs = run(declared, arguments)
+        finally:  # refused calls are kept too
+            state.current().calls.append(Call.of(declared.name, arguments, outputs))
+        return outputs
 
     return kernel
 
