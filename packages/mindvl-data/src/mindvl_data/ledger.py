@@ -2,7 +2,7 @@
 """What a run consumed, from its audit log; and the proof that it is what the plan says.
 
 Comes after everything else of the package: `consumed` only reads the log, `verify` plans the run again beside it.
-Both stream: memory is one bit for every sample of the epochs in use.
+Both stream: memory is one bit for every sample, and one for every sample of the epochs in use.
 """
 
 import json
@@ -20,7 +20,7 @@ from mindvl_data.quarantine import read_quarantine
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, changed_data, differences, identities, open_state
-from mindvl_data.usage import EpochUse, usable_samples
+from mindvl_data.usage import EpochUse, UsableSamples
 
 Progress = Callable[[int, int], None]  # (done, total) in steps
 
@@ -164,6 +164,7 @@ class _Check:
         self._state = state
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
         self._whole_from = dict.fromkeys((source.name for source in sources), 0)  # first epoch the log holds whole
+        self._usable: dict[str, UsableSamples] = {}
         self._closed: Counter[str] = Counter()  # epochs of a source that were looked at
         self._finished: Counter[str] = Counter()  # and found to be whole
         self._last_step, self._planned_step, self._compared = 0, 0, 0
@@ -282,7 +283,10 @@ class _Check:
                 self._closed[name] += 1
 
     def _close(self, source: SourceIndex, epoch: int, use: EpochUse) -> None:
-        wrong = use.compare(usable_samples(source, self._config.packing.seq_length, self._planner.max_patches))
+        if source.name not in self._usable:
+            limits = (self._config.packing.seq_length, self._planner.max_patches)
+            self._usable[source.name] = UsableSamples(source, *limits)
+        wrong = use.compare(self._usable[source.name])
         if wrong is None:
             self._finished[source.name] += 1
         else:

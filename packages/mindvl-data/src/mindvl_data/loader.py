@@ -52,8 +52,8 @@ class Loader:
     """Iterates over packed rows; `packs_per_step / dp_size` of them make one optimizer step on this rank.
 
     It is itself a loader, with its own threads: use it in place of torch's DataLoader, not inside one. Every process
-    of a data-parallel rank makes one (tensor-parallel peers the same one), takes its rows with `next`, and saves
-    `state_dict()` with its checkpoint:
+    of a data-parallel rank makes one (tensor-parallel peers the same one, but only one of them with logs), takes its
+    rows with `next`, and saves `state_dict()` with its checkpoint:
 
         loader = Loader(config, packs_per_step=32, dp_rank=rank, dp_size=world_size, position_kind="rope")
         loader.load_state_dict(saved)                       # to go on; any other number of ranks will do

@@ -4,7 +4,7 @@
 Used by the ledger to find samples used twice, or never.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,11 +56,18 @@ class EpochUse:
         return f"{missing} usable samples are missing, {extra} are not usable, the first is {first}"
 
 
-def usable_samples(source: SourceIndex, seq_length: int, max_patches: int) -> Iterable[tuple[str, NDArray[np.bool_]]]:
-    """(name, whether each sample can be in a row) of each shard of a source."""
-    for number, name in enumerate(source.index.shards.names):
-        tokens, patches = source.lengths(number)
-        rows = source.used_rows(number)
-        can = np.zeros(len(tokens), np.bool_)
-        can[rows] = (tokens[rows] > 0) & (tokens[rows] <= seq_length) & (patches[rows] <= max_patches)
-        yield name, can
+class UsableSamples:
+    """(name, whether each sample can be in a row) of each shard of a source; found once, kept as bits."""
+
+    def __init__(self, source: SourceIndex, seq_length: int, max_patches: int) -> None:
+        self._shards: list[tuple[str, NDArray[np.uint8], int]] = []
+        for number, name in enumerate(source.index.shards.names):
+            tokens, patches = source.lengths(number)
+            rows = source.used_rows(number)
+            can = np.zeros(len(tokens), np.bool_)
+            can[rows] = (tokens[rows] > 0) & (tokens[rows] <= seq_length) & (patches[rows] <= max_patches)
+            self._shards.append((name, np.packbits(can), len(can)))
+
+    def __iter__(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        for name, bits, count in self._shards:
+            yield name, np.unpackbits(bits, count=count).astype(np.bool_)
