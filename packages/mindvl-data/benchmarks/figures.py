@@ -57,13 +57,16 @@ def as_rows(figures: Iterable[Figure]) -> list[dict[str, object]]:
     return [asdict(f) | {"ratio": f.ratio, "target": f.target, "holds": f.holds} for f in figures]
 
 
-def print_report(figures: Sequence[Figure], *, as_json: bool) -> None:
-    """All figures on stdout, with the commit that was measured and the versions that took part."""
+def print_report(figures: Sequence[Figure], *, as_json: bool, folder: Path = Path(__file__).parent) -> None:
+    """All figures on stdout, with the commit that was measured and the versions that took part.
+
+    `folder` is that of the benchmark, inside of the package that is measured.
+    """
     if as_json:
-        names = ("mindvl-data", "simplejpeg", "pillow", "numpy", "torch", "torchvision", "transformers", "webdataset",
-                 "megatron-energon")  # fmt: skip
+        names = ("mindvl-data", "mindvl-ops", "simplejpeg", "pillow", "numpy", "torch", "torchvision", "transformers",
+                 "webdataset", "megatron-energon")  # fmt: skip
         found = {name: version for name in names if (version := installed(name))}
-        document = {"commit": commit(), "versions": found, "figures": as_rows(figures)}
+        document = {"commit": commit(folder), "versions": found, "figures": as_rows(figures)}
         print(json.dumps(document, indent=1))
         return
     for figure in figures:
@@ -83,9 +86,8 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def commit() -> str:
-    """The checkout's commit, with a plus where source files differ from it; empty outside of a git checkout."""
-    here = Path(__file__).parent
+def commit(here: Path) -> str:
+    """The checkout's commit, with a plus where files of the package differ from it; empty outside of a git checkout."""
     try:
         name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
         changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".."], cwd=here)
