@@ -163,13 +163,13 @@ def test_folders_of_energon_and_of_webdataset_are_indexed_without_a_change(tmp_p
     (folder / ".nv-meta/.info.yaml").write_text("shard_counts: {}")
     with webdataset.TarWriter(str(folder / "shard_0.tar"), encoder=False) as writer:
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "!"}]
-        writer.write({"__key__": "d/0", "jpg": png(1), "json": json.dumps(turns).encode()})
+        writer.write({"__key__": "v1.0/d/0", "jpg": png(1), "json": json.dumps(turns).encode()})
         writer.write({"__key__": "d/1", "jpg": png(2), "txt": b"a cat"})
         writer.write({"__key__": "d/2", "json": b'{"context": "?", "answers": ["!"]}', "png": png(3)})
     (folder / "shard_0.tar.idx").write_bytes(b"energon's own")
     before = contents(folder / ".nv-meta") | {"tar": (folder / "shard_0.tar").read_bytes()}
     assert index_folder(folder)["images"] == 3
-    assert list(records(folder)) == ["d/0", "d/1", "d/2"]
+    assert list(records(folder)) == ["v1.0/d/0", "d/1", "d/2"]
     assert contents(folder / ".nv-meta") | {"tar": (folder / "shard_0.tar").read_bytes()} == before
     assert (folder / "shard_0.tar.idx").read_bytes() == b"energon's own"
 

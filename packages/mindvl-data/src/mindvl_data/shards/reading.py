@@ -12,7 +12,7 @@ import numpy as np
 from mindvl_data.errors import BadSample
 from mindvl_data.shards.files import Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
-from mindvl_data.shards.tar import BLOCK
+from mindvl_data.shards.tar import BLOCK, name_in_header, split_name
 from mindvl_data.types import MediaSize, RawSample
 
 
@@ -93,7 +93,7 @@ def _parse(shard: ShardIndex, row: int, content: bytes) -> RawSample | BadSample
 
 
 def _key(content: bytes) -> str:
-    return content[:100].rstrip(b"\0").decode("utf-8", "replace").split(".", 1)[0]
+    return split_name(name_in_header(content[:BLOCK]))[0]
 
 
 def _sizes(shard: ShardIndex, row: int) -> tuple[MediaSize, ...]:
