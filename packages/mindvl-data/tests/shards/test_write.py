@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing: the same bytes every time, pictures untouched, refusals by file and row."""
 
+import base64
 import io
 import json
 import os
@@ -13,12 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from mindvl_data import DataError, index_folder, write_shards
+from mindvl_data.shards.index import open_index
 from mindvl_data.shards.scan import scan_members
 from mindvl_data.shards.write import WriteProgress, Written
 
@@ -281,6 +287,53 @@ def test_half_a_character_pair_is_refused_by_row(tmp_path: Path, change: dict[st
     path.write_text(json.dumps(rows))
     with pytest.raises(DataError, match=r"half of a character pair.*rows\.json row 2"):
         write_shards(path, tmp_path / "out", format="llava")
+
+
+def mp4() -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(6):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 40 * number, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("format", ["llava", "messages", "folder", "parquet", "tsv"])
+def test_pictures_and_videos_of_every_format_are_written_and_indexed(tmp_path: Path, format: str) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "b.jpg").write_bytes(jpeg(1))
+    (raw / "v.mp4").write_bytes(mp4())
+    turns = [{"from": "human", "value": "<video>or<image>"}, {"from": "gpt", "value": "!"}]
+    parts = [{"type": "video"}, {"type": "text", "text": "or"}, {"type": "image"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "!"}]
+    path, videos = raw / "rows.jsonl", 1
+    if format == "llava":
+        path.write_text(json.dumps({"conversations": turns, "image": "b.jpg", "video": "v.mp4"}))
+    elif format == "messages":
+        path.write_text(json.dumps({"messages": messages, "images": ["b.jpg"], "videos": ["v.mp4"]}))
+    elif format == "folder":
+        path = raw
+        (raw / "captions.jsonl").write_text(json.dumps({"image": "b.jpg", "video": "v.mp4", "text": "both"}))
+    elif format == "parquet":
+        path = raw / "t.parquet"
+        columns = {"image": [{"bytes": jpeg(1), "path": None}], "video": ["v.mp4"], "conversations": [turns]}
+        pq.write_table(pa.table(columns), path)
+    else:
+        path, videos = raw / "t.tsv", 0
+        path.write_text(f"index\timage\tquestion\tanswer\n1\t{base64.b64encode(jpeg(1)).decode()}\tq\ta\n")
+    assert write_shards(path, tmp_path / "out", format=format).samples == 1
+    manifest = index_folder(tmp_path / "out", decode=True)
+    assert (manifest["images"], manifest["videos"]) == (1, videos)
+    members = open_index(tmp_path / "out").shards[0].members
+    found = {(int(m["height"]), int(m["width"]), int(m["frames"]), float(m["fps"])) for m in members[1:]}
+    assert found == {(8, 8, 0, 0.0), (48, 64, 6, 4.0)} - ({(48, 64, 6, 4.0)} if not videos else set())
+    names = [member.name for member in scan_members(tmp_path / "out/shard-000000.tar")]
+    if format in ("llava", "messages", "parquet"):
+        assert names == ["000000000.json", "000000000.0.mp4", "000000000.1.jpg"]
 
 
 TURNS = st.lists(
