@@ -10,6 +10,7 @@ import pytest
 
 from mindvl_data import DataConfig, DataError, Loader
 from mindvl_data.audit_log import count_lines, read_log
+from mindvl_data.tracker import saved_plan
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -101,7 +102,7 @@ def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
             next(loader), next(loader)
         lines = list(read_log(log))
         assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "rows")]
-        assert lines[0].plan == state["plan"]
+        assert lines[0].plan == saved_plan(state)
         assert count_lines(log) == (1, 1)
 
 

@@ -2,6 +2,7 @@
 """Tracker: a state is refused by name when something changed, and the log says what was consumed."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +12,19 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig
-from mindvl_data.tracker import PLAN_VERSION, open_state, seal_state
+from mindvl_data.tracker import PLAN_VERSION, open_state, saved_plan, seal_state
 
 MakeConfig = Callable[..., DataConfig]
+
+PLAN = {
+    "step": 4,
+    "drawn_at": [[2, 7]],
+    "owed": [0.0],
+    "buffer": [[0, 2, 1, 5, 40, 16]],
+    "window": [[1]],
+    "drawn": {"a": 30},
+    "dropped": {"a: too long": 1},
+}
 
 
 def state_after(config: DataConfig, rows: int = 4) -> dict[str, Any]:
@@ -85,12 +96,23 @@ def test_speed_settings_and_moved_folders_may_change(
 
 
 def test_a_damaged_or_foreign_state_is_refused() -> None:
-    sealed = seal_state({"step": 1}, {"recipe": "a"}, sources=["a"])
-    assert open_state(sealed, {"recipe": "a"}, sources=["a"]).plan == {"step": 1}
+    sealed = seal_state(PLAN, {"recipe": "a"}, sources=["a"])
+    assert open_state(sealed, {"recipe": "a"}, sources=["a"]).plan == PLAN
     with pytest.raises(DataError, match="checksum is wrong"):
         open_state(sealed | {"plan": {"step": 2}}, {"recipe": "a"}, sources=["a"])
     with pytest.raises(DataError, match="version 7"):
         open_state(sealed | {"version": 7}, {"recipe": "a"}, sources=["a"])
+
+
+def test_a_window_of_large_steps_stays_small(make_config: MakeConfig) -> None:
+    choose = random.Random(4)
+    buffer = [
+        [choose.randrange(9), 3, choose.randrange(500), choose.randrange(10_000), 900, 640] for _ in range(15_000)
+    ]
+    sealed = seal_state(PLAN | {"buffer": buffer}, {}, sources=["a"])
+    assert len(json.dumps(sealed)) < 150_000
+    assert saved_plan(json.loads(json.dumps(sealed)))["buffer"] == buffer
+    assert saved_plan(seal_state(PLAN | {"buffer": []}, {}, sources=["a"]))["buffer"] == []
 
 
 def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -119,15 +141,6 @@ def test_the_weight_of_a_source_is_refused_and_cannot_be_accepted(make_config: M
 
 
 NAMES = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
-PLAN = {
-    "step": 4,
-    "drawn_at": [[2, 7]],
-    "owed": [0.0],
-    "buffer": [[0, 2, 1, 5, 40, 16]],
-    "window": [[1]],
-    "drawn": {"a": 30},
-    "dropped": {"a: too long": 1},
-}
 
 
 def test_changed_data_can_be_accepted_by_somebody() -> None:

@@ -19,7 +19,7 @@ from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.quarantine import read_quarantine
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
-from mindvl_data.tracker import Change, changed_data, differences, identities, open_state
+from mindvl_data.tracker import Change, changed_data, differences, identities, open_state, saved_plan
 from mindvl_data.usage import EpochUse, UsableSamples
 
 Progress = Callable[[int, int], None]  # (done, total) in steps
@@ -162,6 +162,7 @@ class _Check:
         self._config, self._sources, self._planner = config, sources, planner
         self._marks_left = marks  # the plan is known after the last of them
         self._state = state
+        self._saved = None if state is None else saved_plan(state)
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
         self._whole_from = dict.fromkeys((source.name for source in sources), 0)  # first epoch the log holds whole
         self._usable: dict[str, UsableSamples] = {}
@@ -266,7 +267,7 @@ class _Check:
             self._problem(f"step {line.step}: {_first_difference(expected['rows'], line.rows)}")
         elif expected["tokens"] != line.tokens:
             self._problem(f"step {line.step}: tokens {line.tokens} are logged, the plan has {expected['tokens']}")
-        saved = None if self._state is None else self._state["plan"]
+        saved = self._saved
         if saved is not None and saved["step"] == planned.step and saved != json.loads(json.dumps(planned.state_after)):
             self._problem(f"step {planned.step}: the newest checkpoint stands at another place of the plan")
         self._close_epochs(planned.state_after)

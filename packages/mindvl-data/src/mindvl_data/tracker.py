@@ -5,16 +5,21 @@ Saved with checkpoints. Restoring refuses a mismatch by name; changed data can b
 never. The state does not depend on the number of ranks.
 """
 
+import base64
 import dataclasses
 import hashlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
+from mindvl_data.plan.planner import PlannedSample
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.tokenization import Tokenizer
 
@@ -66,7 +71,7 @@ def seal_state(
         "identities": names,
         "sources": list(sources),
         "changes": list(changes),
-        "plan": plan_state,
+        "plan": plan_state | {"buffer": _pack(plan_state["buffer"])},
     }
     return {**body, "checksum": _digest(body)}
 
@@ -117,8 +122,16 @@ def open_state(
         rules["order of sources"] = (" ".join(orders[0]), " ".join(orders[1]))
     if rules or (changed and accept_change is None):
         raise DataError(_refusal(rules, different, may_accept=not rules))
-    plan = state["plan"] if state["sources"] == list(sources) else _renumbered(state["plan"], state["sources"], sources)
+    plan = saved_plan(state)
+    if state["sources"] != list(sources):
+        plan = _renumbered(plan, state["sources"], sources)
     return OpenedState(plan=plan, changes=state["changes"], changed=changed)
+
+
+def saved_plan(state: dict[str, Any]) -> dict[str, Any]:
+    """The plan's state out of a sealed one."""
+    plan: dict[str, Any] = state["plan"]
+    return plan | {"buffer": _unpack(plan["buffer"])}
 
 
 def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
@@ -196,6 +209,18 @@ def _index_identity(source: SourceConfig, opened: SourceIndex) -> str:
     parts = {"first": source.first, "fraction": source.fraction}
     used = " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
     return f"{opened.index.identity[:16]} {used}".rstrip()
+
+
+def _pack(buffer: list[list[int]]) -> str:
+    """The samples that wait, a window of large steps among them, as text: a tenth of what JSON would take."""
+    columns = np.array(buffer, "<i8").reshape(-1, len(PlannedSample._fields)).T  # alike values side by side
+    return base64.b64encode(zlib.compress(columns.tobytes(), 9)).decode()
+
+
+def _unpack(text: str) -> list[list[int]]:
+    columns = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(len(PlannedSample._fields), -1)
+    samples: list[list[int]] = columns.T.tolist()
+    return samples
 
 
 def _digest(value: Any) -> str:
