@@ -67,7 +67,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_indexed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no index.*Run `mindvl data index"):
+    with pytest.raises(DataError, match=r"no index.*Run `mindvl data index"):
         open_index(shard(tmp_path, ("a.json", CHAT)))
 
 
