@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mindvl_cli.commands import bench as module
@@ -32,15 +33,24 @@ print_report([
 @pytest.fixture
 def small_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose `packing.py` reports three made-up figures by the real `figures.py`."""
-    (tmp_path / "packing.py").write_text(SCRIPT.format(folder=str(benchmarks_folder())))
-    monkeypatch.setattr(module, "benchmarks_folder", lambda: tmp_path)
+    (tmp_path / "packing.py").write_text(SCRIPT.format(folder=str(benchmarks_folder("mindvl_data"))))
+    monkeypatch.setattr(module, "benchmarks_folder", lambda package: tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The benchmark of the operators as a module."""
+    monkeypatch.syspath_prepend(str(benchmarks_folder("mindvl_ops")))
+    yield importlib.import_module("ops")
+    for name in ("ops", "figures"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The packing benchmark as a module."""
-    monkeypatch.syspath_prepend(str(benchmarks_folder()))
+    monkeypatch.syspath_prepend(str(benchmarks_folder("mindvl_data")))
     names = ("packing", "figures", "packers", "workloads")
     assert not set(names) & set(sys.modules)
     yield importlib.import_module("packing")
@@ -49,7 +59,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_every_name_is_a_script_of_the_checkout() -> None:
-    assert all((benchmarks_folder() / f"{name}.py").is_file() for name in module.NAMES)
+    assert all((benchmarks_folder(package) / f"{name}.py").is_file() for name, package in module.NAMES.items())
 
 
 @pytest.mark.usefixtures("small_benchmark")
@@ -85,7 +95,7 @@ def test_outside_of_a_checkout_the_error_says_what_to_do(tmp_path: Path, monkeyp
     monkeypatch.delitem(sys.modules, "mindvl_data", raising=False)
 
     with pytest.raises(CliError, match=r"not part of the installed mindvl-data\. .*site-packages.* in a checkout"):
-        benchmarks_folder()
+        benchmarks_folder("mindvl_data")
 
 
 def test_a_benchmark_that_fails_is_an_error_of_ours(small_benchmark: Path) -> None:
@@ -126,3 +136,15 @@ def test_rivals_lose_no_sample_and_overfill_no_row(packing: ModuleType) -> None:
         rows = [row for row, _ in rival(lengths, 100, 64)]
         assert sorted(number for row in rows for number in row) == list(range(500))
         assert max(sum(lengths[number] for number in row) for row in rows) <= 100
+
+
+@pytest.mark.parametrize("figure", ["attention", "patches", "loss"])
+def test_the_rivals_of_the_operators_compute_the_same(ops: ModuleType, figure: str) -> None:
+    ways = {"attention": ("ours", "dense masked SDPA"), "patches": ("ours", "Conv3d"),
+            "loss": ("plain", "by rows", "fused with the output layer")}[figure]  # fmt: skip
+    results = []
+    for way in ways:
+        torch.manual_seed(0)
+        results.append(ops.WAYS[figure](way, ops.SIZES[figure][0])())
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-3, atol=1e-4)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl bench`: run a benchmark of the data package and show its figures beside their rivals.
+"""`mindvl bench`: run a benchmark of a package and show its figures beside their rivals.
 
 The benchmarks are scripts of a checkout, not part of an installed package; each runs in a process of its own, on one
-core, and prints JSON. docs/benchmarks.md says what they measure.
+core, and prints JSON. docs/benchmarks.md says what they measure,
+docs/operators.md for those of the operators.
 """
 
 import importlib.util
@@ -19,35 +20,35 @@ import click
 from mindvl_cli import machine
 from mindvl_cli.failures import CliError
 
-NAMES = ("packing", "loader", "scale")
+NAMES = {"packing": "mindvl_data", "loader": "mindvl_data", "scale": "mindvl_data", "ops": "mindvl_ops"}  # -> package
 
 
 @click.command(epilog="Example: mindvl bench packing --quick   or   mindvl bench loader")
-@click.argument("name", type=click.Choice(NAMES))
+@click.argument("name", type=click.Choice(list(NAMES)))
 @click.option("--quick", is_flag=True, help="Smaller inputs and fewer rounds: a look, not a figure to quote.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing (rows from lengths), loader (pictures by core) or scale (memory, start) on this machine."""
+    """Measure packing (rows from lengths), loader (pictures by core), scale (memory, start) or ops (operators)."""
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
-    report |= run_script(benchmarks_folder() / f"{name}.py", quick=quick)
+    report |= run_script(benchmarks_folder(NAMES[name]) / f"{name}.py", quick=quick)
     if as_json:
         click.echo(json.dumps(report))
     else:
         print_table(report)
 
 
-def benchmarks_folder() -> Path:
-    """Where the benchmark scripts lie, beside the source of the installed mindvl-data.
+def benchmarks_folder(package: str) -> Path:
+    """Where the benchmark scripts of a package lie, beside its source.
 
     Raises:
-        CliError: mindvl-data was not installed from a checkout.
+        CliError: The package was not installed from a checkout.
     """
-    spec = importlib.util.find_spec("mindvl_data")  # finds without importing
+    spec = importlib.util.find_spec(package)  # finds without importing
     source = Path(spec.origin).parent if spec and spec.origin else Path()
     folder = source.parents[1] / "benchmarks" if len(source.parents) > 1 else source
-    if not (folder / "figures.py").is_file():
+    if not any(folder.glob("*.py")):
         raise CliError(
-            f"the benchmarks are not part of the installed mindvl-data. {source}. "
+            f"the benchmarks are not part of the installed {package.replace('_', '-')}. {source}. "
             "Run `uv run mindvl bench` in a checkout of the repository."
         )
     return folder
