@@ -108,6 +108,15 @@ def test_a_jpeg_has_the_pixels_that_pillow_gives_it() -> None:
         np.testing.assert_array_equal(decode(content, decode_limit=LIMIT), expected)
 
 
+@pytest.mark.parametrize("size", [(97, 203), (56, 84), (600, 500)])
+def test_a_channel_of_no_meaning_changes_no_patch(size: tuple[int, int]) -> None:
+    content = encoded(picture(*size), "JPEG", quality=80)
+    plain, padded = (decode(content, decode_limit=LIMIT, padded=padded) for padded in (False, True))
+    assert (plain.shape[2], padded.shape[2]) == (3, 4)
+    config = ImageConfig(max_pixels=200_000)
+    np.testing.assert_array_equal(to_patches(plain, config)[0], to_patches(padded, config)[0])
+
+
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_rotated_picture_is_shown_upright(orientation: int, format: str) -> None:

@@ -47,7 +47,7 @@ class VideoConfig:
     max_frames: int = 768  # longer videos are sampled more sparsely
     min_pixels: int = 128 * 28 * 28  # of one frame
     max_pixels: int = 768 * 28 * 28  # of one frame
-    total_pixels: int = 24_576 * 28 * 28  # of all frames together; many frames are made smaller
+    total_pixels: int = 24_576 * 28 * 28  # of all frames, two counted as one; many frames are made smaller
 
     def __post_init__(self) -> None:
         if not self.fps > 0 or not 2 <= self.min_frames <= self.max_frames:

@@ -88,7 +88,7 @@ def decode_sample(raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer) -
             seconds.append(layout.seconds_per_grid)
             grids[1].append(grid)
             continue
-        picture = decode(content, decode_limit=image.decode_limit)
+        picture = decode(content, decode_limit=image.decode_limit, padded=True)
         if picture.shape[:2] != (size.height, size.width):
             raise BadSample("picture has another size than the index says")
         patches, found = to_patches(picture, image)

@@ -227,7 +227,10 @@ def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence
         input_ids and labels, both int64 [S]; `labels[i]` is the token after `input_ids[i]` where that is learned.
     """
     repeats = np.ones(len(encoded.ids), np.int64)
-    repeats[np.isin(encoded.ids, pad_ids)] = tokens_per_medium
+    is_pad = np.zeros(len(encoded.ids), np.bool_)
+    for pad_id in pad_ids:
+        is_pad |= encoded.ids == pad_id
+    repeats[is_pad] = tokens_per_medium
     input_ids = np.repeat(encoded.ids, repeats)
     learned = np.repeat(encoded.learned, repeats)
     labels = np.full(len(input_ids), IGNORE_INDEX, np.int64)
