@@ -49,12 +49,12 @@ class Mixture:
 
     def next_source(self) -> int | None:
         """The source to draw from; None when all are exhausted."""
-        if not self._active.any():
+        if not self._num_active:
             return None
-        behind = np.where(self._active, self.owed / self._unit + self._share, -np.inf)
-        eligible = np.flatnonzero(behind >= self._margin)
+        behind = self.owed / self._unit + self._share  # 0 where nothing is drawn any more, so below the margin
+        eligible = (behind >= self._margin).nonzero()[0]
         if not eligible.size:  # amounts that differ from the unit can leave all of them just below the margin
-            return int(behind.argmax())
+            return int(np.where(self._active, behind, -np.inf).argmax())
         deadlines = (1 - self._margin - behind[eligible]) / self._share[eligible]
         return int(eligible[deadlines.argmin()])
 
@@ -73,4 +73,5 @@ class Mixture:
     def _set_shares(self) -> None:
         remaining = np.where(self._active, self._weights, 0.0)
         self._share = remaining / remaining.sum() if remaining.any() else remaining
-        self._margin = 1 / max(1, 2 * int(self._active.sum()) - 2)
+        self._num_active = int(self._active.sum())
+        self._margin = 1 / max(1, 2 * self._num_active - 2)
