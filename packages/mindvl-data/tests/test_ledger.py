@@ -319,6 +319,8 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
     report = verify(replace(both, sources=both.sources[1:]), log, packs_per_step=2, state=state)
     assert report["verified"]["problems"] == []
     assert (report["steps"], report["verified"]["steps"]) == (110, 50)
+    (problem, *_) = problems(both, log)
+    assert "went on with the sources text, but this configuration has pictures text" in problem
     assert set(report["sources"]) == {"pictures", "text"}
 
 

@@ -247,7 +247,14 @@ class _Check:
             name: epoch + (position > 0)
             for name, (epoch, position) in zip(line.sources, line.plan["drawn_at"], strict=True)
         }
-        if not self._marks_left:
+        names = [source.name for source in self._sources]
+        if not self._marks_left and line.sources != names:
+            self._problem(
+                f"after step {line.step} the run went on with the sources {' '.join(line.sources)}, but this "
+                f"configuration has {' '.join(names)}: nothing after it could be compared"
+            )
+            self._marks_left = 1  # for good: no plan to compare with
+        elif not self._marks_left:
             self._planner.load_state(line.plan)
 
     def _compare(self, line: AuditLine) -> None:
