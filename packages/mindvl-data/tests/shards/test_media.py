@@ -85,6 +85,7 @@ def test_a_rotated_picture_has_the_size_in_which_it_is_shown() -> None:
     assert check_media(picture(format="JPEG", exif=exif), decode_limit=LIMIT) == MediaSize(40, 30)
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -146,6 +147,7 @@ def rotated() -> bytes:
 WHOLE = (photo("JPEG"), photo("PNG"), photo("WEBP"), rotated(), picture("P", transparency=0), clip())
 
 
+@pytest.mark.filterwarnings("ignore:Tag data larger than file")
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     content=st.sampled_from(WHOLE),
