@@ -133,16 +133,17 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any] | None, r
         max_pixels=high[owner[~is_video]],
         **sizes,
     )
-    videos = members[is_video]
-    used = frame_counts(videos["frames"], videos["fps"], rules.video)
-    of_frame = count_patches(
-        videos["height"],
-        videos["width"],
-        min_pixels=rules.video.min_pixels,
-        max_pixels=frame_pixels(used, rules.video),
-        **sizes,
-    )
-    patches[is_video] = np.where(of_frame < 0, -1, of_frame * -(-used // TEMPORAL_PATCH))
+    if is_video.any():  # most shards have none, and the planner asks for a few rows of thousands of shards
+        videos = members[is_video]
+        used = frame_counts(videos["frames"], videos["fps"], rules.video)
+        of_frame = count_patches(
+            videos["height"],
+            videos["width"],
+            min_pixels=rules.video.min_pixels,
+            max_pixels=frame_pixels(used, rules.video),
+            **sizes,
+        )
+        patches[is_video] = np.where(of_frame < 0, -1, of_frame * -(-used // TEMPORAL_PATCH))
     totals = np.bincount(owner, np.maximum(patches, 0), len(rows)).astype(np.int64)
     refused = np.bincount(owner, patches < 0, len(rows)) > 0
     return np.where(refused, -1, totals)
