@@ -2,6 +2,7 @@
 """Video: frames, grid and patches as transformers' Qwen2-VL video processor has them; unusual and damaged files."""
 
 import io
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from mindvl_data import BadSample, ImageConfig, VideoConfig
+from mindvl_data import BadSample, DataError, ImageConfig, VideoConfig
 from mindvl_data import video as video_module
 from mindvl_data.types import MediaSize
 from mindvl_data.video import decode_video, probe, used_frames, video_layout
@@ -235,3 +236,11 @@ def test_a_video_beyond_the_limits_is_refused_before_it_is_decoded(monkeypatch: 
             size = MediaSize(48, 64, 30, 10.0)
             with pytest.raises(BadSample, match="decode limits"):
                 decode_video(content, size, video_layout(size, SMALL, IMAGE), IMAGE)
+
+
+def test_without_pyav_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = make_video(2)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(DataError, match="Install the package `av`") as caught:
+        probe(content)
+    assert not isinstance(caught.value, BadSample)
