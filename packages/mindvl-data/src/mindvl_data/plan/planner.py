@@ -52,6 +52,15 @@ class PlannedStep:
 class Planner:
     """Produces steps one after another; `state` is all it remembers. Not safe to share between threads.
 
+    It reads no content, so it serves any project that can map (shard, row) to a sample:
+
+        files, tokenizer = ShardFiles(), load_tokenizer(config.tokenizer)
+        sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
+        planner = Planner(config, sources, rows_per_step=64)
+        while (step := planner.next_step()) is not None:
+            for row in rows_of_rank(step.rows, dp_rank=0, dp_size=8):
+                samples = [sources[s.source].read(s.shard, s.row) for s in row]
+
     Args:
         sources: In the order of `config.sources`.
         rows_per_step: Rows of one optimizer step, over all ranks.
