@@ -5,7 +5,10 @@ Each session makes its own environment from the pins in pyproject.toml; uv links
 environment costs a second and no space.
 """
 
+import platform
 import re
+import shutil
+import sys
 import tempfile
 import tomllib
 import zipfile
@@ -24,7 +27,7 @@ HELD = ("megatron-core==0.16.1",)
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "types", "tests", "flow", "build"]
+nox.options.sessions = ["lint", "types", "tests", "flow", "npu_contract", "build"]
 
 
 def _sync(session: nox.Session, *arguments: str) -> None:
@@ -63,6 +66,21 @@ def flow(session: nox.Session) -> None:
     _sync(session, "--no-default-groups", "--group", "test")
     session.run("pytest", "-q", "tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     session.run("mindvl", "demo", "--quick", "--fresh", "--out", str(Path(session.create_tmp()) / "demo"))
+
+
+@nox.session
+def npu_contract(session: nox.Session) -> None:
+    """The simulator beside the real torch_npu wheel, over a stub runtime: no NPU and no CANN are needed."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        session.skip(f"torch-npu has no wheel for {sys.platform} {platform.machine()}")
+    for tool in ("cc", "nm"):
+        if shutil.which(tool) is None:
+            session.skip(f"{tool} is missing: the stub runtime cannot be compiled")
+    _sync(session, "--package", "mindvl-ops", "--extra", "npu", "--no-default-groups", "--group", "test")
+    folder = "packages/mindvl-ops/tests_npu_contract"
+    # Without CANN the wheel would stop `import torch` itself.
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("pytest", "-q", "-o", f"pythonpath={folder}", folder, *session.posargs, env=environment)
 
 
 @nox.session

@@ -181,7 +181,7 @@ def _check_grad(**arguments: Any) -> None:
 
 @operator("npu_fusion_attention_grad", rules=_check_grad)
 def fusion_attention_grad(**arguments: Any) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv, dpse, dsink) from the saved output, maxima and sums."""
+    """(dq, dk, dv, dpse or None, dsink or an empty tensor) from the saved output, maxima and sums."""
     shapes = _shapes(arguments)
     arguments = {**arguments, "scale": arguments["scale_value"]}
     layout, lengths, kv_lengths = shapes.layout, shapes.query_lengths, shapes.kv_lengths
@@ -215,7 +215,7 @@ def fusion_attention_grad(**arguments: Any) -> tuple[Tensor | None, ...]:
         joined(list(dk), layout, kv_rows).to(dtype),
         joined(list(dv), layout, kv_rows).to(dtype),
         dpse,
-        None if sink is None else torch.stack(dsink).sum(dim=0),
+        torch.empty(0) if sink is None else torch.stack(dsink).sum(dim=0),
     )
 
 

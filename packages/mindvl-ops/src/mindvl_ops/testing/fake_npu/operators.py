@@ -72,6 +72,11 @@ def names() -> tuple[str, ...]:
     return tuple(schema.split("(")[0] for schema in SCHEMAS)
 
 
+def declared(name: str) -> Operator:
+    """What is declared of one overload."""
+    return _OPERATORS[name]
+
+
 def register_all() -> None:
     """Enter every operator under `torch.ops.npu`, once per process.
 
@@ -88,12 +93,12 @@ def register_all() -> None:
     library = torch.library.Library("npu", "FRAGMENT")
     for schema in SCHEMAS:
         library.define(schema)
-        declared = _OPERATORS[schema.split("(")[0]]
-        library.impl(declared.name, _kernel(declared, _plain), "CPU")
-        if declared.derivative == "formula":
-            library.impl(declared.name, _kernel(declared, _with_formula), "AutogradCPU")
-        elif declared.derivative == "raises":
-            library.impl(declared.name, _kernel(declared, _with_error), "AutogradCPU")
+        entry = declared(schema.split("(")[0])
+        library.impl(entry.name, _kernel(entry, _plain), "CPU")
+        if entry.derivative == "formula":
+            library.impl(entry.name, _kernel(entry, _with_formula), "AutogradCPU")
+        elif entry.derivative == "raises":
+            library.impl(entry.name, _kernel(entry, _with_error), "AutogradCPU")
     _library = library  # unregisters everything when it goes away
 
 
@@ -103,17 +108,17 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.npu, packet), rest or "default")
 
 
-def _kernel(declared: Operator, run: Callable[[Operator, dict[str, Any]], Any]) -> Callable[..., Any]:
+def _kernel(entry: Operator, run: Callable[[Operator, dict[str, Any]], Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        arguments = _bound(declared.name, args, kwargs)
+        arguments = _bound(entry.name, args, kwargs)
         outputs = None
         try:
             with state.inside():
-                if declared.rules is not None:
-                    declared.rules(**arguments)
-                outputs = run(declared, arguments)
+                if entry.rules is not None:
+                    entry.rules(**arguments)
+                outputs = run(entry, arguments)
         finally:  # refused calls are kept too
-            state.current().calls.append(Call.of(declared.name, arguments, outputs))
+            state.current().calls.append(Call.of(entry.name, arguments, outputs))
         return outputs
 
     return kernel
@@ -121,60 +126,61 @@ def _kernel(declared: Operator, run: Callable[[Operator, dict[str, Any]], Any]) 
 
 def _bound(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments by name; the dispatcher leaves defaults out."""
-    declared = overload(name)._schema.arguments
-    arguments = {argument.name: argument.default_value for argument in declared}
-    arguments.update(zip((argument.name for argument in declared), args, strict=False))
+    schema = overload(name)._schema.arguments
+    arguments = {argument.name: argument.default_value for argument in schema}
+    arguments.update(zip((argument.name for argument in schema), args, strict=False))
     arguments.update(kwargs)
     return arguments
 
 
-def _plain(declared: Operator, arguments: dict[str, Any]) -> Any:
+def _plain(entry: Operator, arguments: dict[str, Any]) -> Any:
     with torch.no_grad():
-        return declared.values(**arguments)
+        return entry.values(**arguments)
 
 
-def _with_formula(declared: Operator, arguments: dict[str, Any]) -> Any:
-    leaves = [arguments[name] for name in declared.learns]
-    return _node(declared.name, _FormulaNode).apply(declared, arguments, *leaves)
+def _with_formula(entry: Operator, arguments: dict[str, Any]) -> Any:
+    _check_constants(entry, arguments)
+    leaves = [arguments[name] for name in entry.learns]
+    return _node(entry.name, _FormulaNode).apply(entry, arguments, *leaves)
 
 
-def _with_error(declared: Operator, arguments: dict[str, Any]) -> Any:
+def _with_error(entry: Operator, arguments: dict[str, Any]) -> Any:
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    return _ErrorNode.apply(declared, arguments, *tensors)
+    return _ErrorNode.apply(entry, arguments, *tensors)
 
 
 class _FormulaNode(torch.autograd.Function):
     """Backward by autograd through the same values again."""
 
     @staticmethod
-    def forward(ctx: Any, declared: Operator, arguments: dict[str, Any], *leaves: Tensor | None) -> Any:
-        outputs = declared.values(**arguments)
+    def forward(ctx: Any, entry: Operator, arguments: dict[str, Any], *leaves: Tensor | None) -> Any:
+        outputs = entry.values(**arguments)
         rest = [
             output
             for index, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,))
-            if isinstance(output, Tensor) and index not in declared.carries
+            if isinstance(output, Tensor) and index not in entry.carries
         ]
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*leaves)
-        ctx.declared = declared
-        ctx.arguments = {name: value for name, value in arguments.items() if name not in declared.learns}
+        ctx.entry = entry
+        ctx.arguments = {name: value for name, value in arguments.items() if name not in entry.learns}
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        declared: Operator = ctx.declared
+        entry: Operator = ctx.entry
         with state.inside(), torch.enable_grad():
-            _check_unused(declared, grads)
+            _check_unused(entry, grads)
             wanted = ctx.needs_input_grad[2:]
             leaves = [
                 tensor if tensor is None else tensor.detach().requires_grad_(needed)
                 for tensor, needed in zip(ctx.saved_tensors, wanted, strict=True)
             ]
-            outputs = declared.values(**ctx.arguments, **dict(zip(declared.learns, leaves, strict=True)))
+            outputs = entry.values(**ctx.arguments, **dict(zip(entry.learns, leaves, strict=True)))
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            used = [index for index in declared.uses if grads[index] is not None]
+            used = [index for index in entry.uses if grads[index] is not None]
             learned = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
             found = iter(
                 torch.autograd.grad(
@@ -190,13 +196,13 @@ class _ErrorNode(torch.autograd.Function):
     """Forward works; backward raises what the wheel raises."""
 
     @staticmethod
-    def forward(ctx: Any, declared: Operator, arguments: dict[str, Any], *tensors: Tensor) -> Any:
-        ctx.name = declared.name
-        return declared.values(**arguments)
+    def forward(ctx: Any, entry: Operator, arguments: dict[str, Any], *tensors: Tensor) -> Any:
+        ctx.operator = entry.name
+        return entry.values(**arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise RuntimeError(f"derivative for npu::{ctx.name} is not implemented")
+        raise RuntimeError(f"derivative for npu::{ctx.operator} is not implemented")
 
 
 _nodes: dict[str, type[torch.autograd.Function]] = {}
@@ -210,10 +216,21 @@ def _node(name: str, kind: type[torch.autograd.Function]) -> type[torch.autograd
     return _nodes[name]
 
 
-def _check_unused(declared: Operator, grads: tuple[Tensor | None, ...]) -> None:
-    ignored = [index for index in declared.carries if index not in declared.uses and grads[index] is not None]
+def _check_constants(entry: Operator, arguments: dict[str, Any]) -> None:
+    """The wheel refuses a gradient where its formula has none, before it computes; `rotate` alone slips through."""
+    for name, value in arguments.items():
+        wants = isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+        state.refuse(
+            wants and name not in (*entry.learns, "rotate"),
+            f"The function '{entry.name}' is not differentiable with respect to argument '{name}'. This input cannot "
+            "have requires_grad True.",
+        )
+
+
+def _check_unused(entry: Operator, grads: tuple[Tensor | None, ...]) -> None:
+    ignored = [index for index in entry.carries if index not in entry.uses and grads[index] is not None]
     state.refuse(
         bool(ignored) and state.strict().unused_outputs,
-        f"{declared.name}: a gradient reaches output {ignored}, which the backward ignores; use output "
-        f"{list(declared.uses)} alone",
+        f"{entry.name}: a gradient reaches output {ignored}, which the backward ignores; use output "
+        f"{list(entry.uses)} alone",
     )
