@@ -10,9 +10,12 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.language.base import LanguageAdapter
+from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
+from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
 from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow
+from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
 from mindvl_model.projector import Projector
 from mindvl_model.vision.positions import plan_vision
 from mindvl_model.vision.tower import VisionTower
@@ -20,7 +23,12 @@ from mindvl_ops import Segments
 
 IGNORE_INDEX = -100
 
-ADAPTERS: dict[str, LanguageAdapter] = {"qwen2": Qwen2Adapter(), "qwen3": Qwen3Adapter()}
+ADAPTERS: dict[str, LanguageAdapter] = {
+    "qwen2": Qwen2Adapter(),
+    "qwen3": Qwen3Adapter(),
+    "qwen3_moe": Qwen3MoEAdapter(),
+    "deepseek_v3": DeepSeekV3Adapter(),
+}
 
 
 class MindVLModel(MegatronModule):
@@ -102,6 +110,21 @@ class MindVLModel(MegatronModule):
         """The tied embedding matrix (asked for by megatron-core when gradients of both ends are summed)."""
         return self.language.shared_embedding_or_output_weight()
 
+    def finish_router_step(self) -> None:
+        """End a step for the routers: sum its counts over all ranks, move balancing biases, keep the statistics.
+
+        Call it once after every optimizer step, on every rank and for every virtual stage; one small collective.
+        """
+        finish_router_step(self)
+
+    def router_statistics(self) -> list[RouterStatistics]:
+        """How each layer with experts on this stage routed during the last finished step; empty without experts."""
+        return router_statistics(self)
+
+    def take_mtp_loss(self) -> Tensor | None:
+        """Sum of losses and labels [depths, 2] of multi-token prediction on this rank since the last call, or None."""
+        return self.language.take_mtp_loss()
+
     def _run(
         self,
         input_ids: Tensor,
@@ -118,7 +141,14 @@ class MindVLModel(MegatronModule):
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
             embeddings = self._embed(input_ids, images, videos)
         cos, sin = self.adapter.rotary_angles(self.mindvl.language, position_ids)
-        row = PackedRow(segments=Segments.from_cu_seqlens(cu_seqlens), cos=cos, sin=sin)
+        row = PackedRow(
+            segments=Segments.from_cu_seqlens(cu_seqlens),
+            cos=cos,
+            sin=sin,
+            input_ids=input_ids,
+            is_token=input_ids != self.mindvl.tokens.pad,
+            num_label_tokens=None if labels is None else (labels != IGNORE_INDEX).sum(),
+        )
         return self.language(
             None,
             None,

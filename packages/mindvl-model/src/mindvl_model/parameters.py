@@ -25,6 +25,11 @@ def parameter_group(param_name: str) -> Part:
     return part
 
 
+def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """All that a folder or a checkpoint holds of a model: parameters, and the routers' balancing biases."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
     """Freeze every parameter outside these parts (paper, Table 1: the warm-up trains the projector only)."""
     chosen = set(parts)
@@ -51,12 +56,16 @@ def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
 def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:
     part = config.language if parameter_group(name) == "language" else config.vision
     if part.init_std is None:
-        return 1 / math.sqrt(shape[-1])
+        return 1 / math.sqrt(shape[-2] if len(shape) == 3 else shape[-1])  # experts are [experts, in, out]
     writes_residual = "linear_proj" in name or "linear_fc2" in name
     return part.init_std / math.sqrt(2 * part.num_layers) if writes_residual else part.init_std
 
 
 def _normal(name: str, like: Tensor, std: float, seed: int) -> Tensor:
+    first = getattr(like, "first_expert", None)
+    if first is not None:  # each expert from its own name, whichever rank holds it
+        pieces = [_normal(f"{name}.{first + place}", expert, std, seed) for place, expert in enumerate(like)]
+        return torch.stack(pieces)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.empty(like.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

@@ -19,7 +19,7 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.language_config import Qwen3LanguageConfig
-from mindvl_model.parameters import PARTS, Part, parameter_group
+from mindvl_model.parameters import PARTS, Part, named_tensors, parameter_group
 from mindvl_model.weights.folder import WeightFolder, as_dtype, sync_folder, write_weights
 from mindvl_model.weights.names import WeightRule, canonical_name, weight_rules
 from mindvl_ops import OpsError
@@ -65,7 +65,7 @@ def export_hf_folder(
         raise ModelError(f"{out}: exists already. Name a new folder or remove it first.")
     if not (tokenizer / "tokenizer_config.json").is_file():
         raise ModelError(f"{tokenizer}: no tokenizer here. Name the folder of the run's tokenizer (--tokenizer).")
-    parameters = dict(model.named_parameters())
+    parameters = named_tensors(model)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -99,7 +99,7 @@ def load_hf_folder(
     """
     folder = WeightFolder(path)
     stored = {canonical_name(name, folder.model_type): name for name in folder.names()}
-    parameters, wanted = dict(model.named_parameters()), set(parts)
+    parameters, wanted = named_tensors(model), set(parts)
     loaded: list[str] = []
     used: set[str] = set()
     for rule in weight_rules(config):

@@ -4,11 +4,13 @@
 Comes after spec.py; its callers hand over plain numbers and get modules back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
@@ -17,16 +19,25 @@ from megatron.core.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 import mindvl_ops as ops
-from mindvl_model.language_config import DecoderConfig, GroupedQueryConfig
+from mindvl_model.language_config import (
+    DecoderConfig,
+    DeepSeekV3LanguageConfig,
+    GroupedQueryConfig,
+    Qwen3MoELanguageConfig,
+)
+from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
 from mindvl_model.megatron.packing import PackedRow
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 
@@ -39,6 +50,7 @@ __all__ = [
     "build_language_model",
     "build_mlp_pair",
     "build_vision_block",
+    "expert_fields",
     "grouped_query_config",
     "transformer_config",
 ]
@@ -51,6 +63,7 @@ class Layout:
     tp_size: int = 1
     pp_size: int = 1
     cp_size: int = 1
+    ep_size: int = 1  # experts are spread over ranks of tp, cp and dp; others do not notice
     dtype: torch.dtype = torch.float32
 
     @property
@@ -59,7 +72,9 @@ class Layout:
         return self.tp_size > 1
 
 
-def transformer_config(layout: Layout, **sizes: Any) -> TransformerConfig:
+def transformer_config(
+    layout: Layout, kind: type[TransformerConfig] = TransformerConfig, **sizes: Any
+) -> TransformerConfig:
     """A TransformerConfig with what all our blocks share; sizes are its own fields."""
     shared: dict[str, Any] = {
         "normalization": "RMSNorm",
@@ -85,7 +100,7 @@ def transformer_config(layout: Layout, **sizes: Any) -> TransformerConfig:
         "bf16": layout.dtype == torch.bfloat16,
         "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of learned tokens
     }
-    return TransformerConfig(**{**shared, **sizes})
+    return kind(**{**shared, **sizes})
 
 
 def build_vision_block(config: TransformerConfig) -> TransformerBlock:
@@ -124,13 +139,82 @@ def build_mlp_pair(layout: Layout, input_size: int, hidden_size: int, output_siz
 
 
 class LanguageModel(GPTModel):
-    """megatron-core's GPT whose loss comes from our cross entropy; labels of -100 cost nothing."""
+    """megatron-core's GPT whose loss comes from our cross entropy; labels of -100 cost nothing.
+
+    With multi-token prediction its layers stand on the last stage, which then holds a copy of the embedding; their loss
+    is not part of what forward returns, only of the gradient.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, *args: Any, mtp_spec: ModuleSpec | None = None, **kwargs: Any
+    ) -> None:
+        self._mtp_spec = mtp_spec
+        self._mtp_tally: Tensor | None = None  # [depths, 2]: sum of losses, labels; since it was taken
+        super().__init__(config, *args, **kwargs)
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Called by megatron-core at the end of construction, before it ties the embeddings of first and last stage."""
+        if self._mtp_spec is not None and self.post_process:
+            if not self.pre_process:
+                self.embedding = LanguageModelEmbedding(
+                    self.config,
+                    self.vocab_size,
+                    self.max_sequence_length,
+                    position_embedding_type="none",
+                    scatter_to_sequence_parallel=False,
+                    tp_group=self.pg_collection.tp,
+                )
+            self.mtp = MultiTokenPrediction(self.config, self._mtp_spec, self.vp_stage)
+            self.mtp_process = True
+        super().setup_embeddings_and_output_layer()
+
+    def take_mtp_loss(self) -> Tensor | None:
+        """Sum of losses and labels [depths, 2] of multi-token prediction on this rank since the last call."""
+        tally, self._mtp_tally = self._mtp_tally, None
+        return tally
+
+    def _postprocess(self, **given: Any) -> Tensor:
+        """Hidden states [T/tp, 1, H] to logits [1, T, V/tp], or with labels to losses by token [1, T]."""
+        hidden_states: Tensor = given["hidden_states"]
+        if not self.post_process:
+            return hidden_states
+        labels: Tensor | None = given["labels"]
+        if self.mtp_process and labels is not None and torch.is_grad_enabled():
+            hidden_states = self._predict_further(hidden_states, labels, given["packed_seq_params"])
+        logits = self._logits(hidden_states)
+        return (
+            logits.transpose(0, 1).contiguous() if labels is None else self.compute_language_model_loss(labels, logits)
+        )
+
+    def _logits(self, hidden_states: Tensor) -> Tensor:
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits: Tensor = self.output_layer(hidden_states, weight=weight)[0]
+        return logits
+
+    def _predict_further(self, hidden_states: Tensor, labels: Tensor, row: PackedRow) -> Tensor:
+        """The same hidden states, whose gradient now carries the losses of all depths."""
+        assert row.input_ids is not None
+        assert row.segments is not None
+        deeper, weight = hidden_states, self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
+        tallies = []
+        for steps, layer in enumerate(self.mtp.layers, start=1):
+            # A picture's tokens come as their placeholder: its visual tokens may live on another stage.
+            ids = shifted(row.input_ids, row.segments, steps, fill=0)
+            embeddings = self.embedding(input_ids=ids.unsqueeze(0), position_ids=None)
+            deeper = layer(deeper, self.scatter(embeddings), row)
+            targets = shifted(labels.squeeze(0), row.segments, steps, fill=IGNORE_INDEX)
+            losses = self.compute_language_model_loss(targets.unsqueeze(0), self._logits(deeper))
+            hidden_states = MTPLossAutoScaler.apply(hidden_states, weight * losses)
+            tallies.append(torch.stack((losses.detach().sum(dtype=torch.float32), (targets != IGNORE_INDEX).sum())))
+        tally = torch.stack(tallies)
+        self._mtp_tally = tally if self._mtp_tally is None else self._mtp_tally + tally
+        return hidden_states
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Loss by token [1, T] in float32 from labels [1, T] and logits [T, 1, V/tp]."""
         if self.config.tensor_model_parallel_size == 1:
             return ops.cross_entropy(logits.squeeze(1), labels.squeeze(0)).unsqueeze(0)
-        learned = labels != -100
+        learned = labels != IGNORE_INDEX
         loss = vocab_parallel_cross_entropy(logits.float(), labels.clamp(min=0).transpose(0, 1).contiguous())
         return loss.transpose(0, 1) * learned
 
@@ -157,6 +241,19 @@ def grouped_query_config(config: GroupedQueryConfig, layout: Layout, **more: Any
     )
 
 
+def expert_fields(config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, layout: Layout) -> dict[str, Any]:
+    """The fields of a TransformerConfig that both families with experts set alike."""
+    return {
+        "num_moe_experts": config.num_experts,
+        "moe_router_topk": config.experts_per_token,
+        "moe_ffn_hidden_size": config.expert_ffn_hidden_size,
+        "moe_token_dispatcher_type": "alltoall",  # ours is one; megatron-core's schedules ask
+        "moe_router_dtype": "fp32",
+        "expert_model_parallel_size": layout.ep_size,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
 def build_language_model(
     transformer: TransformerConfig,
     config: DecoderConfig,
@@ -164,15 +261,22 @@ def build_language_model(
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None,
+    layers: Sequence[ModuleSpec] | None = None,
+    mtp_layer: ModuleSpec | None = None,
 ) -> LanguageModel:
-    """The decoder, or one pipeline stage of it. Rotary angles come with the packed row, not from the model."""
-    spec = layer_spec(causal=True, query_key_norm=transformer.qk_layernorm)
-    block = TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(transformer, vp_stage=vp_stage), layer_norm=RMSNorm
-    )
+    """The decoder, or one pipeline stage of it. Rotary angles come with the packed row, not from the model.
+
+    Args:
+        layers: One for each layer of the whole decoder, where they are not all dense with grouped-query attention.
+        mtp_layer: The layer in each depth of multi-token prediction, which transformer.mtp_num_layers counts.
+    """
+    if layers is None:
+        layers = [layer_spec(causal=True, query_key_norm=transformer.qk_layernorm)] * config.num_layers
+    first = get_transformer_layer_offset(transformer, vp_stage)
+    own = layers[first : first + get_num_layers_to_build(transformer, vp_stage=vp_stage)]
     return LanguageModel(
         transformer,
-        block,
+        TransformerBlockSubmodules(layer_specs=list(own), layer_norm=RMSNorm),
         config.vocab_size,
         config.max_positions,
         pre_process=pre_process,
@@ -181,4 +285,5 @@ def build_language_model(
         position_embedding_type="none",
         scatter_embedding_sequence_parallel=False,
         vp_stage=vp_stage,
+        mtp_spec=mtp_layer,
     )

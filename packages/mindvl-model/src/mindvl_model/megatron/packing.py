@@ -23,6 +23,9 @@ class PackedRow(PackedSeqParams):
     segments_by_layer: dict[int, Segments] = field(default_factory=dict)  # layer number, from 1
     cos: Tensor | None = None  # [T, D]
     sin: Tensor | None = None  # [T, D]
+    input_ids: Tensor | None = None  # [T], for multi-token prediction
+    is_token: Tensor | None = None  # [T] bool, False for padding, which routers do not count; None: all are
+    num_label_tokens: Tensor | None = None  # learned tokens, scalar on the device; None: nothing is learned
     qkv_format: str = "sbhd"
 
     def of_layer(self, layer_number: int) -> Segments:

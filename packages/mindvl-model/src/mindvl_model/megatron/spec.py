@@ -104,33 +104,46 @@ class PackedSelfAttention(SelfAttention):
         return query, key, value
 
 
-def layer_spec(*, causal: bool, query_key_norm: bool) -> ModuleSpec:
-    """One pre-norm transformer layer with our operators."""
+def layer_spec(
+    *,
+    causal: bool,
+    query_key_norm: bool,
+    attention: ModuleSpec | None = None,
+    experts: type[MegatronModule] | None = None,
+    module: type[TransformerLayer] = TransformerLayer,
+) -> ModuleSpec:
+    """One pre-norm transformer layer with our operators.
+
+    Args:
+        attention: In place of the usual attention, for which the first two arguments are.
+        experts: In place of a dense MLP.
+        module: The layer that holds them.
+    """
     mask = AttnMaskType.causal if causal else AttnMaskType.no_mask
     head_norm = RMSNorm if query_key_norm else IdentityOp
+    usual = ModuleSpec(
+        module=PackedSelfAttention,
+        params={"attn_mask_type": mask},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=PackedAttention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
+        ),
+    )
+    dense = ModuleSpec(
+        module=MLP,
+        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU),
+    )
     return ModuleSpec(
-        module=TransformerLayer,
+        module=module,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=ModuleSpec(
-                module=PackedSelfAttention,
-                params={"attn_mask_type": mask},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=PackedAttention,
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=head_norm,
-                    k_layernorm=head_norm,
-                ),
-            ),
+            self_attention=attention or usual,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=ModuleSpec(
-                module=MLP,
-                submodules=MLPSubmodules(
-                    linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU
-                ),
-            ),
+            mlp=experts or dense,
             mlp_bda=get_bias_dropout_add,
         ),
     )

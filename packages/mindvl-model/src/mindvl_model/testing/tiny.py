@@ -4,10 +4,19 @@
 Smaller than the named size "tiny", which is meant to learn something; comes before rows.py makes its inputs.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
-from mindvl_model.language_config import Qwen3LanguageConfig
+from mindvl_model.language_config import (
+    DeepSeekV3LanguageConfig,
+    LanguageConfig,
+    Qwen3LanguageConfig,
+    Qwen3MoELanguageConfig,
+    YarnConfig,
+)
 
 
 def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
@@ -41,6 +50,55 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
         ),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     )
+
+
+def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
+    """The smallest model with Qwen3's experts: eight, two for each token, in both layers."""
+    settings: dict[str, Any] = {
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "expert_ffn_hidden_size": 12,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 40,
+    }
+    return _with_language(Qwen3MoELanguageConfig(**_SHARED | settings | changes))
+
+
+def smallest_deepseek_v3(**changes: Any) -> MindVLConfig:
+    """The smallest DeepSeek-V3: one dense layer, two of 8 experts in 4 groups, one that predicts a token further."""
+    settings: dict[str, Any] = {
+        "num_layers": 3,
+        "ffn_hidden_size": 40,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 12,
+        "nope_head_dim": 8,
+        "rope_head_dim": 8,
+        "value_head_dim": 6,
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "expert_ffn_hidden_size": 12,
+        "num_expert_groups": 4,
+        "groups_per_token": 2,
+        "yarn": YarnConfig(factor=4.0, original_max_positions=128, mscale_all_dim=0.7),
+    }
+    return _with_language(DeepSeekV3LanguageConfig(**_SHARED | settings | changes))
+
+
+_SHARED: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 64,
+    "rotary_base": 10000.0,
+    "max_positions": 512,
+    "init_std": 0.1,
+}
+
+
+def _with_language(language: LanguageConfig) -> MindVLConfig:
+    return replace(smallest_config(), language=language)
 
 
 @torch.no_grad()

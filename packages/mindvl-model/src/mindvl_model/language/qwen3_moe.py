@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3 with experts: the attention of dense Qwen3, and in every layer experts behind a soft-max router."""
+
+from torch import Tensor
+
+from mindvl_model.language_config import Qwen3MoELanguageConfig
+from mindvl_model.megatron.blocks import (
+    LanguageModel,
+    Layout,
+    build_language_model,
+    expert_fields,
+    grouped_query_config,
+)
+from mindvl_model.megatron.experts import ExpertLayer, ExpertTransformerLayer
+from mindvl_model.megatron.spec import layer_spec
+from mindvl_ops import rotary_tables
+
+
+class Qwen3MoEAdapter:
+    """LanguageAdapter of Qwen3-MoE."""
+
+    def build(
+        self,
+        config: Qwen3MoELanguageConfig,
+        layout: Layout,
+        *,
+        pre_process: bool,
+        post_process: bool,
+        vp_stage: int | None,
+    ) -> LanguageModel:
+        """The decoder, or one pipeline stage of it."""
+        transformer = grouped_query_config(
+            config,
+            layout,
+            qk_layernorm=True,
+            moe_router_score_function="softmax",
+            moe_router_pre_softmax=not config.normalize_router,
+            moe_aux_loss_coeff=config.aux_loss_weight,
+            **expert_fields(config, layout),
+        )
+        layer = layer_spec(causal=True, query_key_norm=True, experts=ExpertLayer, module=ExpertTransformerLayer)
+        return build_language_model(
+            transformer,
+            config,
+            pre_process=pre_process,
+            post_process=post_process,
+            vp_stage=vp_stage,
+            layers=[layer] * config.num_layers,
+        )
+
+    def rotary_angles(self, config: Qwen3MoELanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first row of position_ids [3, T] is read."""
+        return rotary_tables(position_ids[0], config.head_dim, config.rotary_base)

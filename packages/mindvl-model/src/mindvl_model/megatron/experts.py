@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of experts: route, send tokens to the ranks of their experts, grouped matmul, send back, weigh, add.
+
+Comes after router.py, inside megatron-core's transformer layer. Experts are spread over expert-parallel ranks in equal
+blocks and never split over tensor-parallel ones; a token is sent once for each of its experts (all-to-all) and none is
+dropped.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import all_to_all
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+
+import mindvl_ops as ops
+from mindvl_model.errors import ModelError
+from mindvl_model.megatron.router import Router
+from mindvl_model.megatron.spec import SwiGLU
+
+
+class GroupedLinear(torch.nn.Module):
+    """One matrix for each expert of this rank, [E/ep, in, out]."""
+
+    def __init__(
+        self, config: TransformerConfig, num_local: int, first: int, input_size: int, output_size: int
+    ) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(num_local, input_size, output_size, dtype=config.params_dtype))
+        # Its ranks of data parallel are others than those of the rest as soon as one of these is more than one.
+        shared = config.expert_model_parallel_size == 1 and config.tensor_model_parallel_size == 1
+        self.weight.allreduce = shared  # type: ignore[attr-defined]
+        self.weight.first_expert = first  # type: ignore[attr-defined]
+
+    def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
+        """Rows [M, in], sorted by expert -> [M, out]; sizes are rows by expert."""
+        return ops.grouped_matmul(rows, self.weight, sizes)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, ShardedTensor]:
+        """For megatron-core's checkpoints: [E, in, out], cut along experts."""
+        rank = parallel_state.get_expert_model_parallel_rank()
+        size = parallel_state.get_expert_model_parallel_world_size()
+        axis = len(sharded_offsets)
+        key = f"{prefix}weight"
+        return {
+            key: ShardedTensor.from_rank_offsets(
+                key,
+                self.weight,
+                *sharded_offsets,
+                (axis, rank, size),
+                replica_id=(0, 0, parallel_state.get_expert_data_parallel_rank()),
+                prepend_axis_num=axis,
+            )
+        }
+
+
+class Experts(torch.nn.Module):
+    """The gated MLPs of the experts of this rank."""
+
+    def __init__(self, config: TransformerConfig, num_local: int, first: int) -> None:
+        super().__init__()
+        hidden_size, ffn_size = config.hidden_size, config.moe_ffn_hidden_size
+        assert ffn_size is not None
+        self.linear_fc1 = GroupedLinear(config, num_local, first, hidden_size, 2 * ffn_size)
+        self.linear_fc2 = GroupedLinear(config, num_local, first, ffn_size, hidden_size)
+
+    def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
+        """Rows [M, H], sorted by expert -> [M, H]."""
+        output: Tensor = self.linear_fc2(ops.swiglu(self.linear_fc1(rows, sizes)), sizes)
+        return output
+
+
+class ExpertLayer(MegatronModule):
+    """In the place of an MLP: routed experts, and a shared one where the configuration has it."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config=config)
+        assert config.num_moe_experts is not None
+        self.num_experts: int = config.num_moe_experts
+        self.ep_size = config.expert_model_parallel_size
+        if self.num_experts % self.ep_size:
+            raise ModelError(
+                f"ep_size={self.ep_size} cannot split num_experts={self.num_experts}. Layout. Use a divisor."
+            )
+        num_local = self.num_experts // self.ep_size
+        self.router = Router(config)
+        rank = parallel_state.get_expert_model_parallel_rank() if self.ep_size > 1 else 0
+        self.experts = Experts(config, num_local, rank * num_local)
+        if config.moe_shared_expert_intermediate_size:
+            self.shared_experts = _shared_expert(config)
+        else:
+            self.shared_experts = None
+
+    def set_layer_number(self, layer_number: int) -> None:
+        """Called by megatron-core's transformer layer, with the number from 1."""
+        self.router.layer_number = layer_number
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """[T/tp, 1, H] -> the same, and no bias."""
+        tokens = hidden_states.squeeze(1)
+        weights, experts = self.router(tokens)
+        rows, slots = ops.moe_permute(tokens, experts)
+        counts = _count(experts, self.num_experts)
+        rows = self.experts(rows, counts) if self.ep_size == 1 else self._at_their_ranks(rows, counts)
+        output = ops.moe_unpermute(rows, slots, weights).unsqueeze(1)
+        if self.shared_experts is not None:
+            output = output + self.shared_experts(hidden_states)[0]
+        return output, None
+
+    def _at_their_ranks(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """What the experts make of rows [M, H], counts [E] by expert, wherever the experts are."""
+        group = parallel_state.get_expert_model_parallel_group()
+        arriving = torch.empty_like(counts)  # [ep * E/ep]: from each rank, for each expert here
+        torch.distributed.all_to_all_single(arriving, counts, group=group)
+        by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
+        # The sizes of the exchange must be known to the host: one wait for both.
+        sent, received = by_rank.sum(dim=2).tolist()
+        rows = all_to_all(group, rows, received, sent)
+        local = torch.arange(by_rank.shape[2], device=rows.device).repeat(self.ep_size)
+        expert = local.repeat_interleave(arriving, output_size=sum(received))
+        sorted_rows, slots = ops.moe_permute(rows, expert[:, None])  # from (rank, expert) to (expert, rank)
+        output = self.experts(sorted_rows, by_rank[1].sum(dim=0))
+        returned: Tensor = all_to_all(group, ops.moe_unpermute(output, slots), sent, received)
+        return returned
+
+
+class ExpertTransformerLayer(TransformerLayer):
+    """megatron-core's transformer layer that shows its router the packed row."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.mlp.router.row = kwargs["packed_seq_params"]
+        return super().forward(*args, **kwargs)
+
+
+def _count(experts: Tensor, num_experts: int) -> Tensor:
+    """Rows by expert [E] int64, without asking the host."""
+    flat = experts.flatten().long()
+    return torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+
+
+def _shared_expert(config: TransformerConfig) -> MLP:
+    shared = copy(config)
+    shared.ffn_hidden_size = config.moe_shared_expert_intermediate_size
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU)
+    return MLP(
+        shared,
+        submodules,
+        ffn_hidden_size=shared.ffn_hidden_size,
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+    )

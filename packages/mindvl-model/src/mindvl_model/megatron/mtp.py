@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-token prediction: layers that predict one token further each, inside the segments of a packed row.
+
+Comes after the decoder on the last pipeline stage. Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2); what the paper
+leaves open is as transformers runs the published weights: the decoder's hidden states are taken after its last norm,
+the embedding comes first in eh_proj, each depth hands on what its own last norm made.
+"""
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from mindvl_model.megatron.mla import DuplicatedLinear
+from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.spec import RMSNorm
+from mindvl_ops import Segments
+
+IGNORE_INDEX = -100
+
+
+class MultiTokenLayer(MegatronModule):
+    """One depth: norm both inputs, join them, one transformer layer, norm. Embedding and head are the model's own."""
+
+    def __init__(self, config: TransformerConfig, spec: ModuleSpec, depth: int, vp_stage: int | None) -> None:
+        super().__init__(config=config)
+        self.enorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.hnorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.eh_proj = DuplicatedLinear(config, 2 * config.hidden_size, config.hidden_size)
+        # The layer adds the offset of its stage to its number; ours counts on after the decoder's last.
+        number = config.num_layers + depth + 1 - get_transformer_layer_offset(config, vp_stage)
+        self.transformer_layer = build_module(spec, config=config, layer_number=number, vp_stage=vp_stage)
+        self.final_layernorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, hidden_states: Tensor, embeddings: Tensor, row: PackedRow) -> Tensor:
+        """Both [T/tp, 1, H] -> [T/tp, 1, H] for the shared head and the next depth."""
+        joined = torch.cat((self.enorm(embeddings), self.hnorm(hidden_states)), dim=-1)
+        hidden_states, _ = self.transformer_layer(self.eh_proj(joined), attention_mask=None, packed_seq_params=row)
+        normed: Tensor = self.final_layernorm(hidden_states)
+        return normed
+
+
+class MultiTokenPrediction(MegatronModule):
+    """All depths; `layers` is where megatron-core's schedules look for them."""
+
+    def __init__(self, config: TransformerConfig, spec: ModuleSpec, vp_stage: int | None) -> None:
+        super().__init__(config=config)
+        depths = range(config.mtp_num_layers or 0)
+        self.layers = torch.nn.ModuleList(MultiTokenLayer(config, spec, depth, vp_stage) for depth in depths)
+
+
+def shifted(values: Tensor, segments: Segments, steps: int, fill: int) -> Tensor:
+    """The value `steps` tokens later in the same segment, `fill` where the segment ends before; [T] int64."""
+    cu_seqlens = segments.cu_seqlens(values.device).long()
+    lengths = cu_seqlens.diff()
+    ends = cu_seqlens[1:].repeat_interleave(lengths, output_size=len(values))
+    places = torch.arange(steps, len(values) + steps, device=values.device)
+    return torch.where(places < ends, values[places.clamp(max=len(values) - 1)], fill)

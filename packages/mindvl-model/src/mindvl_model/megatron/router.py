@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts a token goes to, how evenly they are loaded, and what keeps them so.
+
+Comes before experts.py. Two families: softmax with an auxiliary loss (Qwen3-MoE), sigmoid with a bias that only chooses
+(DeepSeek-V3, arXiv 2412.19437, section 2.1.2; arXiv 2408.15664). No token is ever dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, scatter_to_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+import mindvl_ops as ops
+from mindvl_model.megatron.packing import PackedRow
+
+EPSILON = 1e-20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterStatistics:
+    """How one layer routed during one step, over all ranks, padding left out; tensors on the device."""
+
+    layer: int  # from 0, layers of multi-token prediction after the decoder's
+    tokens_per_expert: Tensor  # [E] float32, sums to tokens times experts per token
+    entropy: Tensor  # of the router's probabilities, mean over tokens, nats; log(E) is no preference at all
+    max_violation: Tensor  # load of the busiest expert over the mean load, minus 1; 0 is perfect balance
+    aux_loss: Tensor | None  # balancing loss before its weight, mean over tokens; None where there is none
+    bias: Tensor | None  # [E] float32 after the update; None where there is none
+
+
+class Router(MegatronModule):
+    """Scores [T, E] of each token, the best experts of it and their weights."""
+
+    row: PackedRow  # set by the layer before every forward
+    expert_bias: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config=config)
+        assert config.num_moe_experts is not None
+        self.num_experts: int = config.num_moe_experts
+        self.layer_number = 0  # from 1, set by the layer
+        self.weight = torch.nn.Parameter(
+            torch.empty(self.num_experts, config.hidden_size, dtype=config.params_dtype),
+        )
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.has_bias = config.moe_router_score_function == "sigmoid"
+        if self.has_bias:
+            self.register_buffer("expert_bias", torch.zeros(self.num_experts))
+        self._tally: Tensor | None = None  # [E + 3]: tokens by expert, tokens, entropy, balancing loss; this step
+        self.statistics: RouterStatistics | None = None  # of the last finished step
+        self.recorder: Callable[[int, Tensor], None] | None = None
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [T, K] float32 and experts [T, K] of tokens [T, H]."""
+        config = self.config
+        # In float32 whatever the model's type: rounded scores make ties, and ties choose by position.
+        logits = router_gating_linear(tokens, self.weight, None, torch.float32)
+        sigmoid = config.moe_router_score_function == "sigmoid"
+        weights, experts = ops.moe_gating(
+            logits,
+            config.moe_router_topk,
+            score=config.moe_router_score_function,
+            bias=self.expert_bias if self.has_bias else None,
+            num_groups=config.moe_router_num_groups or 1,
+            top_groups=config.moe_router_group_topk or 1,
+            renormalize=sigmoid or not config.moe_router_pre_softmax,
+            scaling=config.moe_router_topk_scaling_factor or 1.0,
+        )
+        if self.recorder is not None:
+            whole = gather_from_sequence_parallel_region(experts) if config.sequence_parallel else experts
+            self.recorder(self.layer_number - 1, whole.detach())
+        # The first pass of a recomputed layer runs without gradients; the second one counts.
+        if self.training and torch.is_grad_enabled():
+            weights = self._balance(logits, weights, experts)
+        return weights, experts
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
+        """Move and convert, but keep the bias in float32: steps of 0.001 vanish in 16 bits."""
+        bias = self.expert_bias if self.has_bias else None
+        super()._apply(fn, recurse)
+        if bias is not None and self.expert_bias.dtype != bias.dtype:
+            self.expert_bias = bias.to(self.expert_bias.device)
+        return self
+
+    def _balance(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Count for the statistics, and give the weights the gradient of the balancing loss.
+
+        The loss is transformers': E * sum over experts of (share of assignments) * (mean probability), which is K when
+        balanced; here per row and layer, averaged over layers. It is multiplied by the row's learned tokens, because
+        all losses are sums over them until they are divided once by their global count.
+        """
+        config, row = self.config, self.row
+        real = self._real_tokens(logits)  # [T/tp] float32
+        detached = logits.detach()
+        if config.moe_router_score_function == "sigmoid":
+            scores = detached.sigmoid()
+            probabilities = scores / (scores.sum(dim=-1, keepdim=True) + EPSILON)
+        else:
+            probabilities = detached.softmax(dim=-1)
+        load = torch.zeros(self.num_experts, device=logits.device)
+        load.scatter_add_(0, experts.flatten().long(), real.repeat_interleave(experts.shape[1]))
+        entropy = (torch.special.entr(probabilities).sum(dim=-1) * real).sum()
+        counts = torch.cat((load, real.sum()[None]))
+        aux_loss = counts.new_zeros(())
+        if config.moe_aux_loss_coeff and row.num_label_tokens is not None:
+            whole = counts.clone()
+            if config.sequence_parallel:
+                torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_model_parallel_group())
+            num_tokens = whole[-1].clamp(min=1)
+            mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # this rank's part of it
+            loss = self.num_experts * (whole[:-1] / num_tokens * mean).sum()
+            factor = config.moe_aux_loss_coeff / config.num_layers * row.num_label_tokens
+            weights = MoEAuxLossAutoScaler.apply(weights, loss * factor)
+            aux_loss = loss.detach() * num_tokens
+        tally = torch.cat((counts, entropy[None], aux_loss[None]))
+        self._tally = tally if self._tally is None else self._tally + tally
+        return weights
+
+    def _real_tokens(self, logits: Tensor) -> Tensor:
+        """1 for tokens, 0 for padding, [T/tp] float32."""
+        if self.row.is_token is None:
+            return torch.ones(len(logits), device=logits.device)
+        real = self.row.is_token.float()
+        return scatter_to_sequence_parallel_region(real) if self.config.sequence_parallel else real
+
+    def take_tally(self) -> Tensor:
+        """Counts of this rank since the last call, [E + 3], zeros if there were none."""
+        tally, self._tally = self._tally, None
+        return tally if tally is not None else torch.zeros(self.num_experts + 3, device=self.weight.device)
+
+    def finish_step(self, tally: Tensor) -> None:
+        """Move the bias by the sign rule and keep the statistics; tally is summed over all ranks."""
+        load, (num_tokens, entropy, aux_loss) = tally[: self.num_experts], tally[self.num_experts :]
+        num_tokens = num_tokens.clamp(min=1)
+        if self.has_bias and self.weight.requires_grad:
+            self.expert_bias = ops.updated_expert_bias(self.expert_bias, load, self.config.moe_router_bias_update_rate)
+        self.statistics = RouterStatistics(
+            layer=self.layer_number - 1,
+            tokens_per_expert=load,
+            entropy=entropy / num_tokens,
+            max_violation=load.max() / load.mean().clamp(min=EPSILON) - 1,
+            aux_loss=aux_loss / num_tokens if self.config.moe_aux_loss_coeff else None,
+            bias=self.expert_bias.clone() if self.has_bias else None,
+        )
+
+
+def routers(model: torch.nn.Module) -> list[Router]:
+    """The routers of a model or pipeline stage, in the order of its layers."""
+    return [module for module in model.modules() if isinstance(module, Router)]
+
+
+@torch.no_grad()
+def finish_router_step(model: torch.nn.Module) -> None:
+    """Sum the counts of a step over all ranks that saw other tokens, in one collective; update biases, statistics."""
+    found = routers(model)
+    if not found:
+        return
+    tallies = torch.stack([router.take_tally() for router in found])  # [L, E + 3]
+    group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    torch.distributed.all_reduce(tallies, group=group)
+    for router, tally in zip(found, tallies, strict=True):
+        router.finish_step(tally)
+
+
+@contextmanager
+def record_routing(model: torch.nn.Module) -> Iterator[dict[int, list[Tensor]]]:
+    """Record the experts of every token while the body runs.
+
+    Yields:
+        For each layer with experts (from 0) one tensor [T, K] int32 for each row, in the order they ran.
+    """
+    found, chosen = routers(model), dict[int, list[Tensor]]()
+
+    def record(layer: int, experts: Tensor) -> None:
+        chosen.setdefault(layer, []).append(experts)
+
+    for router in found:
+        router.recorder = record
+    try:
+        yield chosen
+    finally:
+        for router in found:
+            router.recorder = None
+
+
+def router_statistics(model: torch.nn.Module) -> list[RouterStatistics]:
+    """Statistics of the last finished step, one for each layer with experts on this pipeline stage."""
+    kept: list[Any] = [router.statistics for router in routers(model)]
+    return [statistics for statistics in kept if statistics is not None]

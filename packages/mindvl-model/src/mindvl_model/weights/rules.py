@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a weight rule is, and the rules that several families share.
+
+Pure functions of tensors; comes before names.py and moe.py list the rules of each family.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mindvl_model.language_config import GroupedQueryConfig
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One parameter of ours and the tensors of the folder it is made of."""
+
+    param_name: str
+    hf_names: tuple[str, ...]
+    join: Callable[[list[Tensor]], Tensor]  # folder -> ours
+    split: Callable[[Tensor], list[Tensor]]  # ours -> folder
+
+
+def same(param_name: str, hf_name: str) -> WeightRule:
+    """A tensor that is the same in both."""
+    return WeightRule(param_name, (hf_name,), lambda tensors: tensors[0], lambda tensor: [tensor])
+
+
+def gated(param_name: str, gate: str, up: str) -> WeightRule:
+    """The two halves of a gated MLP, one above the other."""
+    return WeightRule(param_name, (gate, up), torch.cat, lambda tensor: list(tensor.chunk(2)))
+
+
+def grouped(config: GroupedQueryConfig, param_name: str, prefix: str, kind: str) -> WeightRule:
+    """Grouped-query attention: megatron keeps the queries of a group, its key and its value together."""
+    groups, size = config.num_kv_heads, config.head_dim
+    queries = config.num_heads // groups
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        width = tensors[0].shape[1:]
+        parts = [tensor.reshape(groups, -1, size, *width) for tensor in tensors]
+        return torch.cat(parts, dim=1).reshape(-1, *width)
+
+    def split(tensor: Tensor) -> list[Tensor]:
+        width = tensor.shape[1:]
+        parts = tensor.reshape(groups, queries + 2, size, *width).split((queries, 1, 1), dim=1)
+        return [part.reshape(-1, *width).contiguous() for part in parts]
+
+    return WeightRule(f"{param_name}.{kind}", tuple(f"{prefix}{name}_proj.{kind}" for name in "qkv"), join, split)

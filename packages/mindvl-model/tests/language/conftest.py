@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' models of the families with experts, with our weights, through folders and the rules of conversion."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig
+from mindvl_model.parameters import named_tensors
+from mindvl_model.testing.rows import RandomSegment, pack
+from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
+
+
+def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
+    """The same language model in transformers' words."""
+    language = config.language
+    shared = {
+        "vocab_size": language.vocab_size,
+        "hidden_size": language.hidden_size,
+        "intermediate_size": language.ffn_hidden_size,
+        "moe_intermediate_size": language.expert_ffn_hidden_size,
+        "num_hidden_layers": language.num_layers,
+        "num_attention_heads": language.num_heads,
+        "num_experts_per_tok": language.experts_per_token,
+        "rms_norm_eps": language.norm_epsilon,
+        "max_position_embeddings": language.max_positions,
+        "tie_word_embeddings": language.tie_embeddings,
+        "attn_implementation": "eager",
+    }
+    if isinstance(language, Qwen3MoELanguageConfig):
+        return Qwen3MoeConfig(
+            **shared,
+            num_key_value_heads=language.num_kv_heads,
+            head_dim=language.head_dim,
+            num_experts=language.num_experts,
+            norm_topk_prob=language.normalize_router,
+            router_aux_loss_coef=language.aux_loss_weight,
+            rope_parameters={"rope_type": "default", "rope_theta": language.rotary_base},
+        )
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": language.rotary_base}
+    if language.yarn is not None:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": language.yarn.factor,
+            "original_max_position_embeddings": language.yarn.original_max_positions,
+            "beta_fast": language.yarn.beta_fast,
+            "beta_slow": language.yarn.beta_slow,
+            "mscale": language.yarn.mscale,
+            "mscale_all_dim": language.yarn.mscale_all_dim,
+        }
+    return DeepseekV3Config(
+        **shared,
+        num_key_value_heads=language.num_heads,
+        q_lora_rank=language.q_lora_rank,
+        kv_lora_rank=language.kv_lora_rank,
+        qk_nope_head_dim=language.nope_head_dim,
+        qk_rope_head_dim=language.rope_head_dim,
+        v_head_dim=language.value_head_dim,
+        first_k_dense_replace=language.num_dense_layers,
+        n_routed_experts=language.num_experts,
+        n_shared_experts=language.num_shared_experts,
+        n_group=language.num_expert_groups,
+        topk_group=language.groups_per_token,
+        routed_scaling_factor=language.routed_scale,
+        num_mtp_layers=language.num_mtp_layers,
+        rope_parameters=rope,
+    )
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Callable[..., Any]:
+    """transformers' model with the language weights of ours, written and read as a folder."""
+
+    def make(model: Any, dtype: torch.dtype = torch.float32) -> Any:
+        folder = tmp_path / "published"
+        folder.mkdir()
+        ours = named_tensors(model)
+        rules = LANGUAGE_RULES[model.mindvl.language.kind](model.mindvl.language)
+        tensors = [
+            (name.replace("model.language_model.", "model."), piece)
+            for rule in rules
+            for name, piece in zip(rule.hf_names, rule.split(ours[rule.param_name].detach()), strict=True)
+        ]
+        write_weights(folder, tensors)
+        config = published_config(model.mindvl)
+        config.save_pretrained(folder)
+        kind = Qwen3MoeForCausalLM if config.model_type == "qwen3_moe" else DeepseekV3ForCausalLM
+        published, report = kind.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+        )
+        assert not report["missing_keys"]
+        extra = [f"model.layers.{model.mindvl.language.num_layers}."]  # multi-token prediction
+        assert all(name.startswith(extra[0]) for name in report["unexpected_keys"]), report
+        return published.train()
+
+    return make
+
+
+@pytest.fixture
+def published_gradients(tmp_path: Path) -> Callable[[Any, MindVLConfig], dict[str, Tensor]]:
+    """Gradients of transformers' model under our parameter names, through its own saving and our rules."""
+
+    def take(published: Any, config: MindVLConfig) -> dict[str, Tensor]:
+        for parameter in published.parameters():
+            parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        published.save_pretrained(tmp_path / "gradients")
+        folder = WeightFolder(tmp_path / "gradients")
+        assert json.loads((tmp_path / "gradients" / "config.json").read_text())["model_type"] == folder.model_type
+        stored = {canonical_name(name, folder.model_type): name for name in folder.names()}
+        taken = {}
+        for rule in LANGUAGE_RULES[config.language.kind](config.language):
+            taken[rule.param_name] = rule.join([folder.read(stored.pop(name)) for name in rule.hf_names])
+        assert not stored  # every tensor of the folder belongs to a parameter
+        return taken
+
+    return take
+
+
+def assert_near_in_bf16(model: Any, published: Any, segment: RandomSegment) -> None:
+    """Logits differ by 0.005 of their scale in the mean, and all but a few tokens go to the same experts.
+
+    A token whose router scores nearly tie may go elsewhere in 16 bit, in their model as in ours: such are left out.
+    """
+    from mindvl_model.megatron.router import record_routing
+
+    theirs: list[Tensor] = []
+    for name, module in published.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda _, __, output: theirs.append(output[2]))
+    expected = published(segment.input_ids[None]).logits[0].float()
+    with record_routing(model) as ours:
+        logits = model.logits(**pack([segment])).float()
+    choices = [torch.cat([one.sort(dim=1).values for one in lists], dim=1) for lists in (chain(*ours.values()), theirs)]
+    agree = (choices[0] == choices[1]).all(dim=1)
+    assert agree.float().mean() >= 0.9
+    assert (logits - expected)[agree].abs().mean() <= 0.005 * expected.abs().max()
+
+
+@pytest.fixture
+def near_in_bf16() -> Callable[..., None]:
+    return assert_near_in_bf16
+
+
+def segment_losses(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """Summed cross entropy of segments that ran alone."""
+    pairs = zip(logits, labels, strict=True)
+    return torch.stack([torch.nn.functional.cross_entropy(one, label, reduction="sum") for one, label in pairs]).sum()
+
+
+@pytest.fixture
+def losses() -> Callable[..., Tensor]:
+    return segment_losses
