@@ -78,7 +78,8 @@ class VisionTower(MegatronModule):
             )
         pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
         over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
-        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1))
+        kernel = (config.in_channels, config.patch_size, config.patch_size)
+        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1), kernel=kernel)
 
     def embed_videos(self, pixel_values_videos: Tensor) -> Tensor:
         """Normalise uint8 patches of videos and embed them: [P, C*temporal_patch*patch*patch] -> [P, H]."""
@@ -91,4 +92,5 @@ class VisionTower(MegatronModule):
             )
         shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
         pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
-        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight)
+        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight, kernel=kernel)
