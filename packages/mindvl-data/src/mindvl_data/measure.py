@@ -21,13 +21,13 @@ the rules of the source as their dataclass prints them.
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
 
 from mindvl_data.config import ImageConfig, SampleRules
 from mindvl_data.encode import encode_sample
@@ -190,14 +190,14 @@ def _read_lengths(path: Path, num_samples: int) -> NDArray[Any] | None:
         return None
     header = np.frombuffer(content, _HEADER, 1)[0]
     body = content[_HEADER.itemsize :]
-    if header["magic"] != MAGIC or header["samples"] != num_samples or header["crc"] != zlib.crc32(body):
+    if header["magic"] != MAGIC or header["samples"] != num_samples or header["crc"] != crc32(body):
         return None
     return np.frombuffer(body, _MEASURED)
 
 
 def _keep_lengths(path: Path, measured: NDArray[Any]) -> None:
     body = measured.tobytes()
-    header = np.array([(MAGIC, len(measured), zlib.crc32(body))], _HEADER)
+    header = np.array([(MAGIC, len(measured), crc32(body))], _HEADER)
     try:
         write_atomically(path, header.tobytes() + body)
     except OSError as error:  # data folders are often read-only; then every start measures again

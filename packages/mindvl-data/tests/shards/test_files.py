@@ -125,6 +125,6 @@ def test_many_threads_share_few_descriptors_and_leave_none_open(tmp_path: Path) 
 
 def test_open_files_stay_below_the_limit_of_the_process(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module.resource, "getrlimit", lambda _: (64, 64))
-    assert ShardFiles(max_open=256)._local._max_open == 32
+    assert ShardFiles(max_open=256)._local._max_open == 8
     monkeypatch.setattr(files_module.resource, "getrlimit", lambda _: (files_module.resource.RLIM_INFINITY,) * 2)
     assert ShardFiles(max_open=256)._local._max_open == 256

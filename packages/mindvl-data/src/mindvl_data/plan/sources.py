@@ -19,7 +19,7 @@ from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer
 from mindvl_data.types import RawSample
 
-_MAPPED_SHARDS = 256  # index files that stay mapped, over all sources
+_MAPPED_SHARDS = 128  # index files that stay mapped, over all sources; each holds a descriptor
 
 
 class SourceIndex:

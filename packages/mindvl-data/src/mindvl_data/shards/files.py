@@ -20,6 +20,7 @@ from mindvl_data.shards.location import Location, is_remote
 from mindvl_data.shards.remote import RemoteStore
 
 Range = tuple[int, int]  # (offset, length) in bytes
+Content = bytes | memoryview  # a part of a larger read is not copied until somebody keeps it
 
 MAX_EXTRA_SHARE = 0.02  # bytes read between wanted ranges, as a share of the bytes wanted
 _REPORTED = ("bytes_wanted", "bytes_read", "requests", "retries", "cache_hits", "cache_bytes")
@@ -43,9 +44,9 @@ class ShardFiles:
         Raises:
             DataError: They cannot be had.
         """
-        return self.read_ranges(location, [(offset, length)])[0]
+        return bytes(self.read_ranges(location, [(offset, length)])[0])
 
-    def read_ranges(self, location: Location, ranges: Sequence[Range]) -> list[bytes]:
+    def read_ranges(self, location: Location, ranges: Sequence[Range]) -> list[Content]:
         """The bytes of each range, in the order asked; neighbours are read together.
 
         Raises:
@@ -73,7 +74,7 @@ class ShardFiles:
             return None
         if self._cache is not None:
             self._cache.forget(location, offset, length)
-        return self._read_remote(location, [(offset, length)])[0]
+        return bytes(self._read_remote(location, [(offset, length)])[0])
 
     def report(self) -> dict[str, int]:
         """What was read since the start of this process.
@@ -89,14 +90,14 @@ class ShardFiles:
         """Close all files."""
         self._local.close()
 
-    def _read_remote(self, address: str, ranges: Sequence[Range]) -> list[bytes]:
+    def _read_remote(self, address: str, ranges: Sequence[Range]) -> list[Content]:
         """From the cache what it holds; the rest from the store, kept range by range, so that it is found again
         whatever else is asked for then."""
-        known: dict[Range, bytes] = {}
+        known: dict[Range, Content] = {}
         if self._cache is not None:
             for each in dict.fromkeys(ranges):
-                if (content := self._cache.get(address, *each)) is not None:
-                    known[each] = content
+                if (kept := self._cache.get(address, *each)) is not None:
+                    known[each] = kept
             self._count("cache_hits", len(known))
             self._count("cache_bytes", sum(map(len, known.values())))
         missing = [each for each in dict.fromkeys(ranges) if each not in known]
@@ -105,7 +106,7 @@ class ShardFiles:
         for each, content in zip(missing, cut(missing, spans, contents), strict=True):
             known[each] = content
             if self._cache is not None:
-                self._cache.put(address, each[0], content)
+                self._cache.put(address, each[0], bytes(content))
         return [known[each] for each in ranges]
 
     def _count(self, name: str, amount: int) -> None:
@@ -144,16 +145,17 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
     return joined
 
 
-def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[bytes]:
+def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[Content]:
     """The bytes of each range out of the reads that cover them."""
     if len(ranges) == 1:
         return list(contents)
     starts = [start for start, _ in spans]
-    pieces = []
+    views = [memoryview(content) for content in contents]
+    pieces: list[Content] = []
     for offset, length in ranges:
         place = bisect_right(starts, offset) - 1
         skip = offset - starts[place]
-        pieces.append(contents[place][skip : skip + length])
+        pieces.append(views[place][skip : skip + length])
     return pieces
 
 
@@ -168,8 +170,9 @@ class _LocalFiles:
     """Descriptors by path. No lock is held while bytes are read: a file in use is closed by its last user."""
 
     def __init__(self, max_open: int) -> None:
+        # an eighth: several loaders in a process, with the index files that each has mapped, stay below the limit
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_open = max_open if limit == resource.RLIM_INFINITY else max(1, min(max_open, limit // 2))
+        self._max_open = max_open if limit == resource.RLIM_INFINITY else max(1, min(max_open, limit // 8))
         self._files: OrderedDict[Path, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -7,7 +7,6 @@ are decoded only on request.
 
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
 
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.formats.foreign import says_its_media
@@ -119,7 +119,7 @@ class _Table:
             raise BadSample("it stands beside a damaged place, and its text does not say how many pictures it has")
         crc = 0
         for piece in pieces:
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
         start, stop = min(m.offset for m in members), max(m.offset + m.length for m in members)
         limits = sample.min_pixels or 0, sample.max_pixels or 0
         if len(members) > _MAX_U16 or max(stop - start, *limits) > _MAX_U32:
