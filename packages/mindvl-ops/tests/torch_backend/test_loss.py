@@ -19,13 +19,18 @@ def _labels(tokens, vocabulary, generator):
     return labels
 
 
-@settings(max_examples=30, deadline=None)
-@given(tokens=st.integers(0, 12), vocabulary=st.integers(1, 30), dtype=dtypes, seed=st.integers(0, 100))
-def test_cross_entropy_equals_reference(tokens, vocabulary, dtype, seed):
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(0, 12), vocabulary=st.integers(1, 30), dtype=dtypes, seed=st.integers(0, 100),
+    elements=st.sampled_from([1, 40, 10**6]),
+)  # fmt: skip
+def test_cross_entropy_equals_reference_for_any_pieces(tokens, vocabulary, dtype, seed, elements):
     generator = torch.Generator().manual_seed(seed)
     labels = _labels(tokens, vocabulary, generator)
     logits = torch.randn(tokens, vocabulary, generator=generator).to(dtype)
-    assert_parity(lambda x: cross_entropy(x, labels), (logits,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss, "_CHUNK_ELEMENTS", elements)
+        assert_parity(lambda x: cross_entropy(x, labels), (logits,))
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,6 +7,7 @@ Only operators of PyTorch that every device has, so the npu backend uses the sam
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..cross_entropy import IGNORE_INDEX
@@ -24,7 +25,9 @@ _LEAST_COLUMNS = 256
 
 @register("cross_entropy", "torch")
 def cross_entropy_torch(logits: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE) -> Tensor:
-    """Rows in chunks, so that no float32 copy of all logits is ever kept."""
+    """Rows in chunks, so that no float32 copy of all logits is ever kept; PyTorch's own loss where one chunk is all."""
+    if shard is WHOLE and logits.dtype in (torch.float32, torch.float64) and logits.numel() <= _elements(logits):
+        return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
     loss: Tensor = _ChunkedCrossEntropy.apply(logits, labels, shard)
     return loss
 
@@ -79,8 +82,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         column, here = local_target(labels, ctx.start, logits.shape[1])
         for start in range(0, logits.shape[0], ctx.rows):
             rows = slice(start, start + ctx.rows)
-            piece = _minus_target(logits[rows], log_sum[rows], column[rows], here[rows])
-            grad[rows] = piece.mul_(factor[rows])
+            in_place = grad[rows] if grad.dtype == log_sum.dtype else None
+            piece = _minus_target(logits[rows], log_sum[rows], column[rows], here[rows], in_place).mul_(factor[rows])
+            if in_place is None:
+                grad[rows] = piece
             del piece
         return grad, None, None
 
@@ -131,7 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return None if grad_hidden is None else grad_hidden.to(hidden_states.dtype), grad_weight, None, None
 
 
-def _minus_target(logits: Tensor, log_sum: Tensor, column: Tensor, here: Tensor) -> Tensor:
-    """Softmax of a piece of logits, less one at the label where it is here."""
-    softmax = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
+def _minus_target(logits: Tensor, log_sum: Tensor, column: Tensor, here: Tensor, out: Tensor | None = None) -> Tensor:
+    """Softmax of a piece of logits, less one at the label where it is here; into `out` if given."""
+    softmax = torch.sub(logits.to(log_sum.dtype), log_sum[:, None], out=out).exp_()
     return softmax.scatter_add_(1, column[:, None], -here.to(softmax.dtype)[:, None])
