@@ -19,7 +19,7 @@ class Projector(MegatronModule):
             Layout(tp_size=layout.tp_size, dtype=layout.dtype),
             num_layers=1,
             hidden_size=vision.hidden_size,
-            num_attention_heads=1,
+            num_attention_heads=layout.tp_size,  # there are none; megatron-core wants them split
             sequence_parallel=False,
         )
         super().__init__(config=config)

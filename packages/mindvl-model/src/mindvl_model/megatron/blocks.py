@@ -116,7 +116,7 @@ def build_mlp_pair(layout: Layout, input_size: int, hidden_size: int, output_siz
         Layout(tp_size=layout.tp_size, dtype=layout.dtype),
         num_layers=1,
         hidden_size=input_size,
-        num_attention_heads=1,
+        num_attention_heads=layout.tp_size,  # there are none; megatron-core wants them split
         sequence_parallel=False,
     )
 

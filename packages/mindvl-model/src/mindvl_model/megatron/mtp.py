@@ -6,6 +6,8 @@ leaves open is as transformers runs the published weights: the decoder's hidden 
 the embedding comes first in eh_proj, each depth hands on what its own last norm made.
 """
 
+from typing import Any
+
 import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
@@ -49,6 +51,15 @@ class MultiTokenPrediction(MegatronModule):
         super().__init__(config=config)
         depths = range(config.mtp_num_layers or 0)
         self.layers = torch.nn.ModuleList(MultiTokenLayer(config, spec, depth, vp_stage) for depth in depths)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """For megatron-core's checkpoints, which take a list of modules for one without tensor parallel."""
+        state: dict[str, Any] = {}
+        for depth, layer in enumerate(self.layers):
+            state |= layer.sharded_state_dict(f"{prefix}layers.{depth}.", sharded_offsets, metadata)
+        return state
 
 
 def shifted(values: Tensor, segments: Segments, steps: int, fill: int) -> Tensor:
