@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindvl_ops import Segments, attention, use_backend
 from mindvl_ops.testing import assert_close, assert_parity
@@ -114,3 +115,21 @@ def test_the_plan_is_made_once_for_all_layers():
     for _ in range(3):
         attention(x, x, x, segments, causal=False)
     assert len(calls) == len(set(calls))
+
+
+@pytest.mark.parametrize(
+    ("segments", "window"),
+    [(Segments([5, 0, 43]), None), (Segments([8, 40]), (3, -1)), (Segments([8, 40], [10, 50]), None)],
+)
+def test_the_variable_length_kernel_is_called_as_its_schema_wants(segments, window):
+    """Fake CUDA tensors: no values, but the real schema and shapes of what runs on a GPU."""
+    with FakeTensorMode():
+        options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
+        query = torch.empty(segments.total, 4, 64, **options)
+        key = torch.empty(segments.key_total, 2, 64, **options)
+        output, sums = attention(query, key, key, segments, causal=True, window=window, return_logsumexp=True)
+        plain = attention(query, key, key, segments, causal=False, window=window)
+    assert (output.shape, output.dtype, output.device.type) == (query.shape, torch.bfloat16, "cuda")
+    assert (sums.shape, sums.dtype, sums.requires_grad) == ((segments.total, 4), torch.float32, False)
+    assert "varlen" in output.grad_fn.name()
+    assert "varlen" in plain.grad_fn.name()

@@ -4,10 +4,11 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindvl_ops import grouped_matmul, moe_permute, moe_permute_map, moe_unpermute, moe_unpermute_map, use_backend
 from mindvl_ops.testing import assert_parity
-from mindvl_ops.torch_backend.moe import _bounds
+from mindvl_ops.torch_backend.moe import _bounds, _by_groups, _by_rows
 
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
@@ -66,3 +67,15 @@ def test_the_kernel_for_cuda_gives_the_same_where_it_can_be_tried():
         torch.testing.assert_close(torch._grouped_mm(x, weight, offs=bounds), expected)
         torch.testing.assert_close(torch._grouped_mm(grad, weight.transpose(1, 2), offs=bounds), grad_x)
         torch.testing.assert_close(torch._grouped_mm(x.t(), grad, offs=bounds), grad_weight)
+
+
+def test_the_grouped_kernel_is_called_as_its_schema_wants():
+    """Fake CUDA tensors: no values, but the real schema and shapes of what runs on a GPU."""
+    with FakeTensorMode():
+        x, weight, grad = (
+            torch.empty(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((48, 64), (3, 64, 32), (48, 32))
+        )
+        sizes = torch.empty(3, dtype=torch.int64, device="cuda")  # never read by the host: it has no values
+        assert grouped_matmul(x, weight, sizes).shape == (48, 32)
+        assert _by_rows(grad, weight.transpose(1, 2), _bounds(sizes, x.device)).shape == (48, 64)
+        assert _by_groups(x, grad, _bounds([8, 0, 40], x.device)).shape == (3, 64, 32)
