@@ -67,11 +67,10 @@ def _child(environment: dict[str, str]) -> Child:
 
 def _environment(wheel: Path, folder: Path, *, devices: int) -> dict[str, str]:
     """Compile the stubs into `folder`; the environment in which a child finds them."""
-    defined = set(
-        re.findall(r"^(?:int|void \*|const char \*) ?\*?(\w+)\(", (HERE / "runtime.c").read_text(), re.MULTILINE)
-    )
+    defined = set(re.findall(r"\b((?:acl|rt)\w*[A-Z]\w*)\(", (HERE / "runtime.c").read_text()))
     libraries = [*(wheel / "lib").glob("*.so"), *wheel.glob("_C*.so")]
     names = {name for library in libraries for name in _undefined(library) if OF_CANN.fullmatch(name)}
+    names |= {name for library in libraries for name in _looked_up(library)}
     for library in libraries:
         names -= _defined(library)
     (folder / "names.h").write_text("".join(f"EACH({name})\n" for name in sorted(names - defined)))
@@ -102,6 +101,12 @@ def _torch_has_cuda() -> bool:
 def _compile(source: Path, target: Path, *flags: str) -> None:
     command = ["cc", "-shared", "-fPIC", "-w", *flags, str(source), "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _looked_up(library: Path) -> set[str]:
+    """Names that the wheel asks the dynamic linker for when it first needs them (operators, aclnn..., excepted)."""
+    found = re.findall(rb"\x00(acl(?!nn)[a-z]*[A-Z]\w+)(?=\x00)", library.read_bytes())
+    return {name.decode() for name in found}
 
 
 def _undefined(library: Path) -> set[str]:

@@ -38,6 +38,12 @@ int aclrtGetMemInfo(int attribute, size_t *available, size_t *total) {
     return ANSWER;
 }
 
+size_t aclGetCompileoptSize(int option) { return 16; }
+int aclGetCompileopt(int option, char *value, size_t size) {
+    *value = 0;
+    return ANSWER;
+}
+
 const char *aclrtGetSocName(void) { return DEVICES ? "Ascend910B3" : NULL; }
 const char *aclGetRecentErrMsg(void) { return "no CANN: stub runtime of the contract tests"; }
 
