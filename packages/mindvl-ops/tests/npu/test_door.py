@@ -20,7 +20,8 @@ def _installed(monkeypatch, tmp_path, source):
     """A torch_npu made of `source`, as if it were installed."""
     (tmp_path / "torch_npu.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))  # so that what is imported goes afterwards
+    del sys.modules["torch_npu"]
 
 
 def test_without_torch_npu_the_door_says_what_to_install(monkeypatch):
