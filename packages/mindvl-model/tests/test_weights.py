@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3ForCausalLM
 
 from mindvl_model import WeightError
-from mindvl_model.hf.export import hf_config, load_hf_folder
+from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.load import load_hf_folder
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_model.weights.folder import WeightFolder, write_weights
 from mindvl_model.weights.names import canonical_name, weight_rules
@@ -64,7 +65,7 @@ def test_a_round_trip_through_shards_is_exact(make_model: Callable[..., Any], tm
             assert name in tensors.keys()  # noqa: SIM118 - not a dict
     report = load_hf_folder(other, CONFIG, folder)
     assert_same(model, other)
-    assert report.unused == ()
+    assert report.left_out == report.spare == ()
     assert sorted(report.loaded) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -73,7 +74,7 @@ def test_chosen_parts_are_loaded_and_the_rest_is_reported(make_model: Callable[.
     report = load_hf_folder(other, CONFIG, write_folder(model, tmp_path / "weights"), ["projector"])
     assert_same(model, other, ("projector",))
     assert len(report.loaded) == 5
-    assert "lm_head.weight" in report.unused
+    assert "lm_head.weight" in report.left_out
 
 
 @pytest.mark.parametrize("prefix", ["visual.", "model.visual."], ids=["published", "saved by transformers 5"])
@@ -118,7 +119,7 @@ def test_the_language_model_comes_from_a_qwen3_folder(make_model: Callable[..., 
     published.save_pretrained(tmp_path)
     model = make_model(CONFIG)
     report = load_hf_folder(model, CONFIG, tmp_path, ["language"])
-    assert report.unused == ()
+    assert report.left_out == report.spare == ()
     assert_same(model, make_model(CONFIG), ("vision", "projector"))
     input_ids = torch.arange(7, 21)
     row = {

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mindvl_data import DataConfig
 from mindvl_model import LanguageConfig, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
-from mindvl_model.hf.export import config_from_folder
+from mindvl_model.hf.folder_config import config_from_folder
 from mindvl_ops import OpsConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
@@ -29,7 +29,7 @@ class ModelSection:
     """Which model: a named size, that of an exported folder, or two halves. Token ids come from the tokenizer."""
 
     size: str | None = None  # a name such as "tiny" or "mindvl-8b"
-    folder: Path | None = None  # an exported MindVL folder; its weights are taken only where init.model names it too
+    folder: Path | None = None  # MindVL or Qwen2.5-VL; its weights are taken only where init.model names it too
     vision: VisionConfig | None = None  # in place of size and folder
     language: LanguageConfig | None = None  # in place of size and folder
 
@@ -63,7 +63,7 @@ class InitSection:
     """Where weights come from before the first step; what is not named starts at random from `seed`."""
 
     checkpoint: Path | None = None  # a mindvl checkpoint of an earlier phase: all parts
-    model: Path | None = None  # a transformers folder of a whole MindVL model
+    model: Path | None = None  # a transformers folder of a whole model (MindVL or Qwen2.5-VL)
     vision: Path | None = None  # a transformers folder whose vision tower is taken (MindVL or Qwen2.5-VL)
     language: Path | None = None  # a transformers folder whose language model is taken (MindVL or Qwen3)
 

@@ -29,7 +29,8 @@ def export_checkpoint(
         ModelError: The destination exists.
     """
     enter()
-    from mindvl_model.hf.export import ProcessorSettings, export_hf_folder
+    from mindvl_model.hf.export import export_hf_folder
+    from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
@@ -50,7 +51,9 @@ def export_checkpoint(
             destination,
             tokenizer=tokenizer or Path(run["data"]["tokenizer"]),
             processor=ProcessorSettings(
-                min_pixels=min_pixels or image["min_pixels"], max_pixels=max_pixels or image["max_pixels"]
+                min_pixels=min_pixels or image["min_pixels"],
+                max_pixels=max_pixels or image["max_pixels"],
+                video=VideoSettings(**run["data"]["video"]) if "video" in run["data"] else VideoSettings(),
             ),
             dtype=DTYPES[dtype] if dtype else None,
         )

@@ -83,7 +83,7 @@ def run_training(
             packs_per_step=config.packs_per_step,
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
-            position_kind="rope",
+            position_kind=model_config.position_kind,
         )
         state = TrainState(model=model, optimizer=optimizer, source=source)
         try:

@@ -9,7 +9,7 @@ import logging
 import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
-from mindvl_model.hf.export import load_hf_folder
+from mindvl_model.hf.load import load_hf_folder
 from mindvl_model.megatron.blocks import Layout
 from mindvl_model.parameters import Part, initialize, set_trainable
 from mindvl_train import checkpoints
@@ -49,9 +49,12 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
         if folder is not None:
             report = load_hf_folder(model, model_config, folder, parts)
             logger.info(
-                "%d parameters of %s from %s, %d of its tensors left out",
+                "%d parameters of %s from %s (%s); %d of its tensors belong to other parts",
                 len(report.loaded),
                 "/".join(parts),
                 folder,
-                len(report.unused),
+                ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "types as stored",
+                len(report.left_out),
             )
+            if report.spare:
+                logger.warning("tensors of %s that the model can do without: %s", folder, ", ".join(report.spare))

@@ -55,7 +55,8 @@ def pretrain_vision(
     from mindvl_model import enter
 
     enter()
-    from mindvl_model.hf.export import ProcessorSettings, export_hf_folder
+    from mindvl_model.hf.export import export_hf_folder
+    from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel

@@ -21,7 +21,7 @@ class MindVLPreTrainedModel(PreTrainedModel):
 
     config_class = MindVLConfig
     base_model_prefix = "model"
-    input_modalities = ("image", "text")  # type: ignore[assignment]
+    input_modalities = ("image", "video", "text")  # type: ignore[assignment]
     supports_gradient_checkpointing = True
     _no_split_modules = ["Qwen3DecoderLayer", "Qwen2_5_VLVisionBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
@@ -48,6 +48,10 @@ class MindVLModel(MindVLPreTrainedModel):
         """Visual tokens [G, H] of all images, in order."""
         return self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
 
+    def get_video_features(self, pixel_values_videos: Tensor, video_grid_thw: Tensor | None) -> Tensor:
+        """Visual tokens [G, H] of all videos, in order."""
+        return self.get_image_features(pixel_values_videos, video_grid_thw)
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -57,20 +61,21 @@ class MindVLModel(MindVLPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         pixel_values: Tensor | None = None,
         image_grid_thw: Tensor | None = None,
+        pixel_values_videos: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
-        if pixel_values is not None:
-            visual_tokens = self.get_image_features(pixel_values, image_grid_thw).to(inputs_embeds)
-            places = (input_ids == self.config.image_token_id)[..., None]
-            if int(places.sum()) != visual_tokens.shape[0]:
-                raise ValueError(
-                    f"{int(places.sum())} image placeholders in the text, but the images give {visual_tokens.shape[0]} "
-                    "visual tokens. Make text and pixel values with this folder's processor."
-                )
-            inputs_embeds = inputs_embeds.masked_scatter(places.expand_as(inputs_embeds), visual_tokens)
+        media = (
+            ("image", self.config.image_token_id, pixel_values, image_grid_thw),
+            ("video", self.config.video_token_id, pixel_values_videos, video_grid_thw),
+        )
+        for kind, placeholder, pixels, grid in media:
+            if pixels is not None:
+                visual_tokens = self.get_image_features(pixels, grid)
+                inputs_embeds = self._put(inputs_embeds, input_ids, placeholder, visual_tokens, kind)
         if position_ids is None and attention_mask is not None and past_key_values is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         outputs = self.language_model(
@@ -88,9 +93,24 @@ class MindVLModel(MindVLPreTrainedModel):
             attentions=outputs.attentions,
         )
 
+    def _put(
+        self, inputs_embeds: Tensor, input_ids: Tensor | None, placeholder: int | None, visual_tokens: Tensor, kind: str
+    ) -> Tensor:
+        if input_ids is None or placeholder is None:
+            raise ValueError(
+                f"{kind}s need input_ids and a {kind}_token_id in config.json, but one of them is missing."
+            )
+        places = (input_ids == placeholder)[..., None]
+        if int(places.sum()) != visual_tokens.shape[0]:
+            raise ValueError(
+                f"{int(places.sum())} {kind} placeholders in the text, but the {kind}s give {visual_tokens.shape[0]} "
+                "visual tokens. Make text and pixel values with this folder's processor."
+            )
+        return inputs_embeds.masked_scatter(places.expand_as(inputs_embeds), visual_tokens.to(inputs_embeds))
+
 
 class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
-    """The whole model: pictures and text in, text out."""
+    """The whole model: pictures, videos and text in, text out."""
 
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -110,6 +130,8 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         pixel_values: Tensor | None = None,
         image_grid_thw: Tensor | None = None,
+        pixel_values_videos: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
@@ -122,6 +144,8 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             pixel_values=pixel_values,
             image_grid_thw=image_grid_thw,
+            pixel_values_videos=pixel_values_videos,
+            video_grid_thw=video_grid_thw,
             use_cache=use_cache,
             **kwargs,
         )
@@ -141,16 +165,23 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        pictures = [model_kwargs.pop(name, None) for name in ("pixel_values", "image_grid_thw")]
-        if pictures[0] is not None:
-            # Pictures lie end to end over all rows: those of a row are repeated together, not patch by patch.
-            counts = (input_ids == self.config.vision_start_token_id).sum(-1).tolist()
-            grids = pictures[1].split(counts)
-            patches = pictures[0].split([int(grid.prod(-1).sum()) for grid in grids])
-            pictures = [torch.cat([row for row in rows for _ in range(expand_size)]) for rows in (patches, grids)]
+        config = self.config
+        media: dict[str, Any] = {}
+        for pixels, grids, placeholder in (
+            ("pixel_values", "image_grid_thw", config.image_token_id),
+            ("pixel_values_videos", "video_grid_thw", config.video_token_id),
+        ):
+            given = [model_kwargs.pop(name, None) for name in (pixels, grids)]
+            if given[0] is not None:
+                # Media lie end to end over all rows: those of a row are repeated together, not patch by patch.
+                starts = (input_ids[:, :-1] == config.vision_start_token_id) & (input_ids[:, 1:] == placeholder)
+                rows = given[1].split(starts.sum(-1).tolist())
+                patches = given[0].split([int(row.prod(-1).sum()) for row in rows])
+                given = [torch.cat([row for row in each for _ in range(expand_size)]) for each in (patches, rows)]
+            media |= dict(zip((pixels, grids), given, strict=True))
         expand: Any = super()._expand_inputs_for_generation  # type: ignore[misc]
         input_ids, model_kwargs = expand(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
-        return input_ids, model_kwargs | dict(zip(("pixel_values", "image_grid_thw"), pictures, strict=True))
+        return input_ids, model_kwargs | media
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, is_first_iteration: bool = False, **kwargs: Any
@@ -158,7 +189,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
         inputs: dict[str, Any] = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if not is_first_iteration and kwargs.get("use_cache", True):
-            inputs["pixel_values"] = None  # the pictures are in the cache already
+            inputs["pixel_values"] = inputs["pixel_values_videos"] = None  # they are in the cache already
         return inputs
 
 

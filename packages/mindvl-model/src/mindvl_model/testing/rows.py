@@ -27,6 +27,7 @@ class RandomSegment:
     image_grid_thw: Tensor  # int64 [num_images, 3]
     pixel_values_videos: Tensor  # uint8 [P_videos, C*temporal_patch*patch*patch]
     video_grid_thw: Tensor  # int64 [num_videos, 3]
+    seconds_per_grid: tuple[float, ...]  # [num_videos], time between two steps of a video's grid
 
 
 def random_segment(
@@ -47,8 +48,11 @@ def random_segment(
     generator = torch.Generator().manual_seed(seed)
     vision, tokens = config.vision, config.tokens
 
+    special = torch.tensor([token for token in vars(tokens).values() if token is not None])
+
     def text() -> Tensor:
-        return torch.randint(FIRST_TEXT_TOKEN, config.language.vocab_size, (num_text,), generator=generator)
+        ids = torch.randint(FIRST_TEXT_TOKEN, config.language.vocab_size, (num_text,), generator=generator)
+        return torch.where(torch.isin(ids, special), FIRST_TEXT_TOKEN, ids)
 
     pieces = [text()]
     shown = [(tokens.image, grid) for grid in grids] + [(tokens.video, grid) for grid in videos]
@@ -72,6 +76,7 @@ def random_segment(
         image_grid_thw=torch.tensor(list(grids), dtype=torch.int64).reshape(-1, 3),
         pixel_values_videos=patches(videos, vision.temporal_patch_size * patch_dim),
         video_grid_thw=torch.tensor(list(videos), dtype=torch.int64).reshape(-1, 3),
+        seconds_per_grid=tuple(0.5 * (1 + place) for place in range(len(videos))),
     )
 
 

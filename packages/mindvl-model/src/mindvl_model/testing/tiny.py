@@ -13,6 +13,7 @@ from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.language_config import (
     DeepSeekV3LanguageConfig,
     LanguageConfig,
+    Qwen2LanguageConfig,
     Qwen3LanguageConfig,
     Qwen3MoELanguageConfig,
     YarnConfig,
@@ -50,6 +51,25 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
         ),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     )
+
+
+def smallest_qwen2_5_vl(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
+    """The smallest Qwen2.5-VL: biased attention, four rotary pairs of which one follows time and one height."""
+    language = Qwen2LanguageConfig(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        mrope_sections=(1, 1, 2),
+        ffn_hidden_size=40,
+        vocab_size=vocab_size,
+        tie_embeddings=tie_embeddings,
+        rotary_base=10000.0,
+        max_positions=512,
+        init_std=0.1,
+    )
+    return replace(smallest_config(vocab_size=vocab_size), language=language)
 
 
 def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
@@ -103,8 +123,14 @@ def _with_language(language: LanguageConfig) -> MindVLConfig:
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Give every parameter random values, norms and biases too, so that a mistake in any of them shows."""
+    """Give every parameter random values, norms and biases too, so that a mistake in any of them shows.
+
+    The routers' biases become large enough to change who is chosen.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 and name.endswith("weight") else 0.15 * noise)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("expert_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

@@ -1,102 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformers folder of safetensors: read tensor by tensor, written whole or not at all.
+"""A transformers folder of safetensors: read tensor by tensor, or only a block of one.
 
-Comes before names.py turns tensors into parameters. Format: model.safetensors, or shards with
-model.safetensors.index.json (Hugging Face).
+Comes before names.py turns tensors into parameters; stream.py writes such folders. Format: model.safetensors, or shards
+with model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are given out as bfloat16.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mindvl_model.errors import WeightError
+from mindvl_model.weights import fp8
+from mindvl_model.weights.layout import Block
+from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+__all__ = ["StoredTensor", "WeightFolder", "as_dtype", "sync_folder", "write_weights"]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies and what its file's header says of it."""
+
+    file: Path
+    dtype: str  # as safetensors writes it: F32, BF16, F16, F8_E4M3, I8, ...; BF16 for fp8 with scales
+    shape: tuple[int, ...]
+    scale: str | None = None  # the tensor with the factors of a weight in fp8
 
 
 class WeightFolder:
-    """Names and tensors of a folder; tensors are read when asked for."""
+    """Names and tensors of a folder; headers are read at once, tensors when asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.model_type = str(_read_json(path / "config.json").get("model_type"))
-        self._file_of = self._list_files()
+        self.config: dict[str, Any] = _read_json(path / "config.json")
+        if not isinstance(self.config, dict):
+            raise WeightError(f"{path / 'config.json'}: not a section of keys. Fetch the file again.")
+        self.model_type = str(self.config.get("model_type"))
+        self.bytes_read = 0  # of tensors, as they are stored
+        self._fp8_block = self._block_of_fp8()
+        self._scales: dict[str, StoredTensor] = {}
+        self._stored = self._with_scales(self._read_headers())
 
     def names(self) -> list[str]:
-        """Every tensor of the folder."""
-        return sorted(self._file_of)
+        """Every tensor of the folder; factors of fp8 weights are part of their weight."""
+        return sorted(self._stored)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU.
+    def stored(self, name: str) -> StoredTensor:
+        """File, type and shape of one tensor, without reading it."""
+        if name not in self._stored:
+            raise WeightError(f"{self.path}: tensor {name!r} is missing. Take the whole checkpoint it belongs to.")
+        return self._stored[name]
+
+    def read(self, name: str, block: Block | None = None) -> Tensor:
+        """One tensor, or a block of it, on the CPU.
 
         Raises:
-            WeightError: The folder has no such tensor, or its file is damaged.
+            WeightError: The folder has no such tensor, its file is damaged, or it has no such block.
         """
-        if name not in self._file_of:
-            raise WeightError(f"{self.path}: tensor {name!r} is missing. Take the whole checkpoint it belongs to.")
-        file = self._file_of[name]
+        stored = self.stored(name)
+        if block is None:
+            return self._read(name, stored, (slice(None),) * len(stored.shape))
         try:
+            ranges = block.ranges(stored.shape[block.axis])
+        except (ValueError, IndexError) as error:
+            raise WeightError(
+                f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over {block.count} "
+                f"tensor-parallel ranks ({error}). Use another tp_size."
+            ) from error
+        before = (slice(None),) * block.axis
+        pieces = [self._read(name, stored, (*before, slice(start, end))) for start, end in ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=block.axis)
+
+    def _read(self, name: str, stored: StoredTensor, place: tuple[slice, ...]) -> Tensor:
+        values = self._slice(name, stored.file, place)
+        if stored.scale is None:
+            return values
+        scales = self._slice(stored.scale, self._scales[stored.scale].file, (slice(None), slice(None)))
+        rows, columns = (*place, slice(None))[:2]
+        return fp8.dequantise(values, scales, self._fp8_block, rows.start or 0, columns.start or 0)
+
+    def _slice(self, name: str, file: Path, place: tuple[slice, ...]) -> Tensor:
+        try:
+            # Opened anew for each tensor: pages of an open file would count as memory of this process.
             with safe_open(file, framework="pt") as tensors:
-                return tensors.get_tensor(name)
+                tensor: Tensor = tensors.get_slice(name)[place] if place else tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise WeightError(f"{file}: tensor {name!r} cannot be read ({error}). Fetch the file again.") from error
+        self.bytes_read += tensor.nbytes
+        return tensor
 
-    def _list_files(self) -> dict[str, Path]:
-        if (self.path / INDEX).is_file():
-            places = _read_json(self.path / INDEX).get("weight_map")
-            if not isinstance(places, dict):
-                raise WeightError(f"{self.path / INDEX}: has no weight_map. Fetch the file again.")
-            absent = sorted({file for file in places.values() if not (self.path / file).is_file()})
-            if absent:
-                raise WeightError(f"{self.path / INDEX}: names {absent}, which are not there. Fetch the missing files.")
-            return {name: self.path / file for name, file in places.items()}
-        single = self.path / SINGLE
-        if not single.is_file():
-            raise WeightError(f"{self.path}: neither {SINGLE} nor {INDEX} is there. Name a transformers model folder.")
-        try:
-            with safe_open(single, framework="pt") as tensors:
-                return dict.fromkeys(tensors.keys(), single)
-        except SafetensorError as error:
-            raise WeightError(f"{single}: not a whole safetensors file ({error}). Fetch it again.") from error
+    def _block_of_fp8(self) -> tuple[int, int]:
+        told = self.config.get("quantization_config")
+        block = told.get("weight_block_size", fp8.BLOCK) if isinstance(told, dict) else fp8.BLOCK
+        if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+            raise WeightError(
+                f"{self.path / 'config.json'}: weight_block_size={block!r:.60} is not two sizes. Fetch the file again."
+            )
+        return block[0], block[1]
+
+    def _with_scales(self, found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """The same with each weight in fp8 joined to its factors."""
+        joined = dict(found)
+        for name, tensor in found.items():
+            scale = found.get(name + fp8.SCALE_SUFFIX)
+            if tensor.dtype != fp8.STORED_AS or scale is None or len(tensor.shape) != 2:
+                continue
+            expected = fp8.scale_shape(tensor.shape, self._fp8_block)
+            if scale.shape != expected:
+                raise WeightError(
+                    f"{scale.file}: tensor {name + fp8.SCALE_SUFFIX!r} has shape {list(scale.shape)}, but {name!r} "
+                    f"{list(tensor.shape)} in blocks of {self._fp8_block} needs {list(expected)}. Fetch both again."
+                )
+            self._scales[name + fp8.SCALE_SUFFIX] = joined.pop(name + fp8.SCALE_SUFFIX)
+            joined[name] = replace(tensor, dtype="BF16", scale=name + fp8.SCALE_SUFFIX)
+        return joined
+
+    def _read_headers(self) -> dict[str, StoredTensor]:
+        if not (self.path / INDEX).is_file():
+            single = self.path / SINGLE
+            if not single.is_file():
+                raise WeightError(
+                    f"{self.path}: neither {SINGLE} nor {INDEX} is there. Name a transformers model folder."
+                )
+            return _header(single)
+        index = _read_json(self.path / INDEX)
+        places = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(places, dict):
+            raise WeightError(f"{self.path / INDEX}: has no weight_map. Fetch the file again.")
+        absent = sorted({str(file) for file in places.values() if not (self.path / str(file)).is_file()})
+        if absent:
+            raise WeightError(f"{self.path / INDEX}: names {absent}, which are not there. Fetch the missing files.")
+        stored: dict[str, StoredTensor] = {}
+        for file in sorted(set(places.values())):
+            found = _header(self.path / file)
+            for name in sorted(set(found) & set(stored)):
+                other = stored[name].file.name
+                raise WeightError(f"{self.path / file}: tensor {name!r} lies in {other} too. Remove one of the files.")
+            stored |= found
+        for name, file in places.items():
+            if name not in stored or stored[name].file.name != file:
+                raise WeightError(
+                    f"{self.path / INDEX}: tensor {name!r} should lie in {file}, but does not. Fetch both files again."
+                )
+        return stored
 
 
-def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = 4 << 30) -> None:
-    """Write named tensors as safetensors into an existing folder, in shards that hold at most shard_bytes.
-
-    Memory stays at one shard. The caller publishes the folder by renaming it.
-    """
-    shards: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    pending_bytes = total_bytes = 0
-
-    def flush() -> None:
-        save_file(pending, folder / f"shard-{len(shards)}.tmp", metadata={"format": "pt"})
-        shards.append(list(pending))
-        pending.clear()
-
-    for name, tensor in tensors:
-        if pending and pending_bytes + tensor.nbytes > shard_bytes:
-            flush()
-            pending_bytes = 0
-        pending[name] = tensor.detach().cpu().contiguous()
-        pending_bytes += tensor.nbytes
-        total_bytes += tensor.nbytes
-    flush()
-    weight_map = {}
-    for number, names in enumerate(shards):
-        file = SINGLE if len(shards) == 1 else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / f"shard-{number}.tmp").rename(folder / file)
-        weight_map.update(dict.fromkeys(names, file))
-    if len(shards) > 1:
-        text = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, indent=2, sort_keys=True)
-        (folder / INDEX).write_text(text + "\n")
+def _header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
+            return {name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise WeightError(f"{file}: not a whole safetensors file ({error}). Fetch it again.") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -112,7 +173,7 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

@@ -30,12 +30,22 @@ def weight_rules(config: MindVLConfig) -> list[WeightRule]:
 
 
 def canonical_name(hf_name: str, model_type: str) -> str:
-    """The name a tensor of another family's folder has in ours: text models and Qwen2.5-VL (published or re-saved)."""
-    if model_type in TEXT_MODELS:
-        return hf_name.replace("model.", "model.language_model.", 1) if hf_name.startswith("model.") else hf_name
+    """The name that a tensor of a folder has in ours.
+
+    Folders of text models and published Qwen2.5-VL folders have the decoder under "model.", the latter the tower under
+    "visual."; folders saved by some versions of transformers have our names already.
+    """
     if hf_name.startswith("visual."):
         return f"model.{hf_name}"
+    ours = model_type not in TEXT_MODELS and hf_name.startswith(("model.visual.", "model.language_model."))
+    if hf_name.startswith("model.") and not ours:
+        return hf_name.replace("model.", "model.language_model.", 1)
     return hf_name
+
+
+def published_name(hf_name: str) -> str:
+    """The name that a tensor of ours has in the published folders of Qwen2.5-VL."""
+    return hf_name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
 
 
 def _vision(config: VisionConfig) -> Iterator[WeightRule]:
@@ -56,8 +66,9 @@ def _vision(config: VisionConfig) -> Iterator[WeightRule]:
                 f"{ours}self_attention.linear_qkv.{kind}",
                 (f"{theirs}attn.qkv.{kind}",),
                 # The folder holds all queries, all keys, all values; megatron wants q, k, v of one head together.
-                lambda tensors: _swap_heads(tensors[0], 3, heads, size),
-                lambda tensor: [_swap_heads(tensor, heads, 3, size)],
+                lambda tensors: _by_head(tensors[0], heads, size),
+                lambda tensor: [_swap_heads(tensor, tensor.shape[0] // (3 * size), 3, size)],
+                sections=3,
             )
             yield same(f"{ours}self_attention.linear_proj.{kind}", f"{theirs}attn.proj.{kind}")
             yield gated(f"{ours}mlp.linear_fc1.{kind}", f"{theirs}mlp.gate_proj.{kind}", f"{theirs}mlp.up_proj.{kind}")
@@ -101,8 +112,14 @@ LANGUAGE_RULES: dict[str, Callable[[Any], Iterator[WeightRule]]] = {  # by famil
 }
 
 
+def _by_head(tensor: Tensor, heads: int, size: int) -> Tensor:
+    """[3, N, size, ...] -> [N, 3, size, ...], flattened over the first three; N is `heads` or a rank's part of them."""
+    local = tensor.shape[0] // (3 * size)
+    if tensor.shape[0] != 3 * local * size or not local or heads % local:
+        raise WeightError(f"{tensor.shape[0]} rows, but the configuration asks for {3 * heads * size}")
+    return _swap_heads(tensor, 3, local, size)
+
+
 def _swap_heads(tensor: Tensor, outer: int, inner: int, size: int) -> Tensor:
     """[outer, inner, size, ...] -> [inner, outer, size, ...], flattened over the first three."""
-    if tensor.shape[0] != outer * inner * size:
-        raise WeightError(f"{tensor.shape[0]} rows, but the configuration asks for {outer * inner * size}")
     return tensor.reshape(outer, inner, size, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape).contiguous()

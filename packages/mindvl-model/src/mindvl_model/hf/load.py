@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a model from a transformers folder: MindVL, Qwen2.5-VL of any naming generation, Qwen3.
+
+Comes after the model is built. Every tensor of the folder is accounted for: filled a parameter, belongs to a part that
+was not asked for, or is refused by name.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mindvl_model.config import MindVLConfig
+from mindvl_model.errors import WeightError
+from mindvl_model.parameters import PARTS, Part, named_tensors, parameter_group
+from mindvl_model.weights.folder import WeightFolder
+from mindvl_model.weights.layout import WHOLE, Share, blocks
+from mindvl_model.weights.names import canonical_name, weight_rules
+from mindvl_model.weights.rules import WeightRule
+from mindvl_ops import OpsError
+
+FLOATING = ("F32", "BF16", "F16")
+NAMES_IN_MESSAGE = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What became of every tensor of a folder, under the folder's own names, and of the model's parameters."""
+
+    loaded: tuple[str, ...]  # parameters of the model that were filled
+    reshaped: tuple[str, ...]  # tensors that took another form: joined, reordered, a kernel made a matrix
+    converted: dict[str, int]  # tensors that took another type, such as {"float32 to bfloat16": 12}
+    left_out: tuple[str, ...]  # tensors of parts that were not asked for
+    spare: tuple[str, ...]  # tensors that the model can do without: a tied head, rotary tables, layers left unbuilt
+    bytes_read: int  # of tensors, by this process
+
+
+@torch.no_grad()
+def load_hf_folder(
+    model: torch.nn.Module, config: MindVLConfig, path: Path, parts: Iterable[Part] = PARTS
+) -> LoadReport:
+    """Fill parts of a model from a transformers folder: MindVL, Qwen2.5-VL or a language model alone.
+
+    The model may be one rank of any layout, in megatron-core's groups: only its own blocks of the tensors are read.
+
+    Raises:
+        WeightError: A tensor is missing, damaged, unknown, or of another shape or type than the model's.
+    """
+    from mindvl_model.megatron.share import global_name, share_of_this_rank
+
+    source, share = FolderSource(path, config, parts), share_of_this_rank()
+    own: dict[str, list[Tensor]] = {}
+    for name, parameter in named_tensors(model).items():
+        if parameter_group(name) in source.parts:
+            own.setdefault(global_name(model, name), []).append(parameter)
+    unknown = sorted(set(own) - {rule.param_name for rule in source.rules})
+    assert not unknown, f"no rule makes {unknown}"
+    for rule in source.rules:
+        parameters = own.get(rule.param_name, [])
+        if parameters:
+            tensor = source.read(rule, parameters[0].shape, parameters[0].dtype, share)
+            for parameter in parameters:
+                parameter.copy_(tensor)
+    return source.report()
+
+
+class FolderSource:
+    """Parts of a model in a folder; every tensor of it is accounted for before the first is read."""
+
+    def __init__(self, path: Path, config: MindVLConfig, parts: Iterable[Part] = PARTS) -> None:
+        self.folder, self.parts = WeightFolder(path), set(parts)
+        self.rules = [rule for rule in weight_rules(config) if parameter_group(rule.param_name) in self.parts]
+        self._stored = _stored_names(self.folder)
+        _refuse_quantised(self.folder)
+        _refuse_missing(self.rules, self._stored, path)
+        unused = set(self._stored) - {name for rule in self.rules for name in rule.hf_names}
+        self._left_out = sorted(name for name in unused if _part(name) not in self.parts)
+        self._spare = _spare(self.folder, self._stored, unused - set(self._left_out), config)
+        self._loaded: dict[str, None] = {}  # in order; experts may be read one by one
+        self._reshaped: dict[str, None] = {}
+        self._converted: Counter[str] = Counter()
+
+    def stored_dtypes(self, rule: WeightRule) -> set[str]:
+        """The types of the tensors that make a parameter, as they are given out."""
+        return {self.folder.stored(self._stored[name]).dtype for name in rule.hf_names}
+
+    def read(self, rule: WeightRule, shape: Sequence[int], dtype: torch.dtype, share: Share = WHOLE) -> Tensor:
+        """A parameter, or the piece of it that a share of the model holds, in the types of the folder.
+
+        Args:
+            shape, dtype: What the model has in its place; dtype is for the report.
+
+        Raises:
+            WeightError: A tensor is damaged, or of another shape.
+        """
+        taken = [(self._stored[name], block) for name, block in blocks(rule, share)]
+        tensors = {name: self.folder.read(name, block) for name, block in taken}
+        tensor = _join(rule, tensors, self.folder.path)
+        if tensor.shape != torch.Size(shape):
+            raise WeightError(
+                f"{self.folder.path}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(tensor.shape)}, but "
+                f"the model has {list(shape)}. Use the configuration that belongs to these weights."
+            )
+        self._loaded[rule.param_name] = None
+        if all(tensor is not one for one in tensors.values()):
+            self._reshaped |= dict.fromkeys(tensors)
+        for name, one in tensors.items():
+            kinds = ["float8_e4m3fn"] if self.folder.stored(name).scale else []
+            kinds += [str(kind).removeprefix("torch.") for kind in (one.dtype, dtype)]
+            self._converted.update(f"{before} to {after}" for before, after in pairwise(kinds) if before != after)
+        return tensor
+
+    def report(self) -> LoadReport:
+        """What was read so far."""
+        return LoadReport(
+            loaded=tuple(self._loaded),
+            reshaped=tuple(self._reshaped),
+            converted=dict(self._converted),
+            left_out=tuple(self._stored[name] for name in self._left_out),
+            spare=self._spare,
+            bytes_read=self.folder.bytes_read,
+        )
+
+
+def _stored_names(folder: WeightFolder) -> dict[str, str]:
+    """The folder's own name of each tensor by its canonical name."""
+    stored: dict[str, str] = {}
+    for name in folder.names():
+        canonical = canonical_name(name, folder.model_type)
+        if canonical in stored:
+            raise WeightError(
+                f"{folder.path}: {name!r} and {stored[canonical]!r} are the same tensor of two naming generations. "
+                "Remove one of them."
+            )
+        stored[canonical] = name
+    return stored
+
+
+def _refuse_quantised(folder: WeightFolder) -> None:
+    for name in folder.names():
+        tensor = folder.stored(name)
+        if tensor.dtype not in FLOATING:
+            raise WeightError(
+                f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}, but only {', '.join(FLOATING)} are read. "
+                "Name the folder of the weights before quantisation."
+            )
+
+
+def _refuse_missing(rules: list[WeightRule], stored: dict[str, str], path: Path) -> None:
+    missing = [(name, rule.param_name) for rule in rules for name in rule.hf_names if name not in stored]
+    if missing:
+        more = f" {len(missing)} tensors are missing, such as {_listed([name for name, _ in missing])}."
+        raise WeightError(
+            f"{path}: no tensor {missing[0][0]!r}, which {missing[0][1]} needs.{more} "
+            "Name a folder of this family and size, or leave this part out."
+        )
+
+
+def _part(canonical: str) -> Part:
+    if canonical.startswith("model.visual.merger."):
+        return "projector"
+    return "vision" if canonical.startswith("model.visual.") else "language"
+
+
+def _spare(folder: WeightFolder, stored: dict[str, str], unexpected: set[str], config: MindVLConfig) -> tuple[str, ...]:
+    """Those of the unexpected tensors that say nothing new; any other is refused."""
+    spare = {name for name in unexpected if name.endswith("rotary_emb.inv_freq")}
+    head, embedding = "lm_head.weight", "model.language_model.embed_tokens.weight"
+    if head in unexpected and config.language.tie_embeddings:
+        if not torch.equal(folder.read(stored[head]), folder.read(stored[embedding])):
+            raise WeightError(
+                f"{folder.path}: {stored[head]} differs from {stored[embedding]}, but the model has one matrix for "
+                "both. Use a configuration with tie_embeddings=False."
+            )
+        spare.add(head)
+    unknown = sorted(stored[name] for name in unexpected - spare if not _is_further_layer(name, config))
+    if unknown:
+        raise WeightError(
+            f"{folder.path}: {len(unknown)} tensors have no place in the model, such as {_listed(unknown)}. "
+            "Use the configuration that belongs to these weights."
+        )
+    return tuple(sorted(stored[name] for name in unexpected))
+
+
+def _is_further_layer(canonical: str, config: MindVLConfig) -> bool:
+    """A layer of multi-token prediction in a folder of a family that has them, which the model was built without."""
+    layer = re.match(r"model\.language_model\.layers\.(\d+)\.", canonical)
+    language = config.language
+    return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
+
+
+def _join(rule: WeightRule, tensors: dict[str, Tensor], path: Path) -> Tensor:
+    try:
+        return rule.join(list(tensors.values()))
+    except (RuntimeError, ValueError, OpsError, WeightError) as error:
+        shapes = " and ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+        raise WeightError(
+            f"{path}: {shapes} cannot make {rule.param_name} ({error}). "
+            "Use the configuration that belongs to these weights."
+        ) from error
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_IN_MESSAGE]) + (" ..." if len(names) > NAMES_IN_MESSAGE else "")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processor of an exported folder: tokenizer, chat template, and how pictures and videos are brought to size.
+
+Comes beside the weights; written as plain JSON, so that nothing that only videos need must be installed to export.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindvl_model.config import VisionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoSettings:
+    """How videos are brought to frames and size when the exported model is used (Qwen2.5-VL's published values)."""
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    min_pixels: int = 128 * 28 * 28  # of one frame
+    max_pixels: int = 768 * 28 * 28  # of one frame
+    total_pixels: int = 24_576 * 28 * 28  # of all frames, two counted as one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorSettings:
+    """How pictures and videos are brought to size when the exported model is used."""
+
+    min_pixels: int
+    max_pixels: int
+    video: VideoSettings = field(default_factory=VideoSettings)
+
+
+def write_mindvl_processor(folder: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
+    """Tokenizer and processor_config.json for the processor that stands in the folder's remote code."""
+    _write_tokenizer(folder, tokenizer)
+    document = {
+        "auto_map": {"AutoProcessor": "processing_mindvl.MindVLProcessor"},
+        "processor_class": "MindVLProcessor",
+        "image_processor": _pictures(settings, vision) | {"image_processor_type": "Qwen2VLImageProcessor"},
+        "video_processor": _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"},
+    }
+    _write(folder / "processor_config.json", document)
+
+
+def write_qwen2_5_vl_processor(
+    folder: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig
+) -> None:
+    """Tokenizer and the two files of the published folders, for Qwen2_5_VLProcessor."""
+    _write_tokenizer(folder, tokenizer)
+    named = {"processor_class": "Qwen2_5_VLProcessor"}
+    pictures = {
+        # The names that published folders have; older tools know no others.
+        "min_pixels": settings.min_pixels,
+        "max_pixels": settings.max_pixels,
+        "image_processor_type": "Qwen2VLImageProcessor",
+    }
+    _write(folder / "preprocessor_config.json", _pictures(settings, vision) | pictures | named)
+    videos = _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"}
+    _write(folder / "video_preprocessor_config.json", videos | named)
+
+
+def _pictures(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
+    return _patches(vision) | {
+        "size": {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+    }
+
+
+def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
+    video, block = settings.video, (vision.patch_size * vision.spatial_merge_size) ** 2
+    return _patches(vision) | {
+        "size": {"shortest_edge": video.min_pixels, "longest_edge": video.max_pixels},
+        "do_sample_frames": True,
+        "fps": video.fps,
+        "min_frames": video.min_frames,
+        "max_frames": video.max_frames,
+        "cap_pixels_per_frame": True,
+        "max_video_tokens": math.ceil(video.total_pixels / block / 0.9),  # nine tenths of them are for the frames
+    }
+
+
+def _patches(vision: VisionConfig) -> dict[str, Any]:
+    return {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+        "image_mean": list(vision.image_mean),
+        "image_std": list(vision.image_std),
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "resample": 3,  # bicubic
+        "rescale_factor": 1 / 255,
+    }
+
+
+def _write_tokenizer(folder: Path, tokenizer: Path) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder)
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")

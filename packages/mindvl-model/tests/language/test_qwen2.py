@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2.5-VL whole against transformers' own class: logits and every gradient, in one process and in two."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mindvl_model import MindVLConfig
+from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.testing.layouts import in_one_process, in_processes
+from mindvl_model.testing.published import hf_inputs, pack_for, random_qwen2_5_vl, save_qwen2_5_vl
+from mindvl_model.testing.rows import RandomSegment, random_segment
+from mindvl_model.testing.tiny import smallest_qwen2_5_vl
+from mindvl_model.weights.names import published_name, weight_rules
+
+PADDING = 4
+
+SEGMENTS: dict[str, list[dict[str, Any]]] = {
+    "a picture": [{"grids": [(1, 6, 10)]}],
+    "two pictures": [{"grids": [(1, 4, 6), (1, 10, 4)]}],
+    "a video": [{"videos": [(3, 4, 6)]}],
+    "text": [{"num_text": 17}],
+    "all of them packed": [
+        {"grids": [(1, 6, 4)]},
+        {"num_text": 9},
+        {"grids": [(1, 8, 2), (1, 2, 12)], "videos": [(2, 4, 4), (1, 2, 6)]},
+        {"videos": [(4, 2, 4)]},
+    ],
+}
+
+
+def make_segments(config: MindVLConfig, kind: str) -> list[RandomSegment]:
+    return [random_segment(config, seed=seed, **each) for seed, each in enumerate(SEGMENTS[kind])]
+
+
+def separate_calls(published: Any, segments: Sequence[RandomSegment], config: MindVLConfig) -> tuple[Any, Any]:
+    """Logits [T, V] of one call for each segment, and the summed loss."""
+    logits, losses = [], []
+    for segment in segments:
+        published.model.rope_deltas = None
+        logits.append(published(**hf_inputs(segment, config)).logits[0])
+        losses.append(F.cross_entropy(logits[-1].float(), segment.labels, reduction="sum"))
+    return torch.cat(logits), torch.stack(losses).sum()
+
+
+def gradients_under_published_names(model: Any, config: MindVLConfig) -> dict[str, torch.Tensor]:
+    """The rules only move numbers, so they move gradients as they move weights."""
+    found = {}
+    for rule in weight_rules(config):
+        pieces = rule.split(model.get_parameter(rule.param_name).grad)
+        found.update(zip(map(published_name, rule.hf_names), pieces, strict=True))
+    return found
+
+
+def own_names(published: Any) -> dict[str, torch.nn.Parameter]:
+    return {published_name(name): parameter for name, parameter in published.named_parameters()}
+
+
+@pytest.fixture(params=[False, True], ids=["own head", "tied head"])
+def pair(request: pytest.FixtureRequest, make_model: Callable[..., Any], tmp_path: Path) -> tuple[Any, Any]:
+    config = smallest_qwen2_5_vl(tie_embeddings=request.param)
+    published = save_qwen2_5_vl(config, tmp_path / "published")
+    model = make_model(config, seed=9)
+    load_hf_folder(model, config, tmp_path / "published")
+    return model, published
+
+
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], kind: str) -> None:
+    (model, published), config = pair, pair[0].mindvl
+    segments = make_segments(config, kind)
+    row = pack_for(published, segments, config, padding=PADDING)
+    expected, expected_loss = separate_calls(published, segments, config)
+    assert (model.logits(**row)[:-PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    loss = model(**row)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
+    loss.backward()
+    expected_loss.backward()
+    actual = gradients_under_published_names(model, config)
+    theirs = own_names(published)
+    assert actual.keys() == theirs.keys()
+    for name, parameter in theirs.items():
+        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert (actual[name] - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
+
+
+def test_positions_of_three_axes_matter(pair: tuple[Any, Any]) -> None:
+    (model, published), config = pair, pair[0].mindvl
+    segments = make_segments(config, "a video")
+    row = pack_for(published, segments, config)
+    expected, _ = separate_calls(published, segments, config)
+    row["position_ids"] = torch.arange(len(expected)).expand(3, -1)
+    assert (model.logits(**row) - expected).abs().max() > 1e-2 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_bfloat16_stays_within_five_thousandths(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    config = smallest_qwen2_5_vl()
+    published = save_qwen2_5_vl(config, tmp_path / "published", dtype=torch.bfloat16)
+    model = make_model(config, seed=9, dtype=torch.bfloat16)
+    load_hf_folder(model, config, tmp_path / "published")
+    segments = make_segments(config, "all of them packed")
+    row = pack_for(published, segments, config)
+    expected = separate_calls(published, segments, config)[0].float()
+    error = (model.logits(**row).float() - expected).abs()
+    assert error.mean() <= 0.005 * expected.abs().max()
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("sizes", "tie_embeddings"), [({"tp_size": 2}, False), ({"pp_size": 2}, True)], ids=["tp 2", "pp 2, tied head"]
+)
+def test_two_processes_give_the_gradients_of_one(sizes: dict[str, int], tie_embeddings: bool, tmp_path: Path) -> None:
+    config = smallest_qwen2_5_vl(tie_embeddings=tie_embeddings)
+    counter = random_qwen2_5_vl(config)  # only its function that counts positions is used
+    packs = [make_segments(config, "all of them packed"), [random_segment(config, [(1, 8, 8)], num_text=30, seed=7)]]
+    lengths = [sum(len(segment.input_ids) for segment in pack) for pack in packs]
+    length = max(lengths) + 2 + max(lengths) % 2  # one length for all rows, which sequence parallel cuts in two
+    rows = [pack_for(counter, pack, config, padding=length - used) for pack, used in zip(packs, lengths, strict=True)]
+    alone, weights = in_one_process(config, rows)
+    together = in_processes(config, rows, weights, tmp_path, **sizes)
+    assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
+    assert together.gradients.keys() == alone.gradients.keys()
+    for name, expected in alone.gradients.items():
+        assert (together.gradients[name] - expected).abs().max() <= 1e-5 * expected.abs().max(), name
