@@ -15,12 +15,16 @@ from mindvl_model.language_config import GroupedQueryConfig
 
 @dataclass(frozen=True)
 class WeightRule:
-    """One parameter of ours and the tensors of the folder it is made of."""
+    """One parameter of ours and the tensors of the folder it is made of.
+
+    Both functions take whole tensors as well as one rank's blocks of them (layout.py).
+    """
 
     param_name: str
     hf_names: tuple[str, ...]
     join: Callable[[list[Tensor]], Tensor]  # folder -> ours
     split: Callable[[Tensor], list[Tensor]]  # ours -> folder
+    sections: int = 1  # equal parts along the rows of each stored tensor, such as all queries, all keys, all values
 
 
 def same(param_name: str, hf_name: str) -> WeightRule:
@@ -35,17 +39,18 @@ def gated(param_name: str, gate: str, up: str) -> WeightRule:
 
 def grouped(config: GroupedQueryConfig, param_name: str, prefix: str, kind: str) -> WeightRule:
     """Grouped-query attention: megatron keeps the queries of a group, its key and its value together."""
-    groups, size = config.num_kv_heads, config.head_dim
-    queries = config.num_heads // groups
+    size, queries = config.head_dim, config.num_heads // config.num_kv_heads
 
     def join(tensors: list[Tensor]) -> Tensor:
         width = tensors[0].shape[1:]
-        parts = [tensor.reshape(groups, -1, size, *width) for tensor in tensors]
+        parts = [
+            tensor.reshape(-1, heads, size, *width) for heads, tensor in zip((queries, 1, 1), tensors, strict=True)
+        ]
         return torch.cat(parts, dim=1).reshape(-1, *width)
 
     def split(tensor: Tensor) -> list[Tensor]:
         width = tensor.shape[1:]
-        parts = tensor.reshape(groups, queries + 2, size, *width).split((queries, 1, 1), dim=1)
+        parts = tensor.reshape(-1, queries + 2, size, *width).split((queries, 1, 1), dim=1)
         return [part.reshape(-1, *width).contiguous() for part in parts]
 
     return WeightRule(f"{param_name}.{kind}", tuple(f"{prefix}{name}_proj.{kind}" for name in "qkv"), join, split)

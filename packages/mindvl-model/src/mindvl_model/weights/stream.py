@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write safetensors files tensor by tensor, in shards of a limited size, with an index.
+
+Comes last in a conversion. Memory stays at one tensor: the header, which must come first, gets room ahead and is
+padded with spaces, as the format allows (github.com/huggingface/safetensors, README, "Format").
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+HEADER_BYTES = 1 << 18  # room for about two thousand tensors a file; a fuller header starts the next file
+
+_DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = 4 << 30) -> None:
+    """Write named tensors as safetensors into an existing folder, in shards that hold at most shard_bytes.
+
+    A tensor larger than that gets a shard of its own. The caller publishes the folder by renaming it.
+    """
+    names: list[list[str]] = []
+    total_bytes = 0
+    shard: _Shard | None = None
+    for name, tensor in tensors:
+        data = tensor.detach().cpu().contiguous()
+        if shard is not None and not shard.takes(name, data, shard_bytes):
+            names.append(shard.close())
+            shard = None
+        if shard is None:
+            shard = _Shard(folder / f"shard-{len(names)}.tmp")
+        shard.add(name, data)
+        total_bytes += data.nbytes
+    names.append((shard or _Shard(folder / f"shard-{len(names)}.tmp")).close())
+    _name_files(folder, names, total_bytes)
+
+
+class _Shard:
+    """One file being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._file.seek(HEADER_BYTES)
+        self._header: dict[str, Any] = {}
+        self._header_bytes = 100  # metadata and braces
+        self._bytes = 0
+
+    def takes(self, name: str, tensor: Tensor, shard_bytes: int) -> bool:
+        """Whether the tensor still fits: in bytes, in the header, and at an address of its type."""
+        fits = self._bytes + tensor.nbytes <= shard_bytes
+        return fits and self._header_bytes + _entry_bytes(name) < HEADER_BYTES and not self._bytes % tensor.itemsize
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        offsets = [self._bytes, self._bytes + tensor.nbytes]
+        self._header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        self._header_bytes += _entry_bytes(name)
+        if tensor.numel():
+            self._file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        self._bytes = offsets[1]
+
+    def close(self) -> list[str]:
+        """Write the header; returns the names in the file."""
+        text = json.dumps({"__metadata__": {"format": "pt"}, **self._header}, separators=(",", ":")).encode()
+        assert len(text) <= HEADER_BYTES - 8
+        self._file.truncate(max(HEADER_BYTES, self._file.tell()))
+        self._file.seek(0)
+        self._file.write((HEADER_BYTES - 8).to_bytes(8, "little") + text.ljust(HEADER_BYTES - 8))
+        self._file.close()
+        return list(self._header)
+
+
+def _entry_bytes(name: str) -> int:
+    return 6 * len(name) + 160  # a name as JSON escapes it at worst; type, shape and two offsets
+
+
+def _name_files(folder: Path, names: list[list[str]], total_bytes: int) -> None:
+    weight_map: dict[str, str] = {}
+    for number, held in enumerate(names):
+        file = SINGLE if len(names) == 1 else f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
+        (folder / f"shard-{number}.tmp").rename(folder / file)
+        weight_map.update(dict.fromkeys(held, file))
+    if len(names) > 1:
+        text = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, indent=2, sort_keys=True)
+        (folder / INDEX).write_text(text + "\n")

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of any layout read their own blocks of a folder and together hold what one process holds."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindvl_model import WeightError
+from mindvl_model.config import MindVLConfig
+from mindvl_model.parameters import named_tensors
+from mindvl_model.testing.layouts import _pieces, join
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.layout import Block, Share, blocks, cut_of
+from mindvl_model.weights.names import weight_rules
+from mindvl_model.weights.rules import same
+
+WORKER = """
+    import pickle, sys
+    from dataclasses import replace
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from mindvl_model import enter
+    enter()
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from mindvl_model.hf.load import load_hf_folder
+    from mindvl_model.megatron import blocks
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.parameters import named_tensors
+    from mindvl_model.testing.layouts import _pieces
+
+    dist.init_process_group("gloo")
+    plain, results = blocks.transformer_config, []
+    for config, folder, vp_size, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
+        layout = replace(blocks.Layout(), **sizes)
+        parallel_state.initialize_model_parallel(
+            layout.tp_size,
+            layout.pp_size,
+            vp_size,
+            expert_model_parallel_size=layout.ep_size,
+            expert_tensor_parallel_size=1,
+        )
+        model_parallel_cuda_manual_seed(0)
+        if vp_size:
+            blocks.transformer_config = lambda *given, **more: plain(
+                *given, **more, virtual_pipeline_model_parallel_size=vp_size
+            )
+        for stage in range(vp_size or 1):
+            where = {"ignore_virtual": False, "vp_stage": stage} if vp_size else {}
+            model = MindVLModel(
+                config,
+                layout,
+                pre_process=parallel_state.is_pipeline_first_stage(**where),
+                post_process=parallel_state.is_pipeline_last_stage(**where),
+                vp_stage=stage if vp_size else None,
+            )
+            report = load_hf_folder(model, config, folder)
+            held = sum(tensor.nbytes for tensor in named_tensors(model).values())
+            results.append((_pieces(model), report.bytes_read, held))
+        blocks.transformer_config = plain
+        parallel_state.destroy_model_parallel()
+    Path(f"{sys.argv[1]}.{dist.get_rank()}").write_bytes(pickle.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+TIED = smallest_config(tie_embeddings=True)
+CASES: dict[str, tuple[MindVLConfig, int | None, dict[str, int]]] = {
+    "tp2": (TIED, None, {"tp_size": 2}),
+    "pp2": (TIED, None, {"pp_size": 2}),
+    "pp2 vpp2": (replace(TIED, language=replace(TIED.language, num_layers=4)), 2, {"pp_size": 2}),
+    "tp2 ep2, experts of Qwen3": (smallest_qwen3_moe(), None, {"tp_size": 2, "ep_size": 2}),
+    "tp2 ep2, DeepSeek-V3": (smallest_deepseek_v3(num_mtp_layers=1), None, {"tp_size": 2, "ep_size": 2}),
+    "pp2 ep1, DeepSeek-V3": (smallest_deepseek_v3(num_layers=4, num_mtp_layers=1), None, {"pp_size": 2}),
+}
+
+
+def write_folder(model: Any, folder: Path) -> Path:
+    folder.mkdir()
+    held = named_tensors(model)
+    write_weights(
+        folder,
+        (
+            pair
+            for rule in weight_rules(model.mindvl)
+            for pair in zip(rule.hf_names, rule.split(held[rule.param_name].detach()), strict=True)
+        ),
+    )
+    (folder / "config.json").write_text('{"model_type": "mindvl"}')
+    return folder
+
+
+def run_two(job: Path) -> list[list[Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launcher = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WORKER), str(job)],
+            env=os.environ | launcher | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for worker in workers:
+            said, _ = worker.communicate(timeout=120)
+            assert worker.returncode == 0, said[-4000:]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(2)]
+
+
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
+
+
+@pytest.mark.multi
+def test_two_ranks_of_any_layout_hold_the_whole_model_and_read_only_their_own(
+    make_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    jobs, expected = [], []
+    for number, (config, vp_size, sizes) in enumerate(CASES.values()):
+        model = make_model(config, seed=number)
+        expected.append(join([_pieces(model)]))
+        jobs.append((config, write_folder(model, tmp_path / str(number)), vp_size, sizes))
+    (tmp_path / "job").write_bytes(pickle.dumps(jobs))
+    first, second = (iter(results) for results in run_two(tmp_path / "job"))
+    for (name, (config, vp_size, _)), weights, (_, folder, _, _) in zip(CASES.items(), expected, jobs, strict=True):
+        stages = [[next(rank) for _ in range(vp_size or 1)] for rank in (first, second)]
+        assert_equal(join([pieces for rank in stages for pieces, _, _ in rank]), weights)
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for rank in stages:
+            read, held = (sum(numbers) for numbers in zip(*((read, held) for _, read, held in rank), strict=True))
+            if config.language.kind == "deepseek_v3":
+                assert held <= read < stored, name  # its folder repeats embedding and head
+            else:
+                assert read == held < stored, name
+
+
+def test_a_rank_takes_its_query_heads_from_each_third_of_the_tower_s_joint_matrix() -> None:
+    rule = next(
+        rule for rule in weight_rules(TIED) if rule.param_name.endswith("layers.0.self_attention.linear_qkv.weight")
+    )
+    ((_, block),) = blocks(rule, Share(tp_rank=1, tp_size=2))
+    assert block is not None
+    assert block.ranges(48) == [(8, 16), (24, 32), (40, 48)]  # two heads of 8, three times
+
+
+def test_cuts_are_those_of_megatron_core() -> None:
+    prefix = "language.decoder.layers.3."
+    assert cut_of(prefix + "self_attention.linear_qkv.bias") == "rows"
+    assert cut_of("language.embedding.word_embeddings.weight") == "rows"
+    assert cut_of("projector.fc2.weight") == "columns"
+    assert cut_of("projector.fc2.bias") == "whole"
+    assert cut_of(prefix + "mlp.experts.linear_fc2.weight") == "experts"
+    assert cut_of(prefix + "mlp.shared_experts.linear_fc2.weight") == "columns"
+    assert cut_of(prefix + "self_attention.linear_kv_down_proj.weight") == "whole"
+
+
+def test_experts_of_a_rank_are_neighbours() -> None:
+    config = smallest_qwen3_moe()
+    rule = next(rule for rule in weight_rules(config) if rule.param_name.endswith("0.mlp.experts.linear_fc2.weight"))
+    taken = [name.split("experts.")[1] for name, block in blocks(rule, Share(ep_rank=1, ep_size=4)) if block is None]
+    assert taken == ["2.down_proj.weight", "3.down_proj.weight"]
+    with pytest.raises(WeightError, match="8 tensors for ep_size=3"):
+        blocks(rule, Share(ep_size=3))
+
+
+def test_a_tensor_that_cannot_be_spread_is_named_with_its_file(tmp_path: Path) -> None:
+    write_weights(tmp_path, [("lm_head.weight", torch.zeros(5, 2))])
+    (tmp_path / "config.json").write_text("{}")
+    ((name, block),) = blocks(same("language.output_layer.weight", "lm_head.weight"), Share(tp_size=2))
+    with pytest.raises(WeightError, match=r"model.safetensors: tensor 'lm_head.weight' \[5, 2\] cannot .* over 2 tens"):
+        WeightFolder(tmp_path).read(name, block)
+    assert WeightFolder(tmp_path).read(name, Block(1, 1, 2)).shape == (5, 1)
