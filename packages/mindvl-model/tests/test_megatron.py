@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks, packed rows and process groups around megatron-core."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from mindvl_model import ModelError
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_ops import Segments
 
 
@@ -54,3 +58,14 @@ def test_context_parallel_is_refused_until_it_is_supported() -> None:
     config = transformer_config(Layout(cp_size=2), num_layers=1, hidden_size=16, num_attention_heads=2)
     with pytest.raises(ModelError, match="context_parallel_size=2 is not supported yet"):
         build_vision_block(config)
+
+
+def test_weights_that_are_split_over_ranks_say_so_and_copies_do_not(make_model: Callable[..., Any]) -> None:
+    """megatron-core leaves unmarked weights of all ranks but the first out of the gradient norm."""
+    for config in (smallest_config(), smallest_deepseek_v3()):
+        for name, parameter in make_model(config).named_parameters():
+            piece, kind = name.split(".")[-2:]
+            split_rows = piece in ("linear_fc1", "fc1", "linear_qkv", "linear_q_up_proj", "linear_kv_up_proj")
+            split_columns = piece in ("linear_fc2", "fc2", "linear_proj") and kind == "weight"
+            expected = split_rows or split_columns or piece in ("word_embeddings", "output_layer")
+            assert getattr(parameter, "tensor_model_parallel", False) == expected, name

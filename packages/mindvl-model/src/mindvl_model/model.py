@@ -14,7 +14,7 @@ from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
-from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow
+from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, mark_split_weights
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
 from mindvl_model.projector import Projector
 from mindvl_model.vision.positions import plan_vision
@@ -55,6 +55,7 @@ class MindVLModel(MegatronModule):
         self.vision = VisionTower(config.vision, layout) if pre_process else None
         self.projector = Projector(config.vision, config.language.hidden_size, layout) if pre_process else None
         self.language = language
+        mark_split_weights(self)
 
     def forward(
         self,

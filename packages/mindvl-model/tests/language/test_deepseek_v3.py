@@ -17,15 +17,6 @@ from mindvl_model.testing.tiny import smallest_deepseek_v3
 Make = Callable[..., Any]
 
 
-@torch.no_grad()
-def spread_biases(model: Any) -> None:
-    """Biases large enough to change who is chosen."""
-    generator = torch.Generator().manual_seed(7)
-    for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
-            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"yarn": None}, {"num_shared_experts": 2, "experts_per_token": 3, "rope_head_dim": 4, "num_dense_layers": 2}],
@@ -36,7 +27,6 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
 ) -> None:
     config = smallest_deepseek_v3(**changes | {"num_mtp_layers": 0})
     model = make_model(config)
-    spread_biases(model)
     published = publish(model)
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 50)]
     row = pack(segments, padding=3)
@@ -102,7 +92,6 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
 ) -> None:
     config = smallest_deepseek_v3(num_mtp_layers=num_mtp_layers)
     model = make_model(config)
-    spread_biases(model)
     published = publish(model)
     theirs, weights = multi_token_model(model, published, lambda parameter: parameter.detach())
     biases = {
@@ -146,6 +135,18 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
         if not name.endswith("expert_bias"):
             gradient = model.get_parameter(name).grad
             assert (gradient - expected).abs().max() <= 1e-4 * expected.abs().max(), name
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tp_size": 2}, {"tp_size": 2, "ep_size": 2}, {"dp_size": 2, "ep_size": 2}, {"pp_size": 2}],
+    ids=lambda sizes: " ".join(f"{name[:2]}{size}" for name, size in sizes.items()),
+)
+def test_any_layout_gives_loss_gradients_and_routing_of_one_process(
+    assert_same_in: Make, sizes: dict[str, int]
+) -> None:
+    assert_same_in(smallest_deepseek_v3(num_layers=4), **sizes)
 
 
 def test_rotary_frequencies_follow_yarn_by_hand() -> None:

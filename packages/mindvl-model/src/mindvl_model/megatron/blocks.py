@@ -15,7 +15,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
+    VocabParallelEmbedding,
     scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
     vocab_parallel_cross_entropy,
 )
 from megatron.core.transformer.module import MegatronModule
@@ -52,6 +54,7 @@ __all__ = [
     "build_vision_block",
     "expert_fields",
     "grouped_query_config",
+    "mark_split_weights",
     "transformer_config",
 ]
 
@@ -101,6 +104,20 @@ def transformer_config(
         "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of learned tokens
     }
     return kind(**{**shared, **sizes})
+
+
+def mark_split_weights(model: torch.nn.Module) -> None:
+    """Say of every weight that is split over tensor-parallel ranks along which axis it is.
+
+    megatron-core does so only where it also initialises them. Without the mark a weight counts as a copy, the norm of
+    the gradient leaves out all pieces but the first, and clipping is wrong without an error.
+    """
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding | RowParallelLinear):
+            weight = module.weight
+            if weight is not None and not hasattr(weight, "tensor_model_parallel"):
+                axis = 1 if isinstance(module, RowParallelLinear) else 0
+                set_tensor_model_parallel_attributes(weight, True, axis, 1)
 
 
 def build_vision_block(config: TransformerConfig) -> TransformerBlock:

@@ -37,6 +37,8 @@ class GroupedLinear(torch.nn.Module):
         # Its ranks of data parallel are others than those of the rest as soon as one of these is more than one.
         shared = config.expert_model_parallel_size == 1 and config.tensor_model_parallel_size == 1
         self.weight.allreduce = shared  # type: ignore[attr-defined]
+        # Tensor-parallel ranks hold other experts or, sharded by the optimizer, other parts: each counts in the norm.
+        self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
         self.weight.first_expert = first  # type: ignore[attr-defined]
 
     def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
@@ -63,11 +65,11 @@ class GroupedLinear(torch.nn.Module):
         }
 
 
-class Experts(torch.nn.Module):
+class Experts(MegatronModule):
     """The gated MLPs of the experts of this rank."""
 
     def __init__(self, config: TransformerConfig, num_local: int, first: int) -> None:
-        super().__init__()
+        super().__init__(config=config)
         hidden_size, ffn_size = config.hidden_size, config.moe_ffn_hidden_size
         assert ffn_size is not None
         self.linear_fc1 = GroupedLinear(config, num_local, first, hidden_size, 2 * ffn_size)

@@ -57,7 +57,8 @@ class MultiTokenPrediction(MegatronModule):
     ) -> dict[str, Any]:
         """For megatron-core's checkpoints, which take a list of modules for one without tensor parallel."""
         state: dict[str, Any] = {}
-        for depth, layer in enumerate(self.layers):
+        layers: Any = self.layers
+        for depth, layer in enumerate(layers):
             state |= layer.sharded_state_dict(f"{prefix}layers.{depth}.", sharded_offsets, metadata)
         return state
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layer of experts against a loop over tokens, and the start of expert weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mindvl_model import ModelError
+from mindvl_model.parameters import initialize
+from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+
+Make = Callable[..., Any]
+
+
+def gated_mlp(token: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    gate, up = (token @ gate_and_up).chunk(2)
+    return (torch.nn.functional.silu(gate) * up) @ down
+
+
+def test_a_token_is_the_weighted_sum_of_its_experts_and_the_shared_one(make_model: Make) -> None:
+    """Written out token by token for two of four groups and two of their four experts, weights summing to 2.5."""
+    from mindvl_model.megatron.packing import PackedRow
+
+    layer = make_model(smallest_deepseek_v3()).language.decoder.layers[1].mlp
+    tokens = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    layer.router.row = PackedRow()
+    output, bias = layer(tokens.unsqueeze(1))
+    assert bias is None
+    fc1, fc2, shared = layer.experts.linear_fc1.weight, layer.experts.linear_fc2.weight, layer.shared_experts
+    for token, result in zip(tokens, output.squeeze(1), strict=True):
+        scores = torch.sigmoid(layer.router.weight.detach() @ token)
+        choice = scores + layer.router.expert_bias
+        group_scores = [float(choice[2 * group] + choice[2 * group + 1]) for group in range(4)]
+        groups = sorted(range(4), key=group_scores.__getitem__)[-2:]
+        candidates = [expert for group in groups for expert in (2 * group, 2 * group + 1)]
+        chosen = sorted(candidates, key=lambda expert: float(choice[expert]))[-2:]
+        total = sum(scores[expert] for expert in chosen)
+        expected = gated_mlp(token, shared.linear_fc1.weight.T, shared.linear_fc2.weight.T)
+        for expert in chosen:
+            expected = expected + 2.5 * scores[expert] / total * gated_mlp(token, fc1[expert], fc2[expert])
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_that_cannot_be_spread_evenly_are_refused() -> None:
+    from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
+    from mindvl_model.megatron.blocks import Layout
+
+    language = smallest_qwen3_moe(num_experts=6).language
+    with pytest.raises(ModelError, match="ep_size=4 cannot split num_experts=6"):
+        Qwen3MoEAdapter().build(language, Layout(ep_size=4), pre_process=True, post_process=True, vp_stage=None)
+
+
+def test_an_expert_starts_the_same_on_whichever_rank_it_lives(make_model: Make) -> None:
+    from mindvl_model.megatron.experts import GroupedLinear
+
+    config = smallest_qwen3_moe()
+    model = make_model(config)
+    initialize(model, config, seed=3)
+    layer = model.language.decoder.layers[1].mlp
+    part = GroupedLinear(layer.config, 3, 4, 12, 24)
+    nest: Any = torch.nn.Module()
+    inner = nest
+    for name in ("language", "decoder", "layers", "1", "mlp", "experts"):
+        inner.add_module(name, torch.nn.Module())
+        inner = inner.get_submodule(name)
+    inner.add_module("linear_fc2", part)
+    initialize(nest, config, seed=3)
+    assert torch.equal(part.weight, layer.experts.linear_fc2.weight[4:7])
+    assert len({float(expert.flatten()[0]) for expert in layer.experts.linear_fc2.weight}) == 8

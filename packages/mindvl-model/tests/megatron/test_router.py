@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What routers count, how biases move, and what is recorded."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+
+Make = Callable[..., Any]
+DEEPSEEK, QWEN = smallest_deepseek_v3(), smallest_qwen3_moe()
+
+
+def row(seed: int = 0, padding: int = 0) -> dict[str, Any]:
+    return pack([random_segment(DEEPSEEK, num_text=9 + seed, seed=seed)], padding=padding)
+
+
+def biases(model: Any) -> list[torch.Tensor]:
+    return [buffer.clone() for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+
+
+@pytest.mark.parametrize("config", [DEEPSEEK, QWEN], ids=["deepseek_v3", "qwen3_moe"])
+def test_statistics_of_a_step_are_those_of_the_recorded_choices_of_all_its_rows(make_model: Make, config: Any) -> None:
+    from mindvl_model.megatron.router import record_routing
+
+    model = make_model(config)
+    with record_routing(model) as chosen:
+        model(**row(0, padding=5)).backward()
+        model(**row(1)).backward()
+    model(**row(2))  # after the body nothing is recorded, but it is counted
+    model.finish_router_step()
+    statistics = model.router_statistics()
+    first = config.language.num_layers - len([1 for layer in chosen if layer < config.language.num_layers])
+    assert list(chosen) == [one.layer for one in statistics] == list(range(first, first + len(statistics)))
+    with record_routing(model) as third:
+        model(**row(2))
+    for one in statistics:
+        assert [len(rows) for rows in chosen[one.layer]] == [9 + 5, 10]
+        real = torch.cat([chosen[one.layer][0][:9], chosen[one.layer][1], *third[one.layer]])
+        assert torch.equal(one.tokens_per_expert, torch.bincount(real.flatten(), minlength=8).float())
+        assert float(one.max_violation) == pytest.approx(float(one.tokens_per_expert.max()) / (30 * 2 / 8) - 1)
+        assert 0 < float(one.entropy) < math.log(8)
+
+
+def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_rate(make_model: Make) -> None:
+    model = make_model(DEEPSEEK)
+    before = biases(model)
+    model(**row()).backward()
+    assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))  # not before the step ends
+    model.finish_router_step()
+    statistics = model.router_statistics()
+    assert len(statistics) == len(before) == 3
+    for one, old, new in zip(statistics, before, biases(model), strict=True):
+        step = torch.tensor([0.001 * (1 if load < 9 * 2 / 8 else -1) for load in one.tokens_per_expert.tolist()])
+        torch.testing.assert_close(new, old + step, rtol=0, atol=1e-7)
+        assert torch.equal(one.bias, new)
+    assert all(not parameter.requires_grad for name, parameter in model.named_buffers() if "bias" in name)
+
+
+def test_every_step_starts_counting_anew_and_evaluation_does_not_count(make_model: Make) -> None:
+    model = make_model(QWEN)
+    model(**row())
+    model.finish_router_step()
+    with torch.no_grad():
+        model(**row())
+    model.eval()
+    model(**row())
+    model.train()
+    model(**row(3))
+    model.finish_router_step()
+    assert [float(one.tokens_per_expert.sum()) for one in model.router_statistics()] == [12 * 2] * 2
+
+
+def test_a_frozen_language_model_keeps_its_biases(make_model: Make) -> None:
+    from mindvl_model.parameters import set_trainable
+
+    model = make_model(DEEPSEEK)
+    set_trainable(model, ["projector"])
+    before = biases(model)
+    model(**row())
+    model.finish_router_step()
+    assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))
+    assert float(model.router_statistics()[0].tokens_per_expert.sum()) == 18
+
+
+def test_a_bias_stays_in_float32_when_the_model_goes_to_16_bit(make_model: Make) -> None:
+    model = make_model(DEEPSEEK)
+    before = biases(model)
+    model.bfloat16()
+    assert model.language.decoder.layers[1].mlp.router.weight.dtype == torch.bfloat16
+    assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))
+    other = make_model(DEEPSEEK, seed=1)
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(before, biases(other), strict=True))
+
+
+def test_an_even_choice_has_no_violation_and_the_entropy_of_no_preference(make_model: Make) -> None:
+    """Router weights of zero give all experts one score; the bias alone then chooses."""
+    model = make_model(DEEPSEEK)
+    router = model.language.decoder.layers[1].mlp.router
+    with torch.no_grad():
+        router.weight.zero_()
+        router.expert_bias.copy_(torch.tensor([0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0]))
+    model(**row())
+    model.finish_router_step()
+    one = model.router_statistics()[0]
+    assert one.tokens_per_expert.tolist() == [0, 9, 0, 0, 0, 0, 9, 0]
+    assert float(one.max_violation) == pytest.approx(3)
+    assert float(one.entropy) == pytest.approx(math.log(8))
+    assert one.aux_loss is None
+
+
+def test_models_without_experts_have_nothing_to_say(make_model: Make) -> None:
+    from mindvl_model.testing.tiny import smallest_config
+
+    model = make_model(smallest_config())
+    model.finish_router_step()
+    assert model.router_statistics() == []
+    assert model.take_mtp_loss() is None
