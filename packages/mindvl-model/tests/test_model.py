@@ -11,6 +11,7 @@ import torch
 from mindvl_model import ModelError
 from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config
+from mindvl_ops import use_backend
 
 CONFIG = smallest_config()
 
@@ -123,3 +124,27 @@ def test_bfloat16_stays_near_float32(make_model: Callable[..., Any]) -> None:
     rounded = make_model(CONFIG, dtype=torch.bfloat16)(**row)
     assert rounded.dtype == torch.float32
     assert abs(rounded - exact) <= 0.02 * exact
+
+
+def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_device(
+    make_model: Callable[..., Any], fake_npu: Any
+) -> None:
+    row = pack(three_segments(), padding=5)
+    syncs = []
+    for num_layers in (2, 4):
+        model = make_model(replace(CONFIG, language=replace(CONFIG.language, num_layers=num_layers)))
+        expected = model(**row)
+        gradients = torch.autograd.grad(expected, list(model.parameters()))
+        fake_npu.syncs.clear()
+        fake_npu.calls.clear()
+        with use_backend("npu"):
+            actual = model(**row)
+            actual.backward()
+        syncs.append(list(fake_npu.syncs))
+        causal = [call for call in fake_npu.calls if call.arguments.get("sparse_mode") == 2]
+        assert len(causal) == num_layers
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+        for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
+            assert (parameter.grad - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
+    assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per row
+    assert syncs[0].count("tolist") == 3
