@@ -75,12 +75,13 @@ def chosen(operator: str) -> registry.Operator:
 
 def backend_table() -> list[BackendRow]:
     """What runs for each operator, and why the other backends do not."""
-    return [_row(operator) for operator in registry.operators()]
+    no_npu = door.why_not()  # asked once: a wheel without its libraries takes a while to fail
+    return [_row(operator, no_npu) for operator in registry.operators()]
 
 
-def _row(operator: str) -> BackendRow:
+def _row(operator: str, no_npu: str | None) -> BackendRow:
     name = _backend_for(_chosen_config, operator)
-    others = {backend: _why_not(operator, backend) for backend in registry.BACKENDS if backend != name}
+    others = {backend: _why_not(operator, backend, no_npu) for backend in registry.BACKENDS if backend != name}
     return BackendRow(operator=operator, chosen=name, why_not=others)
 
 
@@ -88,10 +89,10 @@ def _backend_for(config: OpsConfig, operator: str) -> str:
     return config.overrides.get(operator, config.backend)
 
 
-def _why_not(operator: str, backend: str) -> str:
+def _why_not(operator: str, backend: str, no_npu: str | None) -> str:
     if backend not in registry.backends_of(operator):
         return "not implemented"
-    if backend == "npu" and (reason := door.why_not()) is not None:
-        return reason
+    if backend == "npu" and no_npu is not None:
+        return no_npu
     asked_by = "override" if operator in _chosen_config.overrides else "configuration"
     return f"{asked_by} asks for {_backend_for(_chosen_config, operator)}"
