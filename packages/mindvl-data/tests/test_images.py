@@ -19,6 +19,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 
 from mindvl_data import BadSample, ImageConfig, smart_resize
 from mindvl_data.images import count_patches, decode, read_size, to_patches
+from mindvl_data.patches import PatchRoom, Scratch
 
 LIMIT = 80_000_000
 
@@ -115,6 +116,16 @@ def test_a_channel_of_no_meaning_changes_no_patch(size: tuple[int, int]) -> None
     assert (plain.shape[2], padded.shape[2]) == (3, 4)
     config = ImageConfig(max_pixels=200_000)
     np.testing.assert_array_equal(to_patches(plain, config)[0], to_patches(padded, config)[0])
+
+
+def test_pictures_one_after_another_through_the_same_memory_keep_their_patches() -> None:
+    config, scratch = ImageConfig(min_pixels=784, max_pixels=100_000), Scratch()
+    contents = [encoded(picture(*size), "JPEG") for size in ((97, 203), (400, 300), (56, 84), (300, 420))]
+    alone = [to_patches(decode(content, decode_limit=LIMIT), config)[0] for content in contents]
+    room = PatchRoom(sum(map(len, alone)), 588, scratch)
+    for content in contents:
+        to_patches(decode(content, decode_limit=LIMIT, padded=True, scratch=scratch), config, room)
+    np.testing.assert_array_equal(room.since(0), np.concatenate(alone))
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from mindvl_data import (
     rows,
     write_shards,
 )
+from mindvl_data.images import to_patches
 from mindvl_data.plan.planner import Planner, Row
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.rows import RowMaker
@@ -119,6 +121,9 @@ def test_a_picture_damaged_inside_is_bad_and_its_neighbours_are_not(
     assert bad.key
     assert [s.row for one in made for s in one.batch.segments if s.bad] == [1]
     assert sum(len(one.batch.segments) for one in made) == 3
+    patches, _ = to_patches(np.asarray(Image.open(tmp_path / "whole.png")), config.image)
+    found = np.concatenate([one.batch.pixel_values for one in made])
+    np.testing.assert_array_equal(found, np.concatenate([patches, patches]))  # no gap where the damaged one was begun
     workshop.files.close()
 
 
@@ -187,3 +192,4 @@ def test_whatever_bytes_come_a_row_keeps_its_lengths(
         [False] * 3,
     )
     assert made.batch.cu_seqlens[3] == sum(planned.length for planned in row)
+    assert len(made.batch.pixel_values) == made.batch.image_grid_thw.prod(dim=1).sum()

@@ -25,10 +25,14 @@ def collate(
     pad_multiple: int,
     patch_dim: int,
     spatial_merge_size: int,
+    pixel_values: NDArray[np.uint8] | None = None,
 ) -> Batch:
     """One row as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
 
     A row without samples becomes one segment of padding.
+
+    Args:
+        pixel_values: The patches of all samples' pictures, where they stand end to end already.
     """
     lengths = [len(sample.input_ids) for sample in packed.samples]
     total = sum(lengths)
@@ -63,7 +67,11 @@ def collate(
         position_ids=torch.from_numpy(positions),
         cu_seqlens=torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)),
         max_seqlen=max(lengths),
-        pixel_values=_end_to_end([s.pixel_values for s in packed.samples], patch_dim),
+        pixel_values=(
+            _end_to_end([s.pixel_values for s in packed.samples], patch_dim)
+            if pixel_values is None
+            else torch.from_numpy(pixel_values)
+        ),
         image_grid_thw=_end_to_end([s.image_grid_thw for s in packed.samples], 3),
         pixel_values_videos=_end_to_end([s.pixel_values_videos for s in packed.samples], 2 * patch_dim),
         video_grid_thw=_end_to_end([s.video_grid_thw for s in packed.samples], 3),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mindvl_data.config import ImageConfig, SampleRules, VideoConfig
 from mindvl_data.errors import BadSample
 from mindvl_data.images import decode, smart_resize, to_patches
+from mindvl_data.patches import PatchRoom
 from mindvl_data.samples import cut_turns, num_turns, parse_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, MediaSize, RawSample, Sample, TokenizedSample
@@ -70,14 +71,35 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
     return best
 
 
-def decode_sample(raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer) -> TokenizedSample:
+def picture_patches(raw: RawSample, encoding: Encoding) -> int:
+    """Patches of the pictures that the encoding uses; videos are left out."""
+    pairs = zip(raw.sizes, encoding.grids, strict=False)
+    return sum(time * height * width for size, (time, height, width) in pairs if not size.frames)
+
+
+def decode_sample(
+    raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer, room: PatchRoom | None = None
+) -> TokenizedSample:
     """Decode, resize and cut what the encoding uses; repeat its placeholders.
 
+    Args:
+        room: Where patches of pictures go, after what is in it; else memory of their own.
+
     Raises:
-        BadSample: A picture or video cannot be decoded, or is not what the index says.
+        BadSample: A picture or video cannot be decoded, or is not what the index says. What the sample had put into
+            the room is taken back.
     """
-    image = encoding.image
-    pictures: list[NDArray[np.uint8]] = []
+    room = room or PatchRoom(picture_patches(raw, encoding), encoding.image.patch_dim)
+    start = room.used
+    try:
+        return _decode_sample(raw, encoding, tokenizer, room)
+    except BadSample:
+        room.used = start
+        raise
+
+
+def _decode_sample(raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, room: PatchRoom) -> TokenizedSample:
+    image, start = encoding.image, room.used
     videos: list[NDArray[np.uint8]] = []
     grids: tuple[list[Grid], list[Grid]] = [], []
     seconds: list[float] = []
@@ -88,19 +110,18 @@ def decode_sample(raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer) -
             seconds.append(layout.seconds_per_grid)
             grids[1].append(grid)
             continue
-        picture = decode(content, decode_limit=image.decode_limit, padded=True)
+        picture = decode(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch)
         if picture.shape[:2] != (size.height, size.width):
             raise BadSample("picture has another size than the index says")
-        patches, found = to_patches(picture, image)
+        _, found = to_patches(picture, image, room)
         assert found == grid
-        pictures.append(patches)
         grids[0].append(grid)
     merged = [_num_merged(grid, image) for grid in encoding.grids]
     input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)
     return TokenizedSample(
         input_ids=input_ids,
         labels=labels,
-        pixel_values=_end_to_end(pictures, image.patch_dim),
+        pixel_values=room.since(start),
         image_grid_thw=np.array(grids[0], np.int64).reshape(-1, 3),
         pixel_values_videos=_end_to_end(videos, 2 * image.patch_dim),
         video_grid_thw=np.array(grids[1], np.int64).reshape(-1, 3),

@@ -17,10 +17,12 @@ from PIL import Image, ImageOps
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import BadSample
+from mindvl_data.patches import PatchRoom, Scratch
 
 MAX_ASPECT_RATIO = 200
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _ORIENTATION_TAG = 0x0112
+_BLOCK_ROWS = 2  # lines of merge blocks cut at once: about as much as a core's own cache holds
 
 
 def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -93,17 +95,20 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
     return height, width
 
 
-def decode(content: bytes, *, decode_limit: int, padded: bool = False) -> NDArray[np.uint8]:
+def decode(
+    content: bytes, *, decode_limit: int, padded: bool = False, scratch: Scratch | None = None
+) -> NDArray[np.uint8]:
     """The picture as 8-bit RGB [H, W, 3], upright, on white where transparent; the first frame of an animated one.
 
     Args:
-        padded: A JPEG may come as [H, W, 4] with a last channel of no meaning, which makes the resize faster.
+        padded: A JPEG may come as [H, W, 4] with a last channel of no meaning, which makes resize and cut faster.
+        scratch: The picture may be in its memory.
 
     Raises:
         BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` pixels.
     """
     if content[:3] == b"\xff\xd8\xff" and not _may_hold_exif(content):
-        fast = _decode_plain_jpeg(content, decode_limit, "RGBX" if padded else "RGB")
+        fast = _decode_plain_jpeg(content, decode_limit, padded, scratch or Scratch())
         if fast is not None:
             return fast
     image = _open(content, decode_limit)
@@ -116,12 +121,13 @@ def decode(content: bytes, *, decode_limit: int, padded: bool = False) -> NDArra
 
 
 def to_patches(
-    picture: NDArray[np.uint8] | Image.Image, config: ImageConfig
+    picture: NDArray[np.uint8] | Image.Image, config: ImageConfig, room: PatchRoom | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize and cut.
 
     Args:
         picture: [H, W, 3], or [H, W, 4] of which the last channel is left out, or a Pillow image in RGB.
+        room: Where the patches go; else memory of their own.
 
     Returns:
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
@@ -131,21 +137,37 @@ def to_patches(
     height, width = smart_resize(
         *pixels.shape[:2], multiple=config.multiple, min_pixels=config.min_pixels, max_pixels=config.max_pixels
     )
-    patches = cut_patches(resize(pixels, height, width)[None], config)
-    return patches, (1, height // config.patch_size, width // config.patch_size)
+    rows, columns = height // config.patch_size, width // config.patch_size
+    room = room or PatchRoom(rows * columns, config.patch_dim)
+    resized = resize(pixels, height, width, room.scratch)
+    if resized.shape[2] == 4 and resized.flags.c_contiguous:
+        patches = _cut_padded(resized, config, room)
+    else:
+        patches = room.take(rows * columns)
+        patches[:] = cut_patches(resized[None], config)
+    return patches, (1, rows, columns)
 
 
-def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch | None = None) -> NDArray[np.uint8]:
     """[H, W, C] -> [height, width, C], bicubic with antialias, in whole numbers.
 
     torch does it in an eighth of Pillow's time, as long as it sees the channels last; it is what transformers' faster
     processor calls. Pillow rounds otherwise: by a fifth of a level on average.
+
+    Args:
+        scratch: The result may be in its memory.
     """
     if (height, width) == pixels.shape[:2]:
         return pixels
     picture = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(picture, (height, width), mode="bicubic", antialias=True)
-    return resized[0].permute(1, 2, 0).numpy()
+    if scratch is None:
+        resized = torch.nn.functional.interpolate(picture, (height, width), mode="bicubic", antialias=True)
+        return resized[0].permute(1, 2, 0).numpy()
+    channels = pixels.shape[2]
+    out = scratch.take("resized", height * width * channels).reshape(height, width, channels)
+    into = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
+    torch.ops.aten._upsample_bicubic2d_aa.out(picture, (height, width), False, None, None, out=into)  # interpolate's
+    return out
 
 
 def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.uint8]:
@@ -162,6 +184,30 @@ def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.ui
     lines = lines.reshape(3, times, rows // merge, merge, side, columns // merge, merge)
     cut = np.ascontiguousarray(lines.transpose(2, 5, 3, 6, 0, 1, 4))
     return cut.view(np.uint8).reshape(rows * columns, times * config.patch_dim)
+
+
+def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, room: PatchRoom) -> NDArray[np.uint8]:
+    """The same for one picture [H, W, 4], into a room: whole pixels are moved to their patches, then channels apart.
+
+    A few block rows at a time, so that the second step finds its pixels in the cache.
+    """
+    side, merge = config.patch_size, config.spatial_merge_size
+    height, width, _ = pixels.shape
+    rows, columns = height // side, width // side
+    block_rows = rows // merge
+    lines = pixels.reshape(height, 4 * width).view(np.dtype((np.void, 4 * side)))
+    lines = lines.reshape(block_rows, merge, side, columns // merge, merge).transpose(0, 3, 1, 4, 2)
+    patches = room.take(rows * columns)
+    channels = patches.reshape(block_rows, merge * columns, 3, side * side)
+    for start in range(0, block_rows, _BLOCK_ROWS):
+        some = lines[start : start + _BLOCK_ROWS]
+        moved = room.scratch.take("cut", some.size * 4 * side)
+        np.copyto(moved.view(lines.dtype).reshape(some.shape), some)
+        values = moved.view("<u4").reshape(len(some), merge * columns, side * side)
+        for channel in range(3):  # a cast keeps the lowest byte, which is the first of four
+            np.copyto(channels[start : start + _BLOCK_ROWS, :, channel], values, casting="unsafe")
+            values >>= 8
+    return patches
 
 
 def _open(content: bytes, decode_limit: int) -> Image.Image:
@@ -183,13 +229,15 @@ def _may_hold_exif(content: bytes) -> bool:
     return content.find(b"eXIf") >= 0 or content.find(b"EXIF") >= 0  # PNG and WebP may hold it at their end
 
 
-def _decode_plain_jpeg(content: bytes, decode_limit: int, channels: str) -> NDArray[np.uint8] | None:
+def _decode_plain_jpeg(content: bytes, decode_limit: int, padded: bool, scratch: Scratch) -> NDArray[np.uint8] | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
         if colorspace in ("CMYK", "YCCK") or height * width > decode_limit:
             return None  # Pillow inverts Adobe CMYK correctly, and the slow path words the refusal
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content, colorspace=channels)
-        return pixels
+        if not padded:
+            return simplejpeg.decode_jpeg(content, colorspace="RGB")
+        buffer = scratch.take("decoded", 4 * height * width)
+        return simplejpeg.decode_jpeg(content, colorspace="RGBX", buffer=buffer)
     except ValueError as error:
         raise BadSample(f"picture cannot be decoded: {error}") from error
 

@@ -5,6 +5,7 @@ Comes after the plan; the loader calls it from its threads. It keeps nothing bet
 """
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import torch
 
 from mindvl_data.collate import collate
 from mindvl_data.config import DataConfig
-from mindvl_data.encode import decode_sample, encode_sample, placeholder
+from mindvl_data.encode import Encoding, decode_sample, encode_sample, picture_patches, placeholder
 from mindvl_data.errors import BadSample
+from mindvl_data.patches import PatchRoom, Scratch
 from mindvl_data.plan.planner import PlannedSample, Row
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
@@ -55,6 +57,7 @@ class RowMaker:
         self._tokenizer = tokenizer
         self._files = files
         self._position_kind: PositionKind = position_kind
+        self._of_thread = threading.local()
 
     def expected_bytes(self, row: Row) -> int:
         """About how many bytes the row's tensors will have, from the plan alone.
@@ -70,7 +73,14 @@ class RowMaker:
         Raises:
             DataError: A shard cannot be read. What is wrong with one sample only is not raised but told.
         """
-        made = [self._use(planned, raw, step) for planned, raw in zip(row, self._read(row), strict=True)]
+        found = [(planned, raw, self._encode(planned, raw)) for planned, raw in zip(row, self._read(row), strict=True)]
+        num_patches = sum(
+            picture_patches(raw, encoding)
+            for _, raw, encoding in found
+            if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
+        )
+        room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
+        made = [self._use(planned, raw, encoding, room, step) for planned, raw, encoding in found]
         batch = collate(
             PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
             step=step,
@@ -81,6 +91,7 @@ class RowMaker:
             pad_multiple=self._config.packing.pad_multiple,
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
+            pixel_values=room.since(0),
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         return MadeRow(
@@ -98,15 +109,43 @@ class RowMaker:
             found.update(zip(places, read_samples(index, [row[p].row for p in places], self._files), strict=True))
         return [found[place] for place in range(len(row))]
 
+    def _scratch(self) -> Scratch:
+        if not hasattr(self._of_thread, "scratch"):
+            self._of_thread.scratch = Scratch()
+        scratch: Scratch = self._of_thread.scratch
+        return scratch
+
+    def _encode(self, planned: PlannedSample, raw: RawSample | BadSample) -> Encoding | BadSample:
+        """Without pixels, so that the room for the row's patches is known before the first is decoded."""
+        if isinstance(raw, BadSample):
+            return raw
+        try:
+            encoding = encode_sample(raw, rules=self._sources[planned.source].rules, tokenizer=self._tokenizer)
+        except BadSample as error:
+            return error
+        if encoding.num_tokens != planned.length:
+            return BadSample(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
+        if encoding.num_patches > planned.patches:
+            return BadSample(f"{encoding.num_patches} patches instead of the planned {planned.patches}")
+        return encoding
+
     def _use(
-        self, planned: PlannedSample, raw: RawSample | BadSample, step: int
+        self,
+        planned: PlannedSample,
+        raw: RawSample | BadSample,
+        encoding: Encoding | BadSample,
+        room: PatchRoom,
+        step: int,
     ) -> tuple[TokenizedSample, Segment, BadUse | None]:
         source = self._sources[planned.source]
         shard = source.index.shards[planned.shard]
         key = raw.key if isinstance(raw, RawSample) else ""
         bad: BadUse | None = None
         try:
-            tokenized = self._decode(planned, raw)
+            if isinstance(encoding, BadSample):
+                raise encoding
+            assert isinstance(raw, RawSample)
+            tokenized = decode_sample(raw, encoding, tokenizer=self._tokenizer, room=room)
         except BadSample as error:
             logger.warning(
                 "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
@@ -122,13 +161,3 @@ class RowMaker:
             length=planned.length, bad=bad is not None,
         )  # fmt: skip
         return tokenized, segment, bad
-
-    def _decode(self, planned: PlannedSample, raw: RawSample | BadSample) -> TokenizedSample:
-        if isinstance(raw, BadSample):
-            raise raw
-        encoding = encode_sample(raw, rules=self._sources[planned.source].rules, tokenizer=self._tokenizer)
-        if encoding.num_tokens != planned.length:
-            raise BadSample(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
-        if encoding.num_patches > planned.patches:
-            raise BadSample(f"{encoding.num_patches} patches instead of the planned {planned.patches}")
-        return decode_sample(raw, encoding, tokenizer=self._tokenizer)

@@ -234,5 +234,5 @@ def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence
     input_ids = np.repeat(encoded.ids, repeats)
     learned = np.repeat(encoded.learned, repeats)
     labels = np.full(len(input_ids), IGNORE_INDEX, np.int64)
-    labels[:-1][learned[1:]] = input_ids[1:][learned[1:]]
+    np.copyto(labels[:-1], input_ids[1:], where=learned[1:])
     return input_ids, labels

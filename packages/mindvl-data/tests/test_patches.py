@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the room for a row's patches and of the memory that is used again."""
+
+import numpy as np
+
+from mindvl_data.patches import PatchRoom, Scratch
+
+
+def test_what_is_put_in_stands_end_to_end_and_can_be_taken_back() -> None:
+    room = PatchRoom(5, 2)
+    room.take(2)[:] = 1
+    room.take(3)[:] = 2
+    assert room.since(2).tolist() == [[2, 2]] * 3
+    room.used = 2
+    assert room.since(0).tolist() == [[1, 1]] * 2
+    room.take(1)[:] = 3
+    assert room.since(0).tolist() == [[1, 1], [1, 1], [3, 3]]
+
+
+def test_memory_is_used_again_unless_it_is_huge() -> None:
+    scratch = Scratch()
+    first, other, smaller = scratch.take("a", 1000), scratch.take("b", 1000), scratch.take("a", 10)
+    assert (len(first), len(smaller)) == (1000, 10)
+    assert np.shares_memory(first, smaller)
+    assert not np.shares_memory(first, other)
+    huge = scratch.take("a", (1 << 24) + 1)
+    assert not np.shares_memory(huge, scratch.take("a", 1000))
