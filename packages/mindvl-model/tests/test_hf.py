@@ -15,17 +15,20 @@ import pytest
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.video_utils import VideoMetadata
 
 from mindvl_model import MindVLConfig, ModelError
 from mindvl_model.hf.export import export_hf_folder
 from mindvl_model.hf.folder_config import config_from_folder
 from mindvl_model.hf.load import load_hf_folder
-from mindvl_model.hf.processor_files import ProcessorSettings
-from mindvl_model.testing.rows import RandomSegment, normalized_pixels, pack, random_segment
+from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
+from mindvl_model.testing.published import hf_inputs
+from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config
 
 CONFIG = smallest_config(vocab_size=270)
-SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20)
+VIDEO = VideoSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 6, min_frames=2)
+SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=VIDEO)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["own head", "tied head"])
@@ -49,14 +52,6 @@ def twin(exported: tuple[MindVLConfig, Any, Path]) -> Any:
     return AutoModelForImageTextToText.from_pretrained(exported[2], trust_remote_code=True).eval()
 
 
-def twin_inputs(segment: RandomSegment, config: MindVLConfig) -> dict[str, Any]:
-    pictures = {
-        "pixel_values": normalized_pixels(segment.pixel_values, config.vision),
-        "image_grid_thw": segment.image_grid_thw,
-    }
-    return {"input_ids": segment.input_ids[None]} | (pictures if len(segment.image_grid_thw) else {})
-
-
 def read_pictures(processor: Any, texts: list[str], pictures: list[Image.Image]) -> Any:
     return processor(text=texts, images=pictures, return_tensors="pt", padding=True)
 
@@ -65,7 +60,14 @@ def picture(height: int, width: int, seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+def video(frames: int, height: int, width: int, seed: int) -> tuple[Any, VideoMetadata]:
+    shape = (frames, 3, height, width)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    return torch.from_numpy(pixels), VideoMetadata(total_num_frames=frames, fps=2.0, duration=frames / 2)
+
+
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, Any, Path], twin: Any) -> None:
@@ -73,7 +75,8 @@ def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, An
     segments = [
         random_segment(config, [(1, 6, 4), (1, 2, 10), (1, 8, 8)], seed=1),
         random_segment(config, num_text=12, seed=2),
-        random_segment(config, [(1, 4, 4)], seed=3),
+        random_segment(config, [(1, 4, 4)], seed=3, videos=[(3, 4, 6), (1, 2, 8)]),
+        random_segment(config, seed=4, videos=[(2, 6, 4)]),
     ]
     row = pack(segments, padding=4)
     logits = model.logits(**row)[:-4].split([len(segment.input_ids) for segment in segments])
@@ -81,7 +84,7 @@ def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, An
     for ours, segment in zip(logits, segments, strict=True):
         # Theirs shifts labels itself, so ours move back by one; what the last token would learn is not counted.
         labels = torch.cat((torch.tensor([-100]), segment.labels[:-1]))
-        theirs = twin(**twin_inputs(segment, config), labels=labels[None])
+        theirs = twin(**hf_inputs(segment, config), labels=labels[None])
         assert (ours - theirs.logits[0]).abs().max() <= 1e-4
         segment.labels[-1] = -100
         loss_sum = loss_sum + theirs.loss * (segment.labels != -100).sum()
@@ -136,6 +139,47 @@ def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: 
 
 
 @torch.no_grad()
+def test_videos_and_pictures_together_generate_what_full_forwards_give(exported: Any, twin: Any) -> None:
+    processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
+    processor.tokenizer.padding_side = "left"
+    asked = [
+        (f"{SHOWN} after {PLACE} and {PLACE}?", [picture(56, 84, 0), picture(28, 56, 1)], [video(6, 56, 56, 2)]),
+        (f"which? {SHOWN}{SHOWN}", [], [video(4, 56, 84, 3), video(5, 28, 56, 4)]),
+        ("text alone, and rather long so that the others are padded in front of it, as far as needed", [], []),
+    ]
+    greedy = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+
+    def read(items: list[Any]) -> Any:
+        texts = [text for text, _, _ in items]
+        pictures = [one for _, those, _ in items for one in those]
+        videos = [one for _, _, those in items for one in those]
+        options: dict[str, Any] = {"images": pictures} if pictures else {}
+        if videos:
+            options |= {"videos": [pixels for pixels, _ in videos], "video_metadata": [each for _, each in videos]}
+        return processor(text=texts, return_tensors="pt", padding=True, **options)
+
+    alone = []
+    for item in asked:
+        inputs = read([item])
+        media = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+        answer = twin.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
+        ids = inputs["input_ids"]
+        for token in answer:
+            assert token == twin(ids, **media).logits[0, -1].argmax()
+            ids = torch.cat((ids, token.view(1, 1)), dim=1)
+        alone.append(answer.tolist())
+    together = read(asked)
+    # frames: 6 as they are; 4; 5 made 4. Patches: a pair of frames each, 56 x 56 pixels are 4 x 4.
+    assert together["video_grid_thw"].tolist() == [[3, 4, 4], [2, 4, 6], [2, 2, 4]]
+    answers = twin.generate(**together, **greedy)[:, together["input_ids"].shape[1] :]
+    assert answers.tolist() == alone
+    thrice = twin.generate(
+        **together, max_new_tokens=4, eos_token_id=None, do_sample=True, top_k=1, num_return_sequences=3
+    )
+    assert thrice[:, together["input_ids"].shape[1] :].tolist() == [answer for answer in alone for _ in range(3)]
+
+
+@torch.no_grad()
 def test_several_answers_to_one_question_see_its_pictures_whole(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     inputs = read_pictures(processor, [f"{PLACE} and {PLACE}?"], [picture(56, 84, 0), picture(84, 56, 1)])
@@ -147,32 +191,59 @@ def test_several_answers_to_one_question_see_its_pictures_whole(exported: Any, t
     assert twin.generate(**text, **common, do_sample=False).shape[1] == text["input_ids"].shape[1] + 4
 
 
+CLEAN = """
+    import sys
+    sys.path.append({packages!r})
+    import torch
+    from PIL import Image
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+    folder, trust = {folder!r}, {{"trust_remote_code": True}}
+    assert AutoConfig.from_pretrained(folder, **trust).model_type == "mindvl"
+    model = AutoModelForImageTextToText.from_pretrained(folder, **trust).eval()
+    processor = AutoProcessor.from_pretrained(folder, **trust)
+    processor.tokenizer.padding_side = "left"
+    marks = "<|vision_start|><|{{}}_pad|><|vision_end|>"
+    asked = {{"text": [marks.format("image"), "what is it? " + marks.format("{kind}")], "images": {pictures}}}
+    if "{kind}" == "video":
+        asked |= {{"videos": [torch.arange(4 * 3 * 56 * 56).view(4, 3, 56, 56).byte()], "do_sample_frames": False}}
+    inputs = processor(**asked, return_tensors="pt", padding=True)
+    answers = model.generate(**inputs, max_new_tokens=3, eos_token_id=None)
+    assert answers.shape == (2, inputs["input_ids"].shape[1] + 3)
+    torch.save(model(**torch.load({inputs!r})).logits, {logits!r})
+    hidden = ("mindvl_model", "mindvl_ops", "mindvl_data", "megatron", {hidden!r})
+    assert not [name for name in sys.modules if name.split(".")[0] in hidden]
+"""
+
+
+@pytest.mark.parametrize("exported", [False], indirect=True, ids=["own head"])
+@pytest.mark.parametrize("hidden", ["nothing else", "torchvision"])
 def test_the_folder_works_where_mindvl_is_not_installed(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    exported: tuple[MindVLConfig, Any, Path], tmp_path: Path, hidden: str
 ) -> None:
-    config, folder = CONFIG, tmp_path / "model"
-    model = make_model(config)
-    export_hf_folder(model, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS)
-    segment = random_segment(config, [(1, 4, 6)], seed=4)
-    torch.save(twin_inputs(segment, config), tmp_path / "inputs.pt")
-    code = f"""
-        import sys
-        class Hide:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in {{"mindvl_model", "mindvl_ops", "mindvl_data", "megatron"}}:
-                    raise ModuleNotFoundError(name)
-        sys.meta_path.insert(0, Hide())
-        import torch
-        from transformers import AutoModelForImageTextToText, AutoProcessor
-        model = AutoModelForImageTextToText.from_pretrained({str(folder)!r}, trust_remote_code=True).eval()
-        AutoProcessor.from_pretrained({str(folder)!r}, trust_remote_code=True)
-        torch.save(model(**torch.load({str(tmp_path / "inputs.pt")!r})).logits, {str(tmp_path / "logits.pt")!r})
-        assert not [name for name in sys.modules if name in ("mindvl_model", "megatron")]
-    """
+    """An interpreter without site-packages gets a folder of links to them, all but ours (and but torchvision)."""
+    config, model, folder = exported
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in Path(torch.__file__).parent.parent.iterdir():
+        if not entry.name.startswith(("mindvl", "_mindvl", "__editable__", "megatron", hidden)):
+            (packages / entry.name).symlink_to(entry)
+    videos = [] if hidden == "torchvision" else [(2, 4, 2)]
+    segment = random_segment(config, [(1, 4, 6)], seed=4, videos=videos)
+    torch.save(hf_inputs(segment, config), tmp_path / "inputs.pt")
+    new_picture = "Image.new('RGB', (84, 56), (200, 30, 90))"
+    code = CLEAN.format(
+        packages=str(packages),
+        folder=str(folder),
+        kind="video" if videos else "image",
+        pictures=f"[{new_picture}]" if videos else f"[{new_picture}] * 2",
+        inputs=str(tmp_path / "inputs.pt"),
+        logits=str(tmp_path / "logits.pt"),
+        hidden=hidden,
+    )
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-I", "-c", textwrap.dedent(code)]
+    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr[-3000:]
     theirs = torch.load(tmp_path / "logits.pt")[0]
     assert (model.logits(**pack([segment])) - theirs).abs().max() <= 1e-4
 

@@ -233,3 +233,55 @@ def test_reading_a_tensor_that_is_not_there_names_it(make_model: Callable[..., A
     folder = WeightFolder(write_folder(make_model(CONFIG), tmp_path / "weights"))
     with pytest.raises(WeightError, match=r"tensor 'model\.gone' is missing"):
         folder.read("model.gone")
+
+
+def cut_a_shard(folder: Path) -> None:
+    file = folder / "model-00002-of-00007.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def remove_a_shard(folder: Path) -> None:
+    (folder / "model-00002-of-00007.safetensors").unlink()
+
+
+def move_in_the_index(folder: Path) -> None:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = "model-00001-of-00007.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def add_to_the_index(folder: Path) -> None:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.gone"] = "model-00001-of-00007.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def repeat_a_tensor(folder: Path) -> None:
+    file = folder / "model-00001-of-00007.safetensors"
+    save_file(load_file(file) | {"lm_head.weight": torch.zeros(64, 24)}, file)
+
+
+def make_the_config_a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_a_shard, "model-00002-of-00007.safetensors: .*not a whole safetensors file"),
+        (remove_a_shard, r"index.json: names \['model-00002-of-00007.safetensors'\], which are not there"),
+        (move_in_the_index, r"'lm_head.weight' should lie in model-00001-of-00007.safetensors, but does not"),
+        (add_to_the_index, r"'model.gone' should lie in model-00001-of-00007.safetensors, but does not"),
+        (repeat_a_tensor, r"'lm_head.weight' lies in model-00001-of-00007.safetensors too"),
+        (make_the_config_a_list, "config.json: not a section of keys"),
+    ],
+)
+def test_a_damaged_folder_of_shards_is_refused_before_anything_is_read(
+    make_model: Callable[..., Any], tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = write_folder(make_model(CONFIG), tmp_path / "weights", shard_bytes=20_000)
+    assert len(list(folder.glob("*.safetensors"))) == 7
+    damage(folder)
+    with pytest.raises(WeightError, match=message) as caught:
+        WeightFolder(folder)
+    assert str(folder) in str(caught.value)

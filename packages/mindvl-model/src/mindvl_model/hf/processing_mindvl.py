@@ -24,7 +24,7 @@ class MindVLProcessor(ProcessorMixin):
         self.image_token = "<|image_pad|>"
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         processors = {"image_processor": image_processor, "tokenizer": tokenizer}
-        if video_processor is not None:
+        if "video_processor" in self.get_attributes():
             self.video_token = "<|video_pad|>"
             self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
             processors["video_processor"] = video_processor

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of every naming generation give the same weights, and every tensor of a folder is accounted for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mindvl_model import WeightError
+from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.parameters import PARTS
+from mindvl_model.testing.published import save_qwen2_5_vl
+from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
+
+CONFIG = smallest_qwen2_5_vl()
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_qwen2_5_vl(CONFIG, tmp_path / "published")
+    return tmp_path / "published"
+
+
+def rewrite(folder: Path, change: Change) -> None:
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def renamed(*pairs: tuple[str, str]) -> Change:
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            new = next((to + name.removeprefix(start) for start, to in pairs if name.startswith(start)), name)
+            found[new] = tensor
+        return found
+
+    return change
+
+
+GENERATIONS = {
+    "as published": (),
+    "transformers 5 in memory": (("visual.", "model.visual."), ("model.", "model.language_model.")),
+    "tower renamed only": (("visual.", "model.visual."),),
+}
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_every_naming_generation_gives_the_same_model(
+    make_model: Callable[..., Any], folder: Path, generation: str
+) -> None:
+    expected, model = make_model(CONFIG, seed=1), make_model(CONFIG, seed=2)
+    load_hf_folder(expected, CONFIG, folder)
+    assert any(name.startswith("visual.") for name in load_file(folder / "model.safetensors"))
+    rewrite(folder, renamed(*GENERATIONS[generation]))
+    report = load_hf_folder(model, CONFIG, folder)
+    assert len(report.loaded) == len(list(model.parameters()))
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+
+
+def test_two_halves_and_a_fresh_projector_make_a_model(
+    make_model: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
+    """The composition of MindVL-8B: tower of a Qwen2.5-VL, Qwen3, projector as it was before."""
+    config = smallest_config()
+    qwen3 = Qwen3ForCausalLM(Qwen3Config(**hf_config(config, torch.float32)["text_config"]))
+    qwen3.save_pretrained(tmp_path / "qwen3")
+    model, before = make_model(config), make_model(config)
+    reports = [
+        load_hf_folder(model, config, folder, ["vision"]),
+        load_hf_folder(model, config, tmp_path / "qwen3", ["language"]),
+    ]
+    tensors = load_file(folder / "model.safetensors")
+    used = {name for name in tensors if name.startswith("visual.") and "merger" not in name}
+    assert set(reports[0].left_out) == set(tensors) - used
+    assert reports[1].left_out == ()
+    both = [name for report in reports for name in report.loaded]
+    fresh = {name for name, _ in model.named_parameters()} - set(both)
+    assert fresh == {name for name, _ in model.named_parameters() if name.startswith("projector.")}
+    for name in fresh:
+        assert torch.equal(model.get_parameter(name), before.get_parameter(name))
+    assert torch.equal(model.vision.patch_embed.weight, tensors["visual.patch_embed.proj.weight"].flatten(1))
+    assert torch.equal(model.language.output_layer.weight, qwen3.lm_head.weight)
+
+
+def test_the_report_says_what_was_reshaped_and_converted(make_model: Callable[..., Any], folder: Path) -> None:
+    rewrite(folder, lambda tensors: {n: t.half() if n.startswith("visual.") else t for n, t in tensors.items()})
+    model = make_model(CONFIG, dtype=torch.bfloat16)
+    report = load_hf_folder(model, CONFIG, folder)
+    tensors = load_file(folder / "model.safetensors")
+    halves = sum(tensor.dtype == torch.float16 for tensor in tensors.values())
+    assert report.converted == {"float16 to bfloat16": halves, "float32 to bfloat16": len(tensors) - halves}
+    assert "visual.patch_embed.proj.weight" in report.reshaped
+    assert "model.layers.1.self_attn.k_proj.bias" in report.reshaped
+    assert "visual.blocks.0.mlp.up_proj.weight" in report.reshaped
+    assert not any("norm" in name for name in report.reshaped)
+    assert torch.equal(model.vision.patch_embed.weight, tensors["visual.patch_embed.proj.weight"].flatten(1).bfloat16())
+
+
+def test_a_tied_head_may_be_repeated_but_not_differ(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    config = smallest_qwen2_5_vl(tie_embeddings=True)
+    save_qwen2_5_vl(config, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+    rewrite(tmp_path, lambda tensors: tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    report = load_hf_folder(make_model(config), config, tmp_path)
+    assert report.spare == ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
+    with pytest.raises(WeightError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        load_hf_folder(make_model(config), config, tmp_path)
+
+
+def without(*names: str) -> Change:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def quantised(dtype: torch.dtype) -> Change:
+    name = "model.layers.0.mlp.down_proj.weight"
+    return lambda tensors: tensors | {name: tensors[name].to(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            without("model.norm.weight", "visual.merger.ln_q.weight"),
+            r"no tensor 'model.visual.merger.ln_q.weight', which projector.norm.weight needs. 2 tensors are missing",
+        ),
+        (quantised(torch.float8_e4m3fn), r"'model.layers.0.mlp.down_proj.weight' is stored as F8_E4M3, but only F32"),
+        (quantised(torch.int8), r"model.safetensors: tensor 'model.layers.0.mlp.down_proj.weight' is stored as I8"),
+        (
+            lambda tensors: tensors | {"model.layers.2.mlp.up_proj.weight": torch.ones(1), "adapter": torch.ones(1)},
+            "2 tensors have no place in the model, such as adapter, model.layers.2.mlp.up_proj.weight",
+        ),
+        (
+            lambda tensors: tensors | {"model.visual.merger.ln_q.weight": torch.ones(16)},
+            "'visual.merger.ln_q.weight' and '?model.visual.merger.ln_q.weight'? are the same tensor of two",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    make_model: Callable[..., Any], folder: Path, change: Change, message: str
+) -> None:
+    rewrite(folder, change)
+    model, before = make_model(CONFIG), make_model(CONFIG)
+    with pytest.raises(WeightError, match=message) as caught:
+        load_hf_folder(model, CONFIG, folder)
+    assert str(folder) in str(caught.value)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before.get_parameter(name)), name
+
+
+def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable[..., Any], folder: Path) -> None:
+    shorter = replace(CONFIG, language=replace(CONFIG.language, num_layers=1))
+    with pytest.raises(WeightError, match=r"12 tensors have no place in the model, such as model.layers.1"):
+        load_hf_folder(make_model(shorter), shorter, folder, PARTS)
