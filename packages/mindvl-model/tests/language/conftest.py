@@ -178,8 +178,9 @@ def assert_same_in(tmp_path: Path) -> Callable[..., None]:
         assert found.gradients.keys() == expected.gradients.keys()
         for name, gradient in expected.gradients.items():
             assert (found.gradients[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
-        for mine, other in ((found.load, expected.load), (found.bias, expected.bias)):
+        parts = ((found.load, expected.load), (found.bias, expected.bias), (found.choices, expected.choices))
+        for mine, other in parts:
             assert mine.keys() == other.keys()
-            assert all(torch.equal(mine[layer], other[layer]) for layer in other)
+            assert all(torch.equal(mine[place], other[place]) for place in other)
 
     return check

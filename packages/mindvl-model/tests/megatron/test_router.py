@@ -75,6 +75,25 @@ def test_every_step_starts_counting_anew_and_evaluation_does_not_count(make_mode
     assert [float(one.tokens_per_expert.sum()) for one in model.router_statistics()] == [12 * 2] * 2
 
 
+@pytest.mark.parametrize(
+    "config", [DEEPSEEK, smallest_qwen3_moe(aux_loss_weight=0.5)], ids=["deepseek_v3", "qwen3_moe"]
+)
+def test_layers_that_are_computed_twice_count_once_and_keep_their_gradients(make_model: Make, config: Any) -> None:
+    outcomes = []
+    for recompute in (False, True):
+        model = make_model(config)
+        if recompute:
+            shared = model.language.config
+            shared.recompute_granularity, shared.recompute_method, shared.recompute_num_layers = "full", "uniform", 1
+        model(**row()).backward()
+        model.finish_router_step()
+        gradients = [parameter.grad for _, parameter in sorted(model.language.named_parameters())]
+        loads = [one.tokens_per_expert for one in model.router_statistics()]
+        outcomes.append(gradients + loads)
+    for once, twice in zip(*outcomes, strict=True):
+        assert torch.equal(once, twice)
+
+
 def test_a_frozen_language_model_keeps_its_biases(make_model: Make) -> None:
     from mindvl_model.parameters import set_trainable
 

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from mindvl_model.errors import ModelError
 from mindvl_model.language_config import DeepSeekV3LanguageConfig, YarnConfig
 from mindvl_model.megatron.blocks import (
     LanguageModel,
@@ -35,7 +36,16 @@ class DeepSeekV3Adapter:
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """The decoder, or one pipeline stage of it.
+
+        Raises:
+            ModelError: A matrix that three places share would have to be kept equal over stages.
+        """
+        if config.tie_embeddings and config.num_mtp_layers and layout.pp_size > 1:
+            raise ModelError(
+                f"pp_size={layout.pp_size} with tie_embeddings and num_mtp_layers={config.num_mtp_layers}: "
+                "megatron-core cannot save it. Layout. Use pp_size=1, or give up one of the two."
+            )
         attention = latent_attention(softmax_scale(config))
         dense = layer_spec(causal=True, query_key_norm=False, attention=attention)
         routed = layer_spec(

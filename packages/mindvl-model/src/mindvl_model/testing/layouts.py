@@ -33,6 +33,7 @@ class Outcome:
     load: dict[int, Tensor]  # tokens by expert of each layer with experts
     bias: dict[int, Tensor]  # after the update
     mtp_loss: float
+    choices: dict[tuple[int, int], Tensor]  # experts [T, K] by layer and row
 
 
 def in_one_process(config: MindVLConfig, rows: Sequence[dict[str, Any]], seed: int = 0) -> tuple[Outcome, Any]:
@@ -102,6 +103,12 @@ def _merge(results: Sequence[dict[str, Any]]) -> Outcome:
         load={layer: load for result in results for layer, load in result["load"].items()},
         bias={layer: bias for result in results for layer, bias in result["bias"].items()},
         mtp_loss=sum(result["mtp_loss"] for result in results),
+        choices={
+            (layer, place * result["dp_size"] + result["dp_rank"]): chosen
+            for result in results
+            for layer, rows in result["choices"].items()
+            for place, chosen in enumerate(rows)
+        },
     )
 
 
@@ -134,8 +141,11 @@ def _pieces(model: torch.nn.Module) -> list[Piece]:
 
 def _step(model: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Forward and backward over rows by megatron-core's schedule, gradients reduced; then the routers' step."""
+    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from mindvl_model.megatron.router import record_routing
 
     config = model.config
     wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
@@ -151,14 +161,15 @@ def _step(model: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
         return output, report
 
-    reports = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=iter(rows),
-        model=wrapped,
-        num_microbatches=len(rows),
-        seq_length=len(rows[0]["input_ids"]),
-        micro_batch_size=1,
-    )
+    with record_routing(model) as choices:
+        reports = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(rows),
+            model=wrapped,
+            num_microbatches=len(rows),
+            seq_length=len(rows[0]["input_ids"]),
+            micro_batch_size=1,
+        )
     mtp_loss = model.take_mtp_loss()
     model.finish_router_step()
     statistics = model.router_statistics()
@@ -173,6 +184,9 @@ def _step(model: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "load": {one.layer: one.tokens_per_expert for one in statistics},
         "bias": {one.layer: one.bias for one in statistics if one.bias is not None},
         "mtp_loss": 0.0 if mtp_loss is None else float(mtp_loss[:, 0].sum()),
+        "choices": choices,
+        "dp_rank": parallel_state.get_data_parallel_rank(),
+        "dp_size": parallel_state.get_data_parallel_world_size(),
     }
 
 
