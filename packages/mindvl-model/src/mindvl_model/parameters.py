@@ -45,12 +45,18 @@ def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
     write to the residual stream, as in Megatron; without an init_std, at a normal of 1 / sqrt(inputs).
     """
     for name, parameter in model.named_parameters():
-        if "norm" in name.rsplit(".", 2)[-2]:
-            parameter.fill_(1.0)
-        elif name.endswith("bias"):
-            parameter.zero_()
-        else:
-            parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
+        initialize_parameter(name, parameter, config, seed)
+
+
+@torch.no_grad()
+def initialize_parameter(name: str, parameter: Tensor, config: MindVLConfig, seed: int) -> None:
+    """Fill one parameter, or a routing bias, as `initialize` does."""
+    if "norm" in name.rsplit(".", 2)[-2]:
+        parameter.fill_(1.0)
+    elif name.endswith("bias"):
+        parameter.zero_()
+    else:
+        parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
 
 
 def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:

@@ -13,15 +13,18 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mindvl_train.errors import CheckpointError
 from mindvl_train.megatron.checkpoint import LOAD_ERRORS, load_tensors, save_tensors
+from mindvl_train.megatron.tensor_files import Place, TensorReader
 from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,21 @@ def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: 
             shutil.rmtree(left)
     dist.barrier()
     return final
+
+
+def save_weights(folder: Path, described: dict[str, Any], write: Callable[[Path], None]) -> Path:
+    """A checkpoint of weights alone, before the first step, in a new folder that the caller publishes.
+
+    Args:
+        write: Fills tensors/.
+    """
+    checkpoint = folder / "step-00000000"
+    (checkpoint / "tensors").mkdir(parents=True)
+    write(checkpoint / "tensors")
+    counters = dict.fromkeys(("step", "tokens", "label_tokens"), 0)
+    _write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
+    _sync_tree(folder.parent)
+    return checkpoint
 
 
 def complete(folder: Path) -> list[Path]:
@@ -133,6 +151,34 @@ def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
     _load_tensors(checkpoint, model, None)
 
 
+class WeightReader:
+    """Single parameters of a checkpoint of any layout, for those who do not want all at once.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        with self._located("its list of tensors"):
+            self._tensors = TensorReader(checkpoint / "tensors")
+
+    def read(self, param_name: str, place: Place) -> Tensor:
+        """A whole parameter."""
+        with self._located(param_name):
+            return self._tensors.read(place)
+
+    @contextmanager
+    def _located(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except LOAD_ERRORS as error:
+            raise CheckpointError(
+                f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]}). "
+                "Name another checkpoint."
+            ) from error
+
+
 def newest(path: Path) -> Path:
     """The newest complete checkpoint of a run folder, or the path itself when it is one.
 
@@ -178,9 +224,12 @@ def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _manifest(state: TrainState, described: dict[str, Any]) -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
     counters = {"step": state.step, "tokens": state.tokens, "label_tokens": state.label_tokens}
-    return {"format": FORMAT, **counters, "versions": versions, **described}
+    return {"format": FORMAT, **counters, "versions": _versions(), **described}
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of any layout to a transformers folder.
+"""A checkpoint of any layout to a transformers folder, one parameter at a time; convert.py is the way back.
 
-Comes after training; needs one process and the memory of one model.
+Comes after training; needs one process and the memory of two of the largest parameters.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_model import MindVLConfig, config_from_json, enter
+from mindvl_model import MindVLConfig, ModelError, config_from_json, enter
 
 
 def export_checkpoint(
@@ -18,44 +19,53 @@ def export_checkpoint(
     dtype: Literal["fp32", "bf16"] | None = None,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
+    shard_bytes: int = 4 << 30,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write the newest checkpoint of a run folder, or a checkpoint, as a folder that transformers loads.
 
     Args:
         tokenizer, min_pixels, max_pixels: In place of what the run was trained with.
+        shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
+        progress: Told how many parameters are written, and how many there are.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged.
         ModelError: The destination exists.
     """
     enter()
-    from mindvl_model.hf.export import export_hf_folder
-    from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.hf.export import write_hf_folder
+    from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.process import single_process
-    from mindvl_model.model import MindVLModel
     from mindvl_train import checkpoints
+    from mindvl_train.megatron.tensor_files import places_of
     from mindvl_train.weights import DTYPES
 
     checkpoint = checkpoints.newest(source)
     manifest = checkpoints.read_manifest(checkpoint)
-    config = model_config(manifest)
-    run = manifest["run"]
-    image = run["data"]["image"]
+    config, run = model_config(manifest), manifest["run"]
+    data, stored = run["data"], DTYPES[run["precision"]]
+    picture_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    for name, size in picture_sizes.items():
+        picture_sizes[name] = size or data["image"].get(name)
+    if tokenizer is None and data["tokenizer"] is None:
+        raise ModelError(f"{checkpoint}: was converted without a tokenizer. Name one (--tokenizer).")
+    if None in picture_sizes.values():
+        raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
     with single_process():
-        model = MindVLModel(config, Layout(dtype=DTYPES[run["precision"]]))
-        checkpoints.load_weights(checkpoint, model)
-        export_hf_folder(
-            model,
+        places = places_of(config, stored).places
+
+        reader = checkpoints.WeightReader(checkpoint)
+        write_hf_folder(
+            lambda name: reader.read(name, places[name]),
+            stored,
             config,
             destination,
-            tokenizer=tokenizer or Path(run["data"]["tokenizer"]),
-            processor=ProcessorSettings(
-                min_pixels=min_pixels or image["min_pixels"],
-                max_pixels=max_pixels or image["max_pixels"],
-                video=VideoSettings(**run["data"]["video"]) if "video" in run["data"] else VideoSettings(),
-            ),
+            tokenizer=tokenizer or Path(data["tokenizer"]),
+            processor=ProcessorSettings(**picture_sizes),  # type: ignore[arg-type]
             dtype=DTYPES[dtype] if dtype else None,
+            shard_bytes=shard_bytes,
+            progress=progress,
         )
 
 

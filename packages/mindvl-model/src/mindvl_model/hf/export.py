@@ -8,7 +8,7 @@ folder as published, which any tool for Qwen2.5-VL reads; one with a Qwen3 decod
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_qwen2_5_vl_processor
 from mindvl_model.parameters import named_tensors
 from mindvl_model.weights.folder import as_dtype, sync_folder, write_weights
+from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
 
 REMOTE_CODE = ("configuration_mindvl.py", "modeling_mindvl.py", "processing_mindvl.py")
@@ -34,11 +35,41 @@ def export_hf_folder(
     processor: ProcessorSettings,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a whole model (one process, no layout) as a transformers folder; the folder appears whole or not at all.
+    """Write a whole model (one process, no layout) as a transformers folder; arguments are those of write_hf_folder."""
+    parameters = named_tensors(model)
+    stored = next(iter(parameters.values())).dtype
+    write_hf_folder(
+        lambda name: parameters[name].detach(),
+        stored,
+        config,
+        out,
+        tokenizer=tokenizer,
+        processor=processor,
+        dtype=dtype,
+    )
+
+
+def write_hf_folder(
+    read: Callable[[str], Tensor],
+    stored: torch.dtype,
+    config: MindVLConfig,
+    out: Path,
+    *,
+    tokenizer: Path,
+    processor: ProcessorSettings,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = 4 << 30,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write a model, parameter by parameter, as a transformers folder; the folder appears whole or not at all.
 
     Args:
+        read: A whole parameter by its name; each is asked for once.
+        stored: Their type.
         tokenizer: A folder with a transformers tokenizer and its chat template.
         dtype: Type of the written weights; the model's own when None.
+        shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
+        progress: Told how many parameters are written, and how many there are.
 
     Raises:
         ModelError: `out` exists already, there is no tokenizer in its folder, or transformers has no such model.
@@ -47,20 +78,20 @@ def export_hf_folder(
         raise ModelError(f"{out}: exists already. Name a new folder or remove it first.")
     if not (tokenizer / "tokenizer_config.json").is_file():
         raise ModelError(f"{tokenizer}: no tokenizer here. Name the folder of the run's tokenizer (--tokenizer).")
-    parameters = named_tensors(model)
-    document = hf_config(config, dtype or next(iter(parameters.values())).dtype)
+    document = hf_config(config, dtype or stored)
     published = document["model_type"] == "qwen2_5_vl"
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
 
     def tensors() -> Iterable[tuple[str, Tensor]]:
-        for rule in weight_rules(config):
-            pieces = rule.split(parameters[rule.param_name].detach())
-            for name, piece in zip(rule.hf_names, pieces, strict=True):
+        rules = weight_rules(config)
+        for done, rule in enumerate(rules):
+            for name, piece in split(rule, read(rule.param_name)):
                 yield published_name(name) if published else name, as_dtype(piece, dtype)
+            progress(done + 1, len(rules))
 
-    write_weights(unfinished, tensors())
+    write_weights(unfinished, tensors(), shard_bytes)
     write_processor = write_qwen2_5_vl_processor if published else write_mindvl_processor
     write_processor(unfinished, tokenizer, processor, config.vision)
     (unfinished / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")

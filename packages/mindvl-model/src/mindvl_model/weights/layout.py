@@ -5,8 +5,11 @@ Comes after rules.py names the tensors; folder.py reads no more than these block
 of the layer: what joins whole tensors into a parameter joins blocks of them into the piece of one rank.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import Tensor
 
 from mindvl_model.errors import WeightError
 from mindvl_model.weights.rules import WeightRule
@@ -89,3 +92,14 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
         return [(name, None) for name in rule.hf_names]
     axis, sections = (0, rule.sections) if cut == "rows" else (1, 1)
     return [(name, Block(axis, share.tp_rank, share.tp_size, sections)) for name in rule.hf_names]
+
+
+def split(rule: WeightRule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors that a whole parameter becomes, one expert after the other to save memory."""
+    if cut_of(rule.param_name) != "experts":
+        yield from zip(rule.hf_names, rule.split(parameter), strict=True)
+        return
+    per_expert = len(rule.hf_names) // len(parameter)
+    for expert in range(len(parameter)):
+        names = rule.hf_names[expert * per_expert : (expert + 1) * per_expert]
+        yield from zip(names, rule.split(parameter[expert : expert + 1]), strict=True)

@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 # Optimizer state in whole tensors: the form that loads under another number of processes (0.16.1's default raises).
-_SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 # What reading damaged or foreign tensors raises, by the layer that notices.
 LOAD_ERRORS = (
@@ -36,10 +36,10 @@ LOAD_ERRORS = (
 def save_tensors(folder: Path, model: torch.nn.Module, optimizer: Any) -> None:
     """Write the shards of this process into an existing folder."""
     state = _state(model, optimizer, is_loading=False)
-    dist_checkpointing.save(state, str(folder), _SaveInProcess("torch_dist", 1), content_metadata=_SHARDING)
+    dist_checkpointing.save(state, str(folder), SaveInProcess("torch_dist", 1), content_metadata=SHARDING)
 
 
-class _SaveInProcess(TorchDistSaveShardedStrategy):
+class SaveInProcess(TorchDistSaveShardedStrategy):
     """The same format, written by this process.
 
     megatron's own writer starts a manager process, which outlives a killed parent, and forks writers beside the threads
@@ -76,7 +76,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 def _state(model: torch.nn.Module, optimizer: Any | None, *, is_loading: bool) -> dict[str, Any]:
     metadata = {
-        **_SHARDING,
+        **SHARDING,
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformers folders to a mindvl checkpoint, one parameter at a time; export.py is the way back.
+
+Comes before training: the result is what init.checkpoint takes. Parts may come from several folders, and what no folder
+gives starts at random, as in training.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mindvl_data import load_tokenizer
+from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, enter, for_tokenizer
+from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
+from mindvl_model.hf.load import FolderSource, LoadReport
+from mindvl_model.parameters import PARTS, Part, initialize_parameter
+from mindvl_model.weights.layout import Share, cut_of
+from mindvl_model.weights.rules import WeightRule
+
+FILE_BYTES = 4 << 30
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertSource:
+    """Where the parts of a model come from; give `model`, or parts of it."""
+
+    model: Path | None = None  # a transformers folder of a whole model
+    vision: Path | None = None  # one whose vision tower is taken
+    language: Path | None = None  # one whose language model is taken
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.vision is None and self.language is None):
+            raise ValueError("give one folder of a whole model, or folders of vision and language. Keep one of both.")
+
+    def folders(self) -> dict[Path, tuple[Part, ...]]:
+        """Which parts each folder gives."""
+        if self.model is not None:
+            return {self.model: PARTS}
+        given: list[tuple[Path | None, Part]] = [(self.vision, "vision"), (self.language, "language")]
+        taken: dict[Path, tuple[Part, ...]] = {}
+        for folder, part in given:
+            if folder is not None:
+                taken[folder] = (*taken.get(folder, ()), part)
+        return taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertReport:
+    """What became of every tensor of the folders and every parameter of the model."""
+
+    checkpoint: Path
+    precision: str
+    folders: dict[Path, LoadReport]
+    fresh: tuple[str, ...]  # parameters that no folder gives; they start at random
+
+
+def convert_to_checkpoint(
+    source: ConvertSource,
+    out: Path,
+    *,
+    config: MindVLConfig | None = None,
+    tokenizer: Path | None = None,
+    dtype: Literal["fp32", "bf16"] | None = None,
+    seed: int = 0,
+    file_bytes: int = FILE_BYTES,
+    progress: Progress = lambda done, total: None,
+) -> ConvertReport:
+    """Write `out`/checkpoints/step-00000000 from transformers folders; `out` appears whole or not at all.
+
+    Args:
+        config: The model, in place of the folders' configurations.
+        tokenizer: The one the model will be used with; default: that of the folder with the language model.
+        dtype: Precision of the checkpoint; default: bf16 where all weights are, else fp32, so that nothing is rounded.
+        seed: Of what starts at random.
+        file_bytes: Size of a tensor file; a larger tensor gets a file of its own.
+        progress: Told how many parameters are written, and how many there are.
+
+    Raises:
+        ModelError: A folder is damaged, or its tensors do not fit the model; `out` exists.
+    """
+    enter()
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train import checkpoints
+    from mindvl_train.megatron.tensor_files import places_of, write_tensors
+    from mindvl_train.weights import DTYPES
+
+    if out.exists():
+        raise WeightError(f"{out}: exists already. Name a new folder or remove it first.")
+    tokenizer = tokenizer or _tokenizer_of(source)
+    config = _config_of(source, config, tokenizer)
+    folders = {path: FolderSource(path, config, parts) for path, parts in source.folders().items()}
+    precision = dtype or _precision(folders)
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with single_process():
+        model = places_of(config, DTYPES[precision])
+        from_folder = {rule.param_name: (rule, folder) for folder in folders.values() for rule in folder.rules}
+        fresh = sorted(set(model.places) - set(from_folder))
+
+        def tensors() -> Iterator[tuple[str, int, Tensor]]:
+            for done, (name, place) in enumerate(model.places.items()):
+                if name in from_folder:
+                    rule, folder = from_folder[name]
+                    yield from _pieces(rule, folder, place.shape, place.dtype)
+                else:
+                    tensor = torch.empty(place.shape, dtype=place.dtype)
+                    initialize_parameter(name, tensor, config, seed)
+                    yield name, 0, tensor
+                progress(done + 1, len(model.places))
+
+        described = {
+            "model": checkpoints.plain(config),
+            "run": {"precision": precision, "seed": seed, "data": _data(source, tokenizer)},
+            "parents": [str(path) for path in folders],
+        }
+        checkpoints.save_weights(
+            unfinished / "checkpoints", described, lambda folder: write_tensors(folder, model, tensors(), file_bytes)
+        )
+    os.replace(unfinished, out)
+    return ConvertReport(
+        checkpoint=checkpoints.newest(out),
+        precision=precision,
+        folders={path: folder.report() for path, folder in folders.items()},
+        fresh=tuple(fresh),
+    )
+
+
+def _pieces(
+    rule: WeightRule, folder: FolderSource, shape: tuple[int, ...], dtype: torch.dtype
+) -> Iterator[tuple[str, int, Tensor]]:
+    """A parameter whole, or expert by expert."""
+    if cut_of(rule.param_name) != "experts":
+        yield rule.param_name, 0, folder.read(rule, shape, dtype)
+        return
+    for expert in range(shape[0]):
+        share = Share(ep_rank=expert, ep_size=shape[0])
+        yield rule.param_name, expert, folder.read(rule, (1, *shape[1:]), dtype, share)
+
+
+def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Path | None) -> MindVLConfig:
+    if given is not None:
+        config = given
+    elif source.model is not None:
+        return config_from_folder(source.model)
+    else:
+        if source.vision is None or source.language is None:
+            raise ModelError("vision and language are both needed to know the model. Name both, or a size.")
+        tower = config_from_folder(source.vision)
+        kind = _json(source.language / "config.json").get("model_type")
+        whole = kind in ("mindvl", "qwen2_5_vl")
+        read: Callable[[Path], Any] = config_from_folder if whole else language_config_from_folder
+        found = read(source.language)
+        config = MindVLConfig(
+            vision=tower.vision,
+            language=found.language if whole else found,
+            tokens=found.tokens if whole else TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0),
+        )
+    if tokenizer is None:
+        if given is None:
+            raise WeightError(
+                f"{source.language}: has no tokenizer, which gives the token ids. Name one (--tokenizer)."
+            )
+        return config
+    loaded = load_tokenizer(tokenizer)
+    return for_tokenizer(config, loaded.special_ids, len(loaded.hf))
+
+
+def _tokenizer_of(source: ConvertSource) -> Path | None:
+    folder = source.model or source.language
+    return folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
+
+
+def _precision(folders: dict[Path, FolderSource]) -> Literal["fp32", "bf16"]:
+    stored: set[str] = set()
+    for folder in folders.values():
+        for rule in folder.rules:
+            if not rule.param_name.endswith("expert_bias"):  # fp32 in every precision
+                stored |= folder.stored_dtypes(rule)
+    return "bf16" if stored == {"BF16"} else "fp32"
+
+
+def _data(source: ConvertSource, tokenizer: Path | None) -> dict[str, Any]:
+    """What export.py wants to know of a run: tokenizer and picture sizes, where the folders say them."""
+    data: dict[str, Any] = {"tokenizer": None if tokenizer is None else str(tokenizer.absolute()), "image": {}}
+    for folder in source.folders():
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            stored = _json(folder / name) if (folder / name).is_file() else {}
+            images = stored.get("image_processor", stored)
+            size = images.get("size") or {}
+            limits = {
+                "min_pixels": images.get("min_pixels", size.get("shortest_edge")),
+                "max_pixels": images.get("max_pixels", size.get("longest_edge")),
+            }
+            if all(isinstance(limit, int) for limit in limits.values()):
+                data["image"] = limits
+    return data
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise WeightError(f"{file}: there is no such file. Name a transformers model folder.") from None
+    except (OSError, ValueError) as error:
+        raise WeightError(f"{file}: not JSON ({error}). Fetch the file again.") from error
+    if not isinstance(document, dict):
+        raise WeightError(f"{file}: not a section of keys. Fetch the file again.")
+    return document
