@@ -68,8 +68,8 @@ def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:
 
 
 def _normal(name: str, like: Tensor, std: float, seed: int) -> Tensor:
-    first = getattr(like, "first_expert", None)
-    if first is not None:  # each expert from its own name, whichever rank holds it
+    if like.ndim == 3:  # experts: each from its own name, whichever rank holds it
+        first = getattr(like, "first_expert", 0)
         pieces = [_normal(f"{name}.{first + place}", expert, std, seed) for place, expert in enumerate(like)]
         return torch.stack(pieces)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
