@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of one packed row, exact, from its segments and the grids of its pictures.
 
-Comes after config.py; metrics and a planner read it. A product of [M, K] and [K, N] is 2 * M * K * N; nothing but matrix
+Comes after config.py; metrics and a planner read it. A product of [M, K] and [K, N] is 2 * M * K * N; only matrix
 products is counted. Causal attention is the triangle with its diagonal, not the square that some kernels run.
 """
 
@@ -76,7 +76,7 @@ def row_flops(
 ) -> Flops:
     """Operations of one forward and backward.
 
-    A frozen part needs no gradient of its weights; gradients of its inputs are needed as far as something trainable lies
+    A frozen part needs no gradient of its weights; gradients of its inputs are needed where something trainable lies
     before it. The blank picture that a row without media runs for the sake of other ranks is not counted.
 
     Args:
