@@ -1,13 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `mindvl convert`: refusals; what it writes is tested in mindvl-train and in tests/demo/test_pipeline.py."""
+"""Tests of `mindvl convert`: which way, and refusals; what it writes is tested in mindvl-train and tests/demo."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mindvl_cli.commands.convert import convert
+from mindvl_model import WeightError, enter
+from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers folder of the smallest model, without a tokenizer."""
+    enter()
+    from mindvl_model.hf.config_json import hf_config
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.process import single_process
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.parameters import named_tensors
+    from mindvl_model.weights.folder import write_weights
+    from mindvl_model.weights.layout import split
+    from mindvl_model.weights.names import weight_rules
+
+    path, config = tmp_path_factory.mktemp("model"), smallest_config()
+    with single_process():
+        model = MindVLModel(config, Layout())
+        randomize(model)
+        held = named_tensors(model)
+        rules = weight_rules(config)
+        write_weights(path, [pair for rule in rules for pair in split(rule, held[rule.param_name].detach())])
+    (path / "config.json").write_text(json.dumps(hf_config(config, torch.float32)))
+    return path
+
+
+def test_a_folder_becomes_a_checkpoint_and_every_tensor_is_accounted_for(folder: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(convert, [str(folder), str(tmp_path / "run"), "--to", "mindvl", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["checkpoint"] == str(tmp_path / "run" / "checkpoints" / "step-00000000")
+    assert (Path(report["checkpoint"]) / "manifest.json").is_file()
+    of_folder = report["folders"][str(folder)]
+    assert len(of_folder["loaded"]) == 45  # 21 of the tower, 5 of the projector, 19 of the language model
+    assert "model.visual.patch_embed.proj.weight" in of_folder["reshaped"]
+    assert of_folder["left_out"] == of_folder["spare"] == report["fresh"] == []
+
+    again = CliRunner().invoke(convert, [str(tmp_path / "run"), str(tmp_path / "model")])
+    assert "was converted without a tokenizer" in str(again.exception)
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
@@ -18,16 +62,29 @@ def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> Non
     assert not (tmp_path / "model").exists()
 
 
+def test_parts_without_a_tokenizer_are_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "language").mkdir()
+    (tmp_path / "language" / "config.json").write_text('{"model_type": "qwen3"}')
+    options = ["--vision", str(folder), "--language", str(tmp_path / "language"), str(tmp_path / "run")]
+    result = CliRunner().invoke(convert, options)
+    assert isinstance(result.exception, WeightError)
+    assert str(tmp_path / "language") in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--min-pixels", "0"], "0 is not in the range"),
         (["--max-pixels", "-1"], "-1 is not in the range"),
         (["--min-pixels", "3136", "--max-pixels", "784"], "--min-pixels 3136 is above --max-pixels 784"),
+        (["--vision", "."], "2 paths given"),
+        (["--to", "mindvl"], "the source is of that form already"),
+        (["--size", "tiny"], "--size has no use here"),
     ],
 )
-def test_picture_sizes_that_no_picture_fits_are_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:
+def test_options_that_do_not_fit_are_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:
     result = CliRunner().invoke(convert, [str(tmp_path), str(tmp_path / "model"), *options])
 
     assert result.exit_code == 2
-    assert message in result.output
+    assert message in " ".join(result.output.split())

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in block-scaled fp8, as DeepSeek-V3 is published: whole, in blocks, damaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindvl_model import WeightError
+from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.fp8 import dequantise
+from mindvl_model.weights.layout import Block
+
+SHAPE = (300, 200)  # neither a multiple of 128
+
+
+@pytest.fixture
+def stored() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return (torch.randn(SHAPE) * 50).to(torch.float8_e4m3fn), torch.rand(3, 2) + 0.01
+
+
+def by_element(values: Tensor, scales: Tensor) -> Tensor:
+    """The definition: each value times the factor of its block of 128 x 128."""
+    result = torch.empty(values.shape)
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            result[row, column] = float(values[row, column]) * float(scales[row // 128, column // 128])
+    return result.bfloat16()
+
+
+def write(folder: Path, values: Tensor, scales: Tensor, block: list[int] | None = None) -> WeightFolder:
+    write_weights(folder, [("w.weight", values), ("w.weight_scale_inv", scales), ("norm.weight", torch.ones(4))])
+    told = {} if block is None else {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"} | told))
+    return WeightFolder(folder)
+
+
+def test_each_value_is_multiplied_with_the_factor_of_its_block(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    folder = write(tmp_path, *stored)
+    assert folder.names() == ["norm.weight", "w.weight"]
+    assert folder.stored("w.weight").dtype == "BF16"
+    expected = by_element(*stored)
+    assert torch.equal(folder.read("w.weight"), expected)
+    assert folder.bytes_read == 300 * 200 + 4 * 6
+
+    rows, columns = folder.read("w.weight", Block(0, 1, 2)), folder.read("w.weight", Block(1, 3, 4))
+    assert torch.equal(rows, expected[150:])
+    assert torch.equal(columns, expected[:, 150:])
+    thirds = folder.read("w.weight", Block(0, 1, 2, sections=3))
+    assert torch.equal(thirds, torch.cat([expected[50:100], expected[150:200], expected[250:]]))
+
+
+def test_the_folder_says_the_size_of_its_blocks(tmp_path: Path) -> None:
+    values, scales = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected = torch.tensor([[1, 1, 1, 2, 2, 2]] * 2 + [[3, 3, 3, 4, 4, 4]] * 2)
+    assert torch.equal(write(tmp_path, values, scales, [2, 3]).read("w.weight").int(), expected.int())
+    with pytest.raises(WeightError, match="weight_block_size=0 is not two sizes"):
+        write(tmp_path, values, scales, 0)  # type: ignore[arg-type]
+
+
+def test_factors_of_another_shape_are_refused_by_name(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match=r"'w.weight_scale_inv' has shape \[2, 2\], but 'w.weight' .* needs \[3, 2\]"):
+        write(tmp_path, stored[0], torch.ones(2, 2))
+
+
+def test_a_block_that_begins_inside_a_block_of_factors(stored: tuple[Tensor, Tensor]) -> None:
+    values, scales = stored
+    piece = dequantise(values[100:290, 60:190], scales, first_row=100, first_column=60)
+    assert torch.equal(piece, by_element(values, scales)[100:290, 60:190])
