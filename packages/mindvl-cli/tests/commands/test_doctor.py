@@ -2,8 +2,10 @@
 """Tests of the doctor: what it calls broken, what it only warns of."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -76,6 +78,7 @@ def test_it_imports_no_torch() -> None:
         (module.check_npu(8, "2.13.0", "2.12.0", {"ASCEND_HOME_PATH": "x"}), "fail"),
         (module.check_npu(8, "2.13.0+cpu", "2.13.0", {}), "fail"),
         (module.check_npu(8, "2.13.0+cpu", "2.13.0", {"ASCEND_HOME_PATH": "x"}), "ok"),
+        (module.check_npu(8, "2.13.0", "2.13.0", {"ASCEND_HOME_PATH": "x"}, has_cuda_build=True), "fail"),
         (module.check_threads(None, 8), "ok"),
         (module.check_threads("8", 8), "ok"),
         (module.check_threads("16", 8), "warn"),
@@ -86,3 +89,22 @@ def test_it_imports_no_torch() -> None:
 def test_each_check_knows_ok_from_warn_from_fail(row: Row, status: str) -> None:
     assert row.status == status
     assert bool(row.advice) == (status != "ok")
+
+
+def test_a_host_with_npus_is_told_its_variables_and_cores(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    node = tmp_path / "sys/devices/system/node/node0"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text(",".join(map(str, sorted(os.sched_getaffinity(0)))))
+    for number in range(2):
+        (tmp_path / f"dev/davinci{number}").touch()
+        bus = tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0"
+        bus.mkdir(parents=True)
+        facts = {"vendor": "0x19e5", "device": "0xd802", "class": "0x120000", "numa_node": "0", "local_cpulist": ""}
+        for name, text in facts.items():
+            (bus / name).write_text(text)
+    rows = {row.name: row for row in module.check_runtime({"TASK_QUEUE_ENABLE": "7"}, tmp_path)}
+    assert rows["TASK_QUEUE_ENABLE"].status == "warn"
+    assert rows["ACLNN_CACHE_LIMIT"].found == "not set"
+    assert {"cores of npu 0", "cores of npu 1"} <= set(rows)
+    assert list(module.check_runtime({}, tmp_path / "nothing")) == []

@@ -22,12 +22,16 @@ _PATIENCE_S = 5.0  # how long closing waits for a thread that is in the middle o
 
 
 class Workers:
-    """A few threads that run jobs in the order in which they were given."""
+    """A few threads that run jobs in the order in which they were given.
 
-    def __init__(self, count: int, name: str) -> None:
+    Args:
+        on_start: Called first in each thread, such as to bind it to cores.
+    """
+
+    def __init__(self, count: int, name: str, on_start: Callable[[], None] | None = None) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_work, args=(self._jobs,), name=f"{name}-{number}", daemon=True)
+            threading.Thread(target=_work, args=(self._jobs, on_start), name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
         for thread in self._threads:
@@ -62,10 +66,12 @@ class PlanAhead:
 
     Args:
         num_steps: Steps planned ahead in a thread of their own; 0: each step when it is asked for, without a thread.
+        on_start: Called first in that thread.
     """
 
-    def __init__(self, planner: Planner, *, num_steps: int) -> None:
+    def __init__(self, planner: Planner, *, num_steps: int, on_start: Callable[[], None] | None = None) -> None:
         self._plan = _Plan(planner)
+        self._on_start = on_start
         self._num_steps = num_steps
         self._workers: Workers | None = None  # from the first step on, so that a state can be loaded before
         self._ordered: deque[Future[PlannedStep | None]] = deque()
@@ -101,7 +107,7 @@ class PlanAhead:
 
     def _order(self) -> None:
         if self._workers is None:
-            self._workers = Workers(1, "mindvl-plan")
+            self._workers = Workers(1, "mindvl-plan", self._on_start)
         while len(self._ordered) < self._num_steps:
             self._ordered.append(self._workers.submit(self._plan.next_step))
 
@@ -128,7 +134,9 @@ class _Plan:
         return step
 
 
-def _work(jobs: _Jobs) -> None:
+def _work(jobs: _Jobs, on_start: Callable[[], None] | None) -> None:
+    if on_start is not None:
+        on_start()
     while (entry := jobs.get()) is not None:
         future, job = entry
         if future.set_running_or_notify_cancel():

@@ -7,7 +7,7 @@ plan's, so a resumed run gives the very same rows.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +67,7 @@ class Loader:
         packs_per_step: Rows of one step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
         position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
+        on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
 
     Raises:
         DataError: A source is not indexed, or the settings do not fit each other.
@@ -80,6 +81,7 @@ class Loader:
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
+        on_thread_start: Callable[[], None] | None = None,
     ) -> None:
         if packs_per_step < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
             raise DataError(
@@ -87,6 +89,7 @@ class Loader:
                 "Use a multiple of dp_size."
             )
         self._config = config
+        self._on_thread_start = on_thread_start
         self._packs_per_step = packs_per_step
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._files = ShardFiles(config.store)
@@ -100,7 +103,7 @@ class Loader:
         self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
         self._start(self._new_planner(), changes=[])
-        self._workers = Workers(config.num_threads, "mindvl-data") if config.num_threads else None
+        self._workers = Workers(config.num_threads, "mindvl-data", on_thread_start) if config.num_threads else None
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -200,7 +203,8 @@ class Loader:
             if waiting.made is not None:
                 waiting.made.cancel()
         self._planner = planner
-        self._plan = PlanAhead(planner, num_steps=self._config.plan_ahead_steps if self._config.num_threads else 0)
+        num_steps = self._config.plan_ahead_steps if self._config.num_threads else 0
+        self._plan = PlanAhead(planner, num_steps=num_steps, on_start=self._on_thread_start)
         self._state = planner.state()
         self._changes = changes
         self._planned: deque[tuple[PlannedStep, bool, Row]] = deque()  # rows of this rank that nobody works on yet

@@ -7,7 +7,7 @@ from .angles import mrope_tables, rotary_tables, vision_tables
 from .attention import attention
 from .backend import BackendRow, backend_table, select_backends, use_backend
 from .check import CheckRow, check_operators, table_text
-from .config import OpsConfig
+from .config import OpsConfig, RuntimeConfig
 from .cross_entropy import cross_entropy, linear_cross_entropy
 from .errors import OpsError, UnknownBackend
 from .grouped_matmul import grouped_matmul
@@ -29,6 +29,7 @@ __all__ = [
     "CheckRow",
     "OpsConfig",
     "OpsError",
+    "RuntimeConfig",
     "Segments",
     "UnknownBackend",
     "VocabularyShard",

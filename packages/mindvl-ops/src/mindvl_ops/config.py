@@ -9,9 +9,18 @@ BackendName = Literal["reference", "torch", "npu"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """The host side of every process of a run."""
+
+    bind_cores: Literal["auto", "on", "off"] = "auto"  # auto: where there are devices, or several NUMA nodes
+    memory_tight: bool = False  # launch variables that need less device memory, a little slower
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpsConfig:
     """Backend of all operators, and exceptions by operator name."""
 
     backend: BackendName = "torch"  # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu
     overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
     patch_embed: Literal["matmul", "convolution"] = "matmul"  # the faster of the two depends on the version of CANN
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # launch variables and cores

@@ -3,8 +3,11 @@
 
 import os
 import threading
+from pathlib import Path
 
-from mindvl_ops.runtime.start import Binding, Prepared, prepare_process
+import pytest
+
+from mindvl_ops.runtime.start import Binding, Prepared, device_kind, prepare_process
 from mindvl_ops.runtime.topology import Device, Topology, parse_cores
 
 NPU_HOST = Topology(
@@ -47,3 +50,14 @@ def test_a_cpu_process_is_bound_only_where_it_matters() -> None:
         thread.join()
     assert [result.cores for result in done] == [frozenset(), frozenset({core})]
     assert all(result.variables == {} for result in done)
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [([], "cpu"), (["nvidia0", "nvidiactl"], "cuda"), (["davinci_manager"], "cpu"), (["davinci3", "nvidia0"], "npu")],
+)
+def test_the_kind_of_device_is_told_by_its_files(tmp_path: Path, files: list[str], kind: str) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    assert device_kind(tmp_path) == kind

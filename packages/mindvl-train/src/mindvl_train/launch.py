@@ -54,6 +54,11 @@ def launch(command: Sequence[str], num_processes: int, *, threads_per_process: i
             process.wait()
 
 
+def local_place() -> tuple[int, int]:
+    """(rank, number of processes) on this machine, as the launcher, torchrun or a scheduler said."""
+    return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def end_with_launcher() -> None:
     """In a launched process: leave at once when the launcher is gone, so that no rank trains on alone.
 

@@ -5,6 +5,7 @@ Read this first: device, groups, tokenizer, model, weights, gradient buffers, op
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +17,11 @@ from typing import Any, Literal
 from mindvl_data import DataConfig, Loader, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_ops import check_operators, select_backends, table_text
+from mindvl_ops.runtime.affinity import bind_thread
+from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.launch import local_place
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,15 @@ def run_training(
     Raises:
         TrainError: The run cannot start or go on.
     """
+    local_rank, num_local_ranks = local_place()
+    prepared = prepare_process(  # before torch_npu is imported, which reads the variables
+        os.environ,
+        device_kind(),
+        local_rank=local_rank,
+        num_local_ranks=num_local_ranks,
+        binding=config.ops.runtime.bind_cores,
+        memory_tight=config.ops.runtime.memory_tight,
+    )
     accelerator = enter()
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
@@ -84,6 +97,7 @@ def run_training(
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
             position_kind=model_config.position_kind,
+            on_thread_start=lambda: bind_thread(prepared.cores),
         )
         state = TrainState(model=model, optimizer=optimizer, source=source)
         try:

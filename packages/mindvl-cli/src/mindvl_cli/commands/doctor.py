@@ -75,8 +75,35 @@ def examine(environment: Mapping[str, str]) -> Iterator[Row]:
         yield Row(name=name, status="ok" if version else "fail", found=version or "not installed", advice=advice)
     torch, torch_npu = machine.installed_version("torch"), machine.installed_version("torch-npu")
     yield check_cuda(machine.num_cuda_devices(), torch)
-    yield check_npu(machine.num_npu_devices(), torch, torch_npu, environment)
+    has_cuda_build = machine.installed_version("nvidia-cudnn-cu13") is not None  # torch's CUDA build brings it
+    yield check_npu(machine.num_npu_devices(), torch, torch_npu, environment, has_cuda_build=has_cuda_build)
     yield check_threads(environment.get("OMP_NUM_THREADS"), cores)
+    yield from check_runtime(environment)
+
+
+def check_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Row]:
+    """Launch variables and the cores of each device, where there are devices."""
+    kind: Literal["npu", "cuda"] = "npu" if machine.num_npu_devices(root / "dev") else "cuda"
+    num_devices = machine.num_npu_devices(root / "dev") or machine.num_cuda_devices(root / "dev")
+    if not num_devices:
+        return
+    try:
+        from mindvl_ops.runtime import affinity, env, topology
+    except Exception as error:  # torch does not import, for any of many reasons
+        advice = "Mend that first: launch variables and cores are looked at then."
+        yield Row(name="runtime", status="warn", found=f"mindvl_ops does not import ({error})", advice=advice)
+        return
+    host = topology.read_topology(root)
+    if kind == "npu" and not all(device.near for device in host.devices):
+        host = topology.read_topology(root, npu_smi=topology.ask_npu_smi())
+    for finding in env.check_variables(environment, kind, num_devices=num_devices):
+        status: Literal["ok", "warn"] = "warn" if finding.status == "wrong" else "ok"
+        yield Row(name=finding.name, status=status, found=finding.found or "not set", advice=finding.advice)
+    plan = affinity.plan_cores(host, range(num_devices), kind=kind)
+    for number, (cores, why) in enumerate(zip(plan.cores, plan.why, strict=True)):
+        advice = "" if cores else f"{why}. Give the container cores of that node, or bind by hand."
+        found = topology.format_cores(cores) or "not bound"
+        yield Row(name=f"cores of {kind} {number}", status="ok" if cores else "warn", found=found, advice=advice)
 
 
 def check_python(version: tuple[int, int, int]) -> Row:
@@ -146,11 +173,21 @@ def check_cuda(num_devices: int, torch: str | None) -> Row:
     return Row(name="cuda", status="ok", found=f"{num_devices} devices" if num_devices else "none")
 
 
-def check_npu(num_devices: int, torch: str | None, torch_npu: str | None, environment: Mapping[str, str]) -> Row:
+def check_npu(
+    num_devices: int,
+    torch: str | None,
+    torch_npu: str | None,
+    environment: Mapping[str, str],
+    *,
+    has_cuda_build: bool = False,
+) -> Row:
     """NPUs need torch_npu of the same minor version as torch, and the variables of the CANN toolkit."""
     found = f"{num_devices} devices, torch-npu {torch_npu or 'not installed'}" if num_devices or torch_npu else "none"
     if num_devices and not torch_npu:
         advice = "Install it: pip install 'mindvl-ops[npu]'; without it training runs on the CPU."
+        return Row(name="npu", status="fail", found=found, advice=advice)
+    if torch_npu and torch and "+cpu" not in torch and has_cuda_build:
+        advice = "Install the CPU build of torch: torch-npu ends a process that has the CUDA build."
         return Row(name="npu", status="fail", found=found, advice=advice)
     if torch and torch_npu and _numbers(torch)[:2] != _numbers(torch_npu)[:2]:
         advice = f"Install torch-npu of the same minor version as torch {torch}: it will not import otherwise."

@@ -39,13 +39,16 @@ _entered: Accelerator | None = None
 
 def detect() -> Kind:
     """What this machine has: an NPU, else a CUDA GPU, else the CPU. Imports torch_npu only where it is installed."""
-    if importlib.util.find_spec("torch_npu") is not None:
+    if importlib.util.find_spec("torch_npu") is not None and torch.version.cuda is not None:
+        # Both register an allocator under one name, and the second one ends the process.
+        logger.warning("torch_npu is installed beside a CUDA build of torch, which it cannot share a process with")
+    elif importlib.util.find_spec("torch_npu") is not None:
         try:
             import torch_npu  # noqa: F401
 
             if torch.get_device_module("npu").is_available():
                 return "npu"
-        except (ImportError, RuntimeError, OSError) as error:  # the wheel without CANN raises any of these
+        except Exception as error:  # the wheel without a whole CANN raises many kinds, a bare Exception among them
             logger.warning("torch_npu is installed but does not load (%s); looking for other devices", error)
     return "cuda" if torch.cuda.is_available() else "cpu"
 

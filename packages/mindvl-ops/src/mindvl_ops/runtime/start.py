@@ -8,6 +8,7 @@ starts CUDA. Called by the trainer, once in each process; nothing else of this p
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from .affinity import bind_thread, cpu_affinity_conf, plan_cores, visible_devices
@@ -62,6 +63,14 @@ def prepare_process(
     for name, value in variables.items():
         logger.info("set %s=%s", name, value)
     return Prepared(variables=variables, cores=cores)
+
+
+def device_kind(root: Path = Path("/")) -> Device:
+    """What this host offers, by its device files: the library of a device must not be imported before it is ready."""
+    files = root / "dev"
+    if any(path.name.removeprefix("davinci").isdigit() for path in files.glob("davinci*")):
+        return "npu"
+    return "cuda" if any(path.name.removeprefix("nvidia").isdigit() for path in files.glob("nvidia*")) else "cpu"
 
 
 def _this_host(kind: Device) -> Topology:
