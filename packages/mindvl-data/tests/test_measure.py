@@ -28,7 +28,7 @@ from mindvl_data import (
 from mindvl_data import measure as measure_module
 from mindvl_data.config import SampleRules
 from mindvl_data.encode import encode_sample
-from mindvl_data.measure import measure_folder, row_lengths, sample_patches, shard_lengths
+from mindvl_data.measure import _patches, measure_folder, row_lengths, shard_lengths
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import MEMBER_DTYPE, SAMPLE_DTYPE, ShardIndex, open_index
@@ -155,8 +155,7 @@ def test_where_turns_are_cut_what_is_planned_is_what_comes_out(
     cut_tokens, cut_patches = shard_lengths(shard, rules=trimmed, tokenizer=tokenizer, files=files)
     assert {(s.row, s.length) for s in segments} == set(enumerate(cut_tokens.tolist()))
     assert sum(len(batch.pixel_values) for batch in batches) == cut_patches.sum()
-    assert (sample_patches(shard, trimmed) >= cut_patches).all()
-    np.testing.assert_array_equal(sample_patches(shard, whole), patches)
+    assert (patches >= cut_patches).all()
     np.testing.assert_array_equal(cut_tokens[tokens <= 256], tokens[tokens <= 256])
     files.close()
 
@@ -225,7 +224,8 @@ def random_index(generator: np.random.Generator) -> ShardIndex:
 def test_patches_from_the_index_are_those_of_the_encoding(seed: int, tokenizer: Tokenizer) -> None:
     shard = random_index(np.random.default_rng(seed))
     rules = SampleRules(image=ImageConfig(max_pixels=200_000), video=VideoConfig(max_frames=32, total_pixels=400 * 784))
-    for entry, counted in zip(shard.samples, sample_patches(shard, rules).tolist(), strict=True):
+    every, all_media = np.arange(len(shard.samples)), shard.samples["num_members"]
+    for entry, counted in zip(shard.samples, _patches(shard, every, all_media, rules).tolist(), strict=True):
         first = int(entry["first_member"])
         media = shard.members[first + 1 : first + int(entry["num_members"])]
         sizes = tuple(MediaSize(*member) for member in media[["height", "width", "frames", "fps"]].tolist())

@@ -292,7 +292,7 @@ class _Check:
 
     def _close(self, source: SourceIndex, epoch: int, use: EpochUse) -> None:
         if source.name not in self._usable:
-            limits = (self._config.packing.seq_length, self._planner.max_patches)
+            limits = (self._config.packing.seq_length, self._planner.largest_sample)
             self._usable[source.name] = UsableSamples(source, *limits)
         wrong = use.compare(self._usable[source.name])
         if wrong is None:

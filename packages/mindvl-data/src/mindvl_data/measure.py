@@ -79,14 +79,6 @@ def is_measured(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, 
     return _lengths_path(shard, rules, tokenizer, files).is_file()
 
 
-def sample_patches(shard: ShardIndex, rules: SampleRules) -> NDArray[np.int64]:
-    """Patches of each sample of a shard, from the index alone; -1 where a picture or video is refused.
-
-    Where turns may be cut this is the most a sample can take.
-    """
-    return _patches(shard, np.arange(len(shard.samples)), None, rules)
-
-
 def measure_folder(
     folder: Path | str, tokenizer: Tokenizer, rules: SampleRules, *, progress: Progress | None = None
 ) -> int:
@@ -112,12 +104,10 @@ def _lengths(shard: ShardIndex, rows: NDArray[Any], measured: NDArray[Any], rule
     return tokens, np.where(usable, patches, 0).astype(np.uint32)
 
 
-def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any] | None, rules: SampleRules) -> NDArray[np.int64]:
-    """Patches of the first `kept` media of each row, of all of them where `kept` is None."""
+def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: SampleRules) -> NDArray[np.int64]:
+    """Patches of the first `kept` media of each row; -1 where one of them is refused."""
     samples = shard.samples[rows]
-    counts = samples["num_members"].astype(np.int64) - 1
-    if kept is not None:
-        counts = np.minimum(counts, kept)
+    counts = np.minimum(samples["num_members"].astype(np.int64) - 1, kept)
     owner = np.repeat(np.arange(len(rows)), counts)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     members = shard.members[samples["first_member"].astype(np.int64)[owner] + 1 + place]

@@ -24,7 +24,7 @@ from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 2
-PLAN_VERSION = 4  # raised when the same configuration would give another plan
+PLAN_VERSION = 5  # raised when the same configuration would give another plan
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
 
 Change = dict[str, Any]  # step, who, when, sources: name -> [old, new] identity, None where there is none

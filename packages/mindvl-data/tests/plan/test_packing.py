@@ -40,6 +40,16 @@ def test_rows_keep_both_budgets_and_hold_each_sample_once(samples: list[tuple[in
         assert sum(samples[i][1] for i in row) <= 40
 
 
+@settings(max_examples=100, deadline=None)
+@given(samples_strategy)
+def test_a_sample_above_the_patches_of_a_row_stands_among_text_alone(samples: list[tuple[int, int]]) -> None:
+    rows = pack_all(samples, 64, 15, 16)
+    assert sorted(itertools.chain(*rows)) == list(range(len(samples)))
+    for row in rows:
+        patches = [samples[i][1] for i in row if samples[i][1]]
+        assert sum(patches) <= 15 or len(patches) == 1
+
+
 @settings(max_examples=50, deadline=None)
 @given(samples_strategy)
 def test_the_same_input_gives_the_same_rows(samples: list[tuple[int, int]]) -> None:
@@ -72,12 +82,31 @@ def test_largest_sum_is_the_best_of_all_subsets(lengths: list[int], limit: int) 
 
 def test_a_sample_that_fits_no_row_and_a_full_buffer_are_refused() -> None:
     packer: Packer[str] = Packer(capacity=10, max_patches=4, patches_per_token=0.1, buffer_size=1)
-    for length, patches in ((11, 0), (0, 0), (5, 5)):
+    for length, patches in ((11, 0), (0, 0), (5, -1)):
         with pytest.raises(ValueError, match=f"sample 'a' of {length} tokens and {patches} patches fits no row of 10"):
             packer.add("a", length, patches)
     packer.add("a", 10, 4)
     with pytest.raises(ValueError, match="buffer of 1 samples is full at 'b'"):
         packer.add("b", 1, 0)
+
+
+def test_a_large_buffer_begins_small_and_grows_to_its_size() -> None:
+    packer: Packer[int] = Packer(capacity=10, max_patches=0, patches_per_token=0.0, buffer_size=256)
+    sizes = []
+    for number in range(3000):
+        packer.add(number, 10, 0)
+        if packer.is_full:
+            sizes.append(len(packer.items))
+            assert packer.next_row() == [number - sizes[-1] + 1]
+    assert sizes[:8] == [64] * 8
+    assert max(sizes) == sizes[-1] == 256
+    assert sizes == sorted(sizes)
+    again: Packer[int] = Packer(capacity=10, max_patches=0, patches_per_token=0.0, buffer_size=256)
+    again.num_rows = 80
+    for number in range(74):
+        assert not again.is_full
+        again.add(number, 10, 0)
+    assert again.is_full
 
 
 def workload(count: int, capacity: int, seed: int) -> list[tuple[int, int]]:

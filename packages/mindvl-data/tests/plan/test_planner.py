@@ -317,7 +317,31 @@ def test_the_largest_sample_fits_whichever_shard_holds_it(
     )
     planner = make_planner(config)
     assert len(samples(planner, 60)) == 40
-    assert planner.max_patches == 64  # 112 x 112 pixels
+    assert not planner.dropped
+
+
+def test_a_sample_above_what_rows_may_have_is_used_among_text_alone(
+    make_planner: Callable[..., Planner], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    for side in (28, 336):  # the large one is in none of the rows that are looked at for the average
+        Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "ab " * 20}]
+    rows = [{"image": f"{336 if number == 301 else 28}.png", "conversations": turns} for number in range(600)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    write_shards(tmp_path / "rows.json", tmp_path / "shards", format="llava", samples_per_shard=600)
+    index_folder(tmp_path / "shards")
+    config = make_config(
+        sources=(SourceConfig(name="one", path=tmp_path / "shards", max_epochs=1),),
+        image=ImageConfig(min_pixels=28 * 28, max_pixels=336 * 336),
+        packing=PackingConfig(seq_length=1024, buffer_size=16),
+    )
+    planner = make_planner(config)
+    assert planner.max_patches < 576  # 336 x 336 pixels
+    found = []
+    while (step := planner.next_step()) is not None:
+        found += [[sample.patches for sample in row] for row in step.rows]
+    assert sum(map(len, found)) == 600
+    assert [row for row in found if sum(row) > planner.max_patches] == [[576]]
     assert not planner.dropped
 
 

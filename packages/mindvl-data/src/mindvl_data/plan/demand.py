@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the mixture asks of a row: mean tokens of a sample, patches per token, the most patches of one sample.
+"""What the mixture asks of a row: mean tokens of a sample, patches per token, the most patches that samples have.
 
-Comes after the sources, before the packer, which steers by it. Means are those of an evenly spaced sample of rows, the
-most patches is exact; both are found once per source and kept beside its index, because looking at the index of a
-hundred million samples at every start takes too long. Every rank and every restart finds the same numbers.
+Comes after the sources, before the packer, which steers by it. All three are those of an evenly spaced sample of rows:
+looking at the index of a hundred million samples takes a minute. They are found once per source and kept beside its
+index. Every rank and every restart finds the same numbers.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig
-from mindvl_data.measure import row_lengths, sample_patches
+from mindvl_data.measure import row_lengths
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.index import MANIFEST_NAME, write_atomically
 from mindvl_data.shards.location import beside, join
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # raised when the same source would give other numbers
+_VERSION = 2  # raised when the same source would give other numbers
 _SHARDS, _ROWS = 32, 64  # shards of a source looked at, and rows of each
 
 
@@ -34,13 +34,13 @@ class Demand:
 
     mean_tokens: float
     mean_patches: float
-    largest: int  # patches
+    largest: int  # patches; of the rows looked at, others can have more
 
 
 def mixture_demand(
     sources: Sequence[SourceIndex], weights: Sequence[float], config: DataConfig
 ) -> tuple[float, float, int]:
-    """(tokens per sample, patches per token, most patches of a sample that fits a row) of the mixture.
+    """(tokens per sample, patches per token, most patches of the samples looked at) of the mixture.
 
     Args:
         weights: Shares that count what `config.weight_unit` says.
@@ -77,13 +77,6 @@ def _find(source: SourceIndex, config: DataConfig) -> Demand:
     logger.info("looking at the index of source %s (%d samples), once", source.name, source.num_samples)
     limit = config.packing.seq_length
     shards = np.flatnonzero(source.subset.sizes)
-    largest = 0
-    if config.packing.max_patches is None:
-        for shard in shards.tolist():
-            # By pictures alone: counting text could mean to measure a whole source before the first step.
-            every = sample_patches(source.index.shards[shard], source.rules)[source.used_rows(shard)]
-            fitting = every[every < limit * config.image.spatial_merge_size**2]
-            largest = max(largest, int(fitting.max(initial=0)))
     tokens, patches = [], []
     for shard in _spread(shards, _SHARDS).tolist():
         rows = source.subset.rows(shard, _spread(np.arange(source.subset.sizes[shard]), _ROWS))
@@ -95,9 +88,13 @@ def _find(source: SourceIndex, config: DataConfig) -> Demand:
     all_tokens, all_patches = np.concatenate(tokens), np.concatenate(patches)
     fits = (all_tokens > 0) & (all_tokens <= limit)
     if not fits.any():
-        return Demand(mean_tokens=0.0, mean_patches=0.0, largest=largest)
-    means = float(all_tokens[fits].mean()), float(all_patches[fits].mean())
-    return Demand(mean_tokens=means[0], mean_patches=means[1], largest=largest)
+        return Demand(mean_tokens=0.0, mean_patches=0.0, largest=0)
+    fitting = all_patches[fits]
+    return Demand(
+        mean_tokens=float(all_tokens[fits].mean()),
+        mean_patches=float(fitting.mean()),
+        largest=int(fitting.max()),
+    )
 
 
 def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -108,7 +105,7 @@ def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 def _path(source: SourceIndex, config: DataConfig) -> Path:
     parts = [
         _VERSION, source.index.identity, source.tokenizer.identity, repr(source.rules), config.packing.seq_length,
-        config.packing.max_patches is None, source.name, hashlib.sha256(source.subset.sizes.tobytes()).hexdigest(),
+        source.name, hashlib.sha256(source.subset.sizes.tobytes()).hexdigest(),
     ]  # fmt: skip
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return beside(join(source.index.folder, MANIFEST_NAME), f"demand-{digest}.json", source.files.store)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack samples into rows of two hard budgets, tokens and patches.
+"""Pack samples into rows of two budgets, tokens and patches.
 
 Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each
 row starts with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual
@@ -19,6 +19,8 @@ _STEER_UNTIL = 0.7  # share of the row left to exact completion
 _STEER_CANDIDATES = 96  # oldest samples considered while steering
 _SUM_CANDIDATES = 64  # samples whose sums are searched
 _AGE_WEIGHT = 0.60  # density error that being the newest candidate instead of the oldest makes up for, while steering
+_SMALL_BUFFER = 32  # samples; smaller buffers have their size from the start, larger ones begin with a quarter
+_ROWS_PER_PLACE = 8  # rows after which a buffer grows by one sample
 _SUM_AGE_WEIGHT = 0.12  # the same among candidates of the completion
 
 
@@ -36,13 +38,19 @@ class Packer(Generic[Item]):
         while row := packer.next_row():
             train_on(row)
 
-    The state is `items`: the same items, added in the same order with the same lengths, give the same rows.
+    The state is `items` and `num_rows`: the same items, added in the same order with the same lengths, give the same
+    rows. The buffer begins small and grows to its size: what is hard to place collects in it slowly, and a large one
+    that is filled at once would give the short samples away first.
 
     Args:
         capacity: Tokens in a row.
-        max_patches: Patches in a row; 0 for text alone. Any other cost of a sample serves as well as patches.
+        max_patches: Patches in a row; 0 for text alone. Any other cost of a sample serves as well as patches. A sample
+            that alone has more shares its row only with samples that have none.
         patches_per_token: Patches per token that the mixture has on average; rows are steered towards it.
         buffer_size: Samples to choose from; more fill rows better and let samples wait longer.
+
+    Attributes:
+        num_rows: Rows made so far; set it when a state is restored.
     """
 
     def __init__(self, *, capacity: int, max_patches: int, patches_per_token: float, buffer_size: int) -> None:
@@ -50,13 +58,15 @@ class Packer(Generic[Item]):
         self._max_patches = max_patches
         self._density = patches_per_token
         self._buffer_size = buffer_size
+        self.num_rows = 0
         self._items: list[Item] = []
         self._lengths = np.zeros(buffer_size, np.int64)
         self._patches = np.zeros(buffer_size, np.int64)
 
     @property
     def is_full(self) -> bool:
-        return len(self._items) >= self._buffer_size
+        first = max(self._buffer_size // 4, min(self._buffer_size, _SMALL_BUFFER))
+        return len(self._items) >= min(self._buffer_size, first + self.num_rows // _ROWS_PER_PLACE)
 
     @property
     def items(self) -> list[Item]:
@@ -69,13 +79,13 @@ class Packer(Generic[Item]):
         Raises:
             ValueError: It does not fit into an empty row, or the buffer is full.
         """
-        if not 0 < length <= self._capacity or not 0 <= patches <= self._max_patches:
+        if not 0 < length <= self._capacity or patches < 0:
             raise ValueError(
-                f"sample {item!r} of {length} tokens and {patches} patches fits no row of {self._capacity} tokens and "
-                f"{self._max_patches} patches. Leave it out or make rows larger."
+                f"sample {item!r} of {length} tokens and {patches} patches fits no row of {self._capacity} tokens. "
+                "Leave it out or make rows larger."
             )
         if self.is_full:
-            raise ValueError(f"buffer of {self._buffer_size} samples is full at {item!r}. Take a row first.")
+            raise ValueError(f"buffer of {len(self._items)} samples is full at {item!r}. Take a row first.")
         self._lengths[len(self._items)] = length
         self._patches[len(self._items)] = patches
         self._items.append(item)
@@ -90,6 +100,7 @@ class Packer(Generic[Item]):
         row.steer()
         row.complete()
         row.fill()
+        self.num_rows += 1
         taken = [self._items[number] for number in row.chosen]
         keep = np.flatnonzero(row.waiting)
         self._items = [self._items[number] for number in keep.tolist()]
@@ -122,7 +133,7 @@ class _Row:
         self.chosen.append(number)
         self.waiting[number] = False
         self.free_tokens -= int(self.lengths[number])
-        self.free_patches -= int(self.patches[number])
+        self.free_patches = max(0, self.free_patches - int(self.patches[number]))  # the first can have more
         self.wanted_patches -= int(self.patches[number])
 
     def fitting(self) -> NDArray[np.intp]:

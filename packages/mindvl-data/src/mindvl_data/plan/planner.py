@@ -68,6 +68,8 @@ class Planner:
 
     Attributes:
         shares: What the mixture asks of each source, in samples or tokens as `config.weight_unit` says; sums to 1.
+        max_patches: Of a row. Where it follows from the mixture, a sample that alone has more shares its row with text.
+        largest_sample: Samples with more patches are dropped; where the limit follows from the mixture, none has more.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class Planner:
         mean_tokens, patches_per_token, largest = mixture_demand(sources, weights, config)
         self._mixture = Mixture(weights, unit=mean_tokens if config.weight_unit == "tokens" else 1.0)
         derived = max(int(_PATCH_MARGIN * patches_per_token * capacity), largest)
-        self.max_patches: int = derived if config.packing.max_patches is None else config.packing.max_patches
+        limit = config.packing.max_patches
+        self.max_patches: int = derived if limit is None else limit
+        self.largest_sample: int = capacity * config.image.spatial_merge_size**2 if limit is None else limit
         self._packer: Packer[PlannedSample] = Packer(
             capacity=capacity,
             max_patches=self.max_patches,
@@ -158,6 +162,7 @@ class Planner:
             waiting = iter(buffer)
             self._window = [tuple(tuple(next(waiting) for _ in range(n)) for n in step) for step in state["window"]]
             self._returned.extend(waiting)
+        self._packer.num_rows = (self._step + len(self._window)) * self._rows_per_step
         self._note_window()
 
     def figures(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -270,7 +275,7 @@ class Planner:
             return None
         raise DataError(
             f"source {source.name!r} has no sample that fits a row of {self._config.packing.seq_length} tokens and "
-            f"{self.max_patches} patches. {source.index.folder}. Raise data.packing.seq_length or lower max_pixels."
+            f"{self.largest_sample} patches. {source.index.folder}. Raise data.packing.seq_length or lower max_pixels."
         )
 
     def _drop_reason(self, sample: PlannedSample) -> str | None:
@@ -278,7 +283,7 @@ class Planner:
             return "unusable"
         if sample.length > self._config.packing.seq_length:
             return "too long"
-        return "too many patches" if sample.patches > self.max_patches else None
+        return "too many patches" if sample.patches > self.largest_sample else None
 
     def _amount(self, sample: PlannedSample) -> float:
         return sample.length if self._config.weight_unit == "tokens" else 1.0
