@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let the literal "cuda" mean the NPU by torch_npu's own transfer_to_npu, and close the gap it leaves.
 
-Comes before the first import of megatron-core. Not run on hardware yet: proved so far only as far as torch_npu's
-documents and source go (Tensor.type() strings are the one thing transfer_to_npu does not rename).
+Comes before the first import of megatron-core. Not run on hardware yet: proved on the real torch_npu
+wheel with fake tensors by `nox -s npu_contract` (Tensor.type() strings are what transfer_to_npu leaves alone).
 """
 
 import importlib
