@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
+from mindvl_model.weights.layout import WHOLE, Share, own_block
 
 Part = Literal["vision", "projector", "language"]
 PARTS: tuple[Part, ...] = ("vision", "projector", "language")
@@ -39,24 +40,35 @@ def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
 
 @torch.no_grad()
 def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
-    """Fill every parameter from a generator seeded by its own name, so that no start depends on build order.
+    """Fill every parameter from a generator seeded by its global name: no start depends on build order or layout.
 
     Norms start at one, biases at zero, matrices at a normal of init_std, scaled down by sqrt(2 * num_layers) where they
     write to the residual stream, as in Megatron; without an init_std, at a normal of 1 / sqrt(inputs).
     """
+    from mindvl_model.megatron.share import global_name, share_of_this_rank  # here: it imports megatron-core
+
+    share = share_of_this_rank()
     for name, parameter in model.named_parameters():
-        initialize_parameter(name, parameter, config, seed)
+        initialize_parameter(global_name(model, name), parameter, config, seed, share)
 
 
 @torch.no_grad()
-def initialize_parameter(name: str, parameter: Tensor, config: MindVLConfig, seed: int) -> None:
-    """Fill one parameter, or a routing bias, as `initialize` does."""
+def initialize_parameter(name: str, parameter: Tensor, config: MindVLConfig, seed: int, share: Share = WHOLE) -> None:
+    """Fill one parameter, a rank's share of it, or a routing bias, as `initialize` does; its name is the global one."""
     if "norm" in name.rsplit(".", 2)[-2]:
         parameter.fill_(1.0)
     elif name.endswith("bias"):
         parameter.zero_()
     else:
-        parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
+        block = own_block(name, share)
+        if block is None:
+            parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
+            return
+        shape = [size * block.count if axis == block.axis else size for axis, size in enumerate(parameter.shape)]
+        whole = torch.empty(shape, device="meta")
+        drawn = _normal(name, whole, _std(name, whole.shape, config), seed)
+        pieces = [drawn.narrow(block.axis, start, end - start) for start, end in block.ranges(shape[block.axis])]
+        parameter.copy_(torch.cat(pieces, dim=block.axis))
 
 
 def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:

@@ -73,6 +73,15 @@ def cut_of(param_name: str) -> Cut:
     return "columns" if layer in _COLUMNS and kind == "weight" else "whole"
 
 
+def own_block(param_name: str, share: Share) -> Block | None:
+    """Which block of a whole parameter a rank holds; each half of a gated MLP is cut. None: all of it, or experts."""
+    cut = cut_of(param_name)
+    if share.tp_size == 1 or cut not in ("rows", "columns"):
+        return None
+    sections = 2 if ".linear_fc1." in param_name else 1
+    return Block(0, share.tp_rank, share.tp_size, sections) if cut == "rows" else Block(1, share.tp_rank, share.tp_size)
+
+
 def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
     """The stored tensors that make this rank's piece of a parameter; None takes the whole tensor.
 
