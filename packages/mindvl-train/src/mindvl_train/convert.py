@@ -103,13 +103,15 @@ def convert_to_checkpoint(
     with single_process():
         model = places_of(config, DTYPES[precision])
         from_folder = {rule.param_name: (rule, folder) for folder in folders.values() for rule in folder.rules}
+        for name, (rule, folder) in from_folder.items():
+            folder.check(rule, model.places[name].shape)
         fresh = sorted(set(model.places) - set(from_folder))
 
         def tensors() -> Iterator[tuple[str, int, Tensor]]:
             for done, (name, place) in enumerate(model.places.items()):
                 if name in from_folder:
                     rule, folder = from_folder[name]
-                    yield from _pieces(rule, folder, place.shape, place.dtype)
+                    yield from _pieces(rule, folder, place.shape[0], place.dtype)
                 else:
                     tensor = torch.empty(place.shape, dtype=place.dtype)
                     initialize_parameter(name, tensor, config, seed)
@@ -134,15 +136,15 @@ def convert_to_checkpoint(
 
 
 def _pieces(
-    rule: WeightRule, folder: FolderSource, shape: tuple[int, ...], dtype: torch.dtype
+    rule: WeightRule, folder: FolderSource, num_experts: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, int, Tensor]]:
     """A parameter whole, or expert by expert."""
     if cut_of(rule.param_name) != "experts":
-        yield rule.param_name, 0, folder.read(rule, shape, dtype)
+        yield rule.param_name, 0, folder.read(rule, dtype)
         return
-    for expert in range(shape[0]):
-        share = Share(ep_rank=expert, ep_size=shape[0])
-        yield rule.param_name, expert, folder.read(rule, (1, *shape[1:]), dtype, share)
+    for expert in range(num_experts):
+        share = Share(ep_rank=expert, ep_size=num_experts)
+        yield rule.param_name, expert, folder.read(rule, dtype, share)
 
 
 def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Path | None) -> MindVLConfig:

@@ -61,9 +61,12 @@ def load_hf_folder(
     unknown = sorted(set(own) - {rule.param_name for rule in source.rules})
     assert not unknown, f"no rule makes {unknown}"
     for rule in source.rules:
+        if rule.param_name in own:
+            source.check(rule, own[rule.param_name][0].shape, share)
+    for rule in source.rules:
         parameters = own.get(rule.param_name, [])
         if parameters:
-            tensor = source.read(rule, parameters[0].shape, parameters[0].dtype, share)
+            tensor = source.read(rule, parameters[0].dtype, share)
             for parameter in parameters:
                 parameter.copy_(tensor)
     return source.report()
@@ -89,23 +92,33 @@ class FolderSource:
         """The types of the tensors that make a parameter, as they are given out."""
         return {self.folder.stored(self._stored[name]).dtype for name in rule.hf_names}
 
-    def read(self, rule: WeightRule, shape: Sequence[int], dtype: torch.dtype, share: Share = WHOLE) -> Tensor:
+    def check(self, rule: WeightRule, shape: Sequence[int], share: Share = WHOLE) -> None:
+        """Compare shapes, without reading, with what the model has in the parameter's place.
+
+        Raises:
+            WeightError: A tensor is of another shape, or cannot be cut for this share of the model.
+        """
+        names = [(self._stored[name], block) for name, block in blocks(rule, share)]
+        tensors = {name: torch.empty(self.folder.shape_of(name, block), device="meta") for name, block in names}
+        made = _join(rule, tensors, self.folder.path).shape
+        if made != torch.Size(shape):
+            raise WeightError(
+                f"{self.folder.path}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(made)}, but "
+                f"the model has {list(shape)}. Use the configuration that belongs to these weights."
+            )
+
+    def read(self, rule: WeightRule, dtype: torch.dtype, share: Share = WHOLE) -> Tensor:
         """A parameter, or the piece of it that a share of the model holds, in the types of the folder.
 
         Args:
-            shape, dtype: What the model has in its place; dtype is for the report.
+            dtype: What the model has, for the report.
 
         Raises:
-            WeightError: A tensor is damaged, or of another shape.
+            WeightError: A tensor is damaged.
         """
         taken = [(self._stored[name], block) for name, block in blocks(rule, share)]
         tensors = {name: self.folder.read(name, block) for name, block in taken}
         tensor = _join(rule, tensors, self.folder.path)
-        if tensor.shape != torch.Size(shape):
-            raise WeightError(
-                f"{self.folder.path}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(tensor.shape)}, but "
-                f"the model has {list(shape)}. Use the configuration that belongs to these weights."
-            )
         self._loaded[rule.param_name] = None
         if all(tensor is not one for one in tensors.values()):
             self._reshaped |= dict.fromkeys(tensors)

@@ -57,6 +57,18 @@ class WeightFolder:
             raise WeightError(f"{self.path}: tensor {name!r} is missing. Take the whole checkpoint it belongs to.")
         return self._stored[name]
 
+    def shape_of(self, name: str, block: Block | None = None) -> tuple[int, ...]:
+        """Shape of a tensor or of a block of it, without reading.
+
+        Raises:
+            WeightError: The folder has no such tensor, or it has no such block.
+        """
+        stored = self.stored(name)
+        if block is None:
+            return stored.shape
+        length = sum(end - start for start, end in _ranges(name, stored, block))
+        return (*stored.shape[: block.axis], length, *stored.shape[block.axis + 1 :])
+
     def read(self, name: str, block: Block | None = None) -> Tensor:
         """One tensor, or a block of it, on the CPU.
 
@@ -66,15 +78,8 @@ class WeightFolder:
         stored = self.stored(name)
         if block is None:
             return self._read(name, stored, (slice(None),) * len(stored.shape))
-        try:
-            ranges = block.ranges(stored.shape[block.axis])
-        except (ValueError, IndexError) as error:
-            raise WeightError(
-                f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over {block.count} "
-                f"tensor-parallel ranks ({error}). Use another tp_size."
-            ) from error
         before = (slice(None),) * block.axis
-        pieces = [self._read(name, stored, (*before, slice(start, end))) for start, end in ranges]
+        pieces = [self._read(name, stored, (*before, slice(start, end))) for start, end in _ranges(name, stored, block)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=block.axis)
 
     def _read(self, name: str, stored: StoredTensor, place: tuple[slice, ...]) -> Tensor:
@@ -149,6 +154,16 @@ class WeightFolder:
                     f"{self.path / INDEX}: tensor {name!r} should lie in {file}, but does not. Fetch both files again."
                 )
         return stored
+
+
+def _ranges(name: str, stored: StoredTensor, block: Block) -> list[tuple[int, int]]:
+    try:
+        return block.ranges(stored.shape[block.axis])
+    except (ValueError, IndexError) as error:
+        raise WeightError(
+            f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over {block.count} "
+            f"tensor-parallel ranks ({error}). Use another tp_size."
+        ) from error
 
 
 def _header(file: Path) -> dict[str, StoredTensor]:

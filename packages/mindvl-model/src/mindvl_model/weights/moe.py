@@ -115,7 +115,7 @@ def _repeated(param_name: str, hf_names: tuple[str, ...]) -> WeightRule:
 
     def join(tensors: list[Tensor]) -> Tensor:
         for name, tensor in zip(hf_names, tensors, strict=True):
-            if not torch.equal(tensor, tensors[0]):
+            if tensor.shape != tensors[0].shape or (not tensor.is_meta and not torch.equal(tensor, tensors[0])):
                 raise WeightError(f"{name} differs from {hf_names[0]}, but both are one parameter here")
         return tensors[0]
 
