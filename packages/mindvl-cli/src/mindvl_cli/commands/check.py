@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl check`: prove on this machine that what runs fast computes what it should.
 
-Thin: `mindvl_ops.check_operators` does the work, here it becomes a table or JSON and an exit code.
+Thin: `mindvl_ops.check_operators` and `mindvl_model.hf.parity` do the work, here it becomes a table or JSON, a file and
+an exit code.
 """
 
+import csv
+import io
 import json
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 if TYPE_CHECKING:
+    from mindvl_model.hf.parity import InputParity, ParityReport
     from mindvl_ops import CheckRow
+
+NAMED_FAILURES = 10  # inputs beyond a bound that are listed one by one
 
 
 @click.group()
@@ -47,6 +57,105 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     else:
         click.echo(table_text(rows))
     ctx.exit(0 if holds else 1)
+
+
+@check.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="How many.")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
+    help="Type of weights and activations.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="CSV file for the errors of every input.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.pass_context
+def parity(
+    ctx: click.Context,
+    model: Path,
+    num_inputs: int,
+    dtype: Literal["fp32", "bf16"],
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare a transformers folder MODEL in our code and in transformers' own, on random texts, pictures and videos.
+
+    Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input; in bf16 an
+    input may also differ by what rounding alone brings. Exit code 1 if one is beyond. Both models must fit in memory.
+
+    Example: mindvl check parity Qwen2.5-VL-7B-Instruct --inputs 200 --out parity.csv
+    """
+    from mindvl_cli.progress import reported_progress
+    from mindvl_model.hf.parity import check_parity
+
+    if out is not None and not out.parent.is_dir():
+        raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")
+    with reported_progress("compare", unit="inputs") as on_inputs:
+        report = check_parity(model, num_inputs=num_inputs, dtype=dtype, seed=seed, on_inputs=on_inputs)
+    if out is not None:
+        _write_csv(out, report)
+    click.echo(json.dumps(_summary(report, model), allow_nan=False) if as_json else _parity_text(report))
+    ctx.exit(1 if report.failing else 0)
+
+
+def _row(one: "InputParity") -> dict[str, Any]:
+    return asdict(one) | {"holds": one.holds}
+
+
+def _worst(inputs: Sequence["InputParity"], error: str) -> float:
+    """The largest of one error; NaN, which compares with nothing, is larger than any number."""
+    values = [float(getattr(one, error)) for one in inputs]
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+def _write_csv(out: Path, report: "ParityReport") -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(_row(report.inputs[0])))
+    writer.writeheader()
+    writer.writerows(_row(one) for one in report.inputs)
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    unfinished.write_text(text.getvalue(), newline="")
+    os.replace(unfinished, out)
+
+
+def _summary(report: "ParityReport", model: Path) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None  # JSON knows no NaN
+
+    errors = ("mae", "mre", "max_difference", "rounding_mae", "rounding_mre")
+    return {
+        "ok": not report.failing,
+        "model": str(model),
+        "model_type": report.model_type,
+        "dtype": report.dtype,
+        "seed": report.seed,
+        "worst": {
+            kind: {"inputs": len(inputs)} | {error: number(_worst(inputs, error)) for error in errors}
+            for kind, inputs in report.by_kind().items()
+        },
+        "failing": [
+            {name: number(value) if isinstance(value, float) else value for name, value in _row(one).items()}
+            for one in report.failing
+        ],
+    }
+
+
+def _parity_text(report: "ParityReport") -> str:
+    heads = ("kind", "inputs", "worst MAE", "worst MRE", "largest difference", "rounding MRE")
+    lines = ["{:<10}{:>7}{:>12}{:>12}{:>20}{:>14}".format(*heads)]
+    for kind, inputs in report.by_kind().items():
+        worst = [_worst(inputs, error) for error in ("mae", "mre", "max_difference", "rounding_mre")]
+        lines.append("{:<10}{:>7}{:>12.2e}{:>12.2e}{:>20.2e}{:>14.2e}".format(kind, len(inputs), *worst))
+    for one in report.failing[:NAMED_FAILURES]:
+        shown = f" images {one.images}" * bool(one.images) + f" videos {one.videos}" * bool(one.videos)
+        lines.append(
+            f"beyond the bound: input {one.number} of seed {report.seed} ({one.kind}, {one.num_tokens} tokens{shown}): "
+            f"MAE {one.mae:.2e}, MRE {one.mre:.2e}"
+        )
+    if len(report.failing) > NAMED_FAILURES:
+        lines.append(f"... and {len(report.failing) - NAMED_FAILURES} more inputs")
+    return "\n".join(lines)
 
 
 def _plain(row: "CheckRow") -> dict[str, Any]:

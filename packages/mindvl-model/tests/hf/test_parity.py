@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison with transformers: it holds where it should, and finds what is wrong where something is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mindvl_model import WeightError
+from mindvl_model.hf import parity
+from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.export import export_hf_folder
+from mindvl_model.hf.parity import check_parity, random_inputs
+from mindvl_model.hf.processor_files import ProcessorSettings
+from mindvl_model.testing.published import save_qwen2_5_vl
+from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
+
+
+@pytest.fixture
+def qwen2_5_vl(tmp_path: Path) -> Path:
+    save_qwen2_5_vl(smallest_qwen2_5_vl(), tmp_path / "qwen")
+    return tmp_path / "qwen"
+
+
+def test_qwen2_5_vl_holds_in_fp32_by_far(qwen2_5_vl: Path) -> None:
+    told: list[tuple[int, int]] = []
+    report = check_parity(qwen2_5_vl, num_inputs=30, on_inputs=lambda done, total: told.append((done, total)))
+    assert [len(each) for each in report.by_kind().values()] == [6, 6, 6, 6, 6, 30]
+    assert list(report.by_kind()) == ["text", "picture", "pictures", "video", "mixed", "all"]
+    assert report.failing == ()
+    assert max(one.mre for one in report.inputs) <= 1e-5
+    assert all(one.max_difference <= 1e-4 * one.max_logit for one in report.inputs)
+    assert told[-1] == (30, 30)
+
+
+def test_bf16_is_measured_by_what_rounding_alone_brings(qwen2_5_vl: Path) -> None:
+    report = check_parity(qwen2_5_vl, num_inputs=10, dtype="bf16")
+    assert report.failing == ()
+    for one in report.inputs:
+        assert 1e-3 < one.rounding_mre < 0.03
+        assert 1e-3 < one.mre <= 1.5 * one.rounding_mre
+    worst = replace(report.inputs[0], mre=1.6 * report.inputs[0].rounding_mre)
+    assert not worst.holds
+    assert not replace(worst, rounding_mre=0.0, mre=0.0051, mae=0.0).holds
+    assert replace(worst, rounding_mre=0.0, mre=0.005, mae=0.005).holds
+
+
+def test_mindvl_and_a_language_model_alone_hold(
+    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    config = smallest_config(vocab_size=270)
+    settings = ProcessorSettings(min_pixels=784, max_pixels=7840)
+    export_hf_folder(make_model(config), config, tmp_path / "mindvl", tokenizer=tokenizer_folder, processor=settings)
+    report = check_parity(tmp_path / "mindvl", num_inputs=10)
+    assert (report.model_type, report.failing) == ("mindvl", ())
+    assert {one.kind for one in report.inputs} == {"text", "picture", "pictures", "video", "mixed"}
+
+    text = hf_config(config, torch.float32)["text_config"]
+    Qwen3ForCausalLM(Qwen3Config(**text)).save_pretrained(tmp_path / "qwen3")
+    report = check_parity(tmp_path / "qwen3", num_inputs=5)
+    assert (report.model_type, report.failing) == ("qwen3", ())
+    assert {one.kind for one in report.inputs} == {"text"}
+    assert max(one.mre for one in report.inputs) <= 1e-5
+
+
+def test_a_wrong_number_in_our_tower_fails_where_there_is_a_picture(
+    qwen2_5_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = parity._load_ours
+
+    def wrong(*arguments: Any) -> Any:
+        model = right(*arguments)
+        model.vision.patch_embed.weight.data *= 1.2
+        return model
+
+    monkeypatch.setattr(parity, "_load_ours", wrong)
+    report = check_parity(qwen2_5_vl, num_inputs=10)
+    assert {one.number for one in report.failing} == {n for n in range(10) if n % 5}  # all but text
+    assert all(one.images or one.videos for one in report.failing)
+
+
+def test_a_nan_in_the_weights_never_holds(qwen2_5_vl: Path) -> None:
+    file = qwen2_5_vl / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert len(check_parity(qwen2_5_vl, num_inputs=5).failing) == 5
+
+
+def test_errors_are_those_of_hand_work() -> None:
+    class Model(torch.nn.Module):
+        def logits(self, **_: Any) -> torch.Tensor:
+            return torch.tensor([[1.0, -2.0], [3.0, 0.5]])
+
+        def forward(self, **_: Any) -> Any:
+            return type("Output", (), {"logits": torch.tensor([[[1.0, -1.0], [4.0, 0.0]]])})
+
+    config = smallest_config()
+    theirs = Model()
+    theirs.model = torch.nn.Module()
+    segment = random_inputs(config, 1, seed=0)[0][1]
+    segment = replace(segment, input_ids=segment.input_ids[:2], labels=segment.labels[:2])
+    (errors,) = parity._compare(Model(), theirs, None, [segment], config, torch.device("cpu"))
+    # differences 0, 1, 1, 0.5; theirs 1, 1, 4, 0
+    expected = {"mae": 0.625, "mre": 0.625 / 1.5, "max_difference": 1.0, "max_logit": 4.0}
+    assert errors == expected | {"rounding_mae": 0.0, "rounding_mre": 0.0}
+
+
+def test_inputs_follow_from_the_seed_and_hold_no_stray_placeholders() -> None:
+    config = smallest_config()
+    inputs, again = (random_inputs(config, 25, seed=3) for _ in range(2))
+    other = random_inputs(config, 25, seed=4)
+    assert all(torch.equal(one.input_ids, two.input_ids) for (_, one), (_, two) in zip(inputs, again, strict=True))
+    assert not all(torch.equal(one.input_ids, two.input_ids) for (_, one), (_, two) in zip(inputs, other, strict=True))
+    for kind, segment in inputs:
+        for token, grids in (
+            (config.tokens.image, segment.image_grid_thw),
+            (config.tokens.video, segment.video_grid_thw),
+        ):
+            assert int((segment.input_ids == token).sum()) == int(grids.prod(-1).sum()) // 4
+        assert (len(segment.image_grid_thw) > 0) == (kind in ("picture", "pictures", "mixed"))
+        assert (len(segment.video_grid_thw) > 0) == (kind in ("video", "mixed"))
+    blind = replace(config, tokens=replace(config.tokens, video=None))
+    assert {kind for kind, _ in random_inputs(blind, 9, seed=0)} == {"text", "picture", "pictures"}
+
+
+def test_a_folder_that_is_none_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match=r"config.json: there is no such file"):
+        check_parity(tmp_path)
