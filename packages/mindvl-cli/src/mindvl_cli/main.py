@@ -26,6 +26,7 @@ COMMANDS = {
         "mindvl_cli.commands.search_resolution:search_resolution",
         "Find the image size limits at which a model scores best.",
     ),
+    "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure what a model does inside: routing of its experts."),
     "bench": ("mindvl_cli.commands.bench:bench", "Measure packing and loading on this machine, beside others."),
     "check": ("mindvl_cli.commands.check:check", "Compare every operator with its reference on this machine."),
     "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),

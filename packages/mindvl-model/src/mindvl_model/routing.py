@@ -34,7 +34,10 @@ _CHUNK = 1 << 24  # counts held at a time, two bytes each
 class PackedRows(Protocol):
     """One packed row as the data package hands it over (mindvl_data.Batch)."""
 
-    segments: Sequence[Any]  # each with `source` and `length`, without the padding
+    @property
+    def segments(self) -> Sequence[Any]:
+        """Each with `source` and `length`, without the padding."""
+        ...
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments of the model."""

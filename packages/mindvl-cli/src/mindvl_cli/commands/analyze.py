@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl analyze`: what a trained model does inside, measured over data.
+
+Thin: mindvl_model.routing does the work; here models and data are found, and figures become a table, a page or JSON.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindvl_cli.failures import CliError
+from mindvl_cli.progress import progress
+
+if TYPE_CHECKING:
+    from mindvl_data import DataConfig
+    from mindvl_model import MindVLConfig
+    from mindvl_model.routing import RoutingScore
+
+
+class _Numbers(click.ParamType):
+    """Numbers with commas between them; rising, each once."""
+
+    name = "N,N,..."
+
+    def __init__(self, kind: type, least: float) -> None:
+        self.kind, self.least = kind, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        try:
+            numbers = {self.kind(piece) for piece in str(value).split(",")}
+        except ValueError:
+            self.fail(f"{value!r} is no list such as 16,64,256. Separate numbers with commas.", param, ctx)
+        if not min(numbers) >= self.least or max(numbers) == float("inf"):
+            self.fail(f"{value!r} has a number below {self.least} or without end. Leave it out.", param, ctx)
+        return tuple(sorted(numbers))
+
+
+@click.group()
+def analyze() -> None:
+    """Measure what a trained model does inside."""
+
+
+@analyze.command(epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --rows 100 --out routing.html")
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--data", required=True, type=click.Path(exists=True, path_type=Path), help="A recipe, or one folder of shards."
+)
+@click.option("--segment-lengths", type=_Numbers(int, 1), default="16,64,256", show_default=True, help="Tokens.")
+@click.option(
+    "--cache-sizes", type=_Numbers(float, 0.01), default="1.0,1.5,2", show_default=True,
+    help="In multiples of the experts that a token is sent to.",
+)  # fmt: skip
+@click.option("--rows", type=click.IntRange(min=1), default=32, show_default=True, help="Packed rows that are run.")
+@click.option(
+    "--seq-length", type=click.IntRange(min=8), default=4096, show_default=True,
+    help="Tokens of a row, for a folder of shards; a recipe says its own.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+def routing(
+    model: Path,
+    data: Path,
+    segment_lengths: tuple[int, ...],
+    cache_sizes: tuple[float, ...],
+    rows: int,
+    seq_length: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Say how well a cache of experts would serve MODEL: a run, a checkpoint or a transformers folder with experts.
+
+    SRP is how well a fixed group of experts covers each window of tokens, SCH the best share of wanted experts that a
+    cache of a size holds, both by kind of token and source. docs/routing.md defines them.
+    """
+    from mindvl_data import Loader
+    from mindvl_model.routing import analysis_of, run_rows
+
+    config, tokenizer, load = _model(model)
+    analysis = analysis_of(config, segment_lengths)
+    data_config = _data(data, tokenizer, seq_length)
+    with (
+        load() as built,
+        Loader(data_config, packs_per_step=1, position_kind=config.position_kind) as loader,
+        progress("routing", total=rows, unit="rows") as advance,
+    ):
+        device = next(built.parameters()).device
+        batches = (batch.to(device) for batch in islice(loader, rows))
+        for _ in run_rows(built, batches, analysis, config.tokens):
+            advance()
+    scores = analysis.scores(cache_sizes)
+    if not scores:
+        raise CliError(
+            f"no sample of {analysis.num_rows} rows has {min(segment_lengths)} tokens. {data}. "
+            "Use shorter --segment-lengths or other data."
+        )
+    figures: dict[str, Any] = {
+        "model": str(model),
+        "data": str(data),
+        "rows": analysis.num_rows,
+        "tokens": analysis.num_tokens,
+        "layers": list(analysis.layers),
+        "experts": analysis.num_experts,
+        "experts_per_token": analysis.experts_per_token,
+        "tokens_in_short_samples": {str(length): count for length, count in analysis.left_out.items()},
+        "scores": [asdict(score) for score in scores],
+    }
+    if out is not None:
+        _write_page(out, figures, scores)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        _print(figures, scores, out)
+
+
+def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
+    """Configuration, folder of the tokenizer, and what gives the model with its weights inside a process group."""
+    from contextlib import contextmanager
+
+    from mindvl_model import enter
+
+    accelerator = enter()
+    from mindvl_model import MindVLModel
+    from mindvl_model.hf.folder_config import config_from_folder
+    from mindvl_model.hf.load import load_hf_folder
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train import checkpoints
+    from mindvl_train.export import model_config
+    from mindvl_train.weights import DTYPES
+
+    is_folder = (path / "config.json").is_file()
+    if is_folder:
+        config, tokenizer = config_from_folder(path), path if (path / "tokenizer_config.json").is_file() else None
+        dtype = DTYPES["fp32" if accelerator.kind == "cpu" else "bf16"]
+    else:
+        checkpoint = checkpoints.newest(path)
+        manifest = checkpoints.read_manifest(checkpoint)
+        config, dtype = model_config(manifest), DTYPES[manifest["run"]["precision"]]
+        told = manifest["run"]["data"]["tokenizer"]
+        tokenizer = Path(told) if told else None
+
+    @contextmanager
+    def load() -> Any:
+        with single_process():
+            model = MindVLModel(config, Layout(dtype=dtype))
+            if is_folder:
+                load_hf_folder(model, config, path)
+            else:
+                checkpoints.load_weights(checkpoint, model)
+            yield model.to(accelerator.device()).eval()
+
+    return config, tokenizer, load
+
+
+def _data(path: Path, tokenizer: Path | None, seq_length: int) -> "DataConfig":
+    """The data section of a recipe without its logs, or one source made of a folder of shards."""
+    from mindvl_cli.load import load_section
+    from mindvl_data import DataConfig, PackingConfig, SourceConfig
+
+    if path.is_file():
+        return replace(load_section(path, "data", DataConfig), audit_log=None, quarantine_log=None)
+    if tokenizer is None:
+        raise CliError(f"the model names no tokenizer. {path}. Give a recipe, which names one, as --data.")
+    return DataConfig(
+        sources=(SourceConfig(name=path.resolve().name, path=path, max_epochs=1),),
+        tokenizer=tokenizer,
+        packing=PackingConfig(seq_length=seq_length - seq_length % 8),
+    )
+
+
+def _write_page(out: Path, figures: dict[str, Any], scores: "Sequence[RoutingScore]") -> None:
+    from mindvl_cli.pages.routing import routing_page
+
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    unfinished.write_text(routing_page(figures, scores), encoding="utf-8")
+    os.replace(unfinished, out)
+
+
+def _print(figures: dict[str, Any], scores: "Sequence[RoutingScore]", out: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{figures['rows']:,} rows, {figures['tokens']:,} tokens; {len(figures['layers'])} layers of "
+        f"{figures['experts']} experts, {figures['experts_per_token']} for each token"
+    )
+    table = Table(box=None, pad_edge=False)
+    sizes = [f"SCH {size:g}x" for size in scores[0].cache_sizes]
+    for name in ("source", "tokens", "window", "windows", "SRP", "group", *sizes):
+        table.add_column(name, justify="left" if name in ("source", "tokens") else "right")
+    for score in scores:
+        hits = (f"{100 * hit:.1f} %" for hit in score.hit_rates)
+        counts = (str(score.segment_length), f"{score.windows:,}", f"{score.srp:.3f}", f"{score.group_size:.2f}x")
+        table.add_row(score.source, score.modality, *counts, *hits)
+    console.print(table)
+    for length, count in figures["tokens_in_short_samples"].items():
+        if count:
+            console.print(f"{count:,} tokens lie in samples shorter than a window of {length}")
+    if out is not None:
+        console.print(f"page: {out}")

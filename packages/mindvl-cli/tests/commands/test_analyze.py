@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `mindvl analyze routing`: a checkpoint with experts over packed rows; refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mindvl_cli.commands.analyze import analyze
+from mindvl_cli.failures import CliError
+from mindvl_cli.load import to_yaml
+from mindvl_data import DataConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_model import MindVLConfig, ModelError, enter
+from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen3_moe
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+
+
+def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
+    """A run of that model with random weights; in fp32."""
+    enter()
+    import torch
+
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.process import single_process
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.parameters import named_tensors
+    from mindvl_train import checkpoints
+    from mindvl_train.megatron.tensor_files import places_of, write_tensors
+
+    with single_process():
+        model = MindVLModel(config, Layout())
+        randomize(model)
+        tensors = [(name, 0, tensor.detach()) for name, tensor in named_tensors(model).items()]
+        places = places_of(config, torch.float32)
+        described = {
+            "model": checkpoints.plain(config),
+            "run": {"precision": "fp32", "data": {"tokenizer": str(tokenizer)}},
+        }
+        checkpoints.save_weights(
+            out / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors, 1 << 20)
+        )
+    return out
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of bytes, shards of pictures and of texts, runs of a model with experts and of one without."""
+    root = tmp_path_factory.mktemp("analyze")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    places = {token: number for number, token in enumerate([*SPECIAL, "<|video_pad|>", *letters])}
+    backend = Tokenizer(models.BPE(places, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[*SPECIAL[1:], "<|video_pad|>"],
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    )
+    tokenizer.save_pretrained(root / "tokenizer")
+    noise = np.random.default_rng(0)
+    lines = []
+    for number in range(6):
+        Image.fromarray(noise.integers(0, 256, (112, 112, 3), dtype=np.uint8)).save(root / f"{number}.png")
+        question = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
+        answer = {"role": "assistant", "content": "noise " * 3}
+        lines.append({"messages": [{"role": "user", "content": question}, answer], "images": [f"{number}.png"]})
+    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_shards(root / "rows.jsonl", root / "pictures", format="messages", samples_per_shard=10)
+    (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "some text " * 4}) for _ in range(6)))
+    write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=10)
+    for name in ("pictures", "texts"):
+        index_folder(root / name)
+    wide = {"vocab_size": 264}
+    save(smallest_qwen3_moe(**wide), root / "run", root / "tokenizer")
+    save(smallest_config(vocab_size=264), root / "dense", root / "tokenizer")
+    return root
+
+
+def routing(*arguments: object) -> Result:
+    return CliRunner().invoke(analyze, ["routing", *map(str, arguments)])
+
+
+def test_a_recipe_is_measured_by_source_and_kind_of_token(root: Path, tmp_path: Path) -> None:
+    data = DataConfig(
+        sources=tuple(SourceConfig(name=name, path=root / name, max_epochs=1) for name in ("pictures", "texts")),
+        tokenizer=root / "tokenizer",
+        packing=PackingConfig(seq_length=256, buffer_size=4),
+        audit_log=tmp_path / "audit.jsonl",
+        num_threads=0,
+    )
+    (tmp_path / "recipe.yaml").write_text("data:\n  " + to_yaml(data).replace("\n", "\n  "))
+    options = ("--segment-lengths", "4,12", "--cache-sizes", "1,4", "--rows", 3, "--out", tmp_path / "page.html")
+    result = routing(root / "run", "--data", tmp_path / "recipe.yaml", *options, "--json")
+    assert result.exit_code == 0, result.exception
+    document: dict[str, Any] = json.loads(result.stdout)
+    assert (document["rows"], document["experts"], document["layers"]) == (3, 8, [0, 1])
+    groups = {(score["source"], score["modality"], score["segment_length"]) for score in document["scores"]}
+    assert {("pictures", "visual", 12), ("pictures", "text", 4), ("texts", "text", 12), ("all", "mixed", 12)} <= groups
+    assert ("texts", "visual", 4) not in groups
+    assert all(score["hit_rates"][1] == 1 for score in document["scores"])  # four times two are all experts
+    assert "SCH, visual tokens, windows of 12" in (tmp_path / "page.html").read_text()
+    assert not (tmp_path / "audit.jsonl").exists()  # the log of a run is not touched
+
+
+def test_a_folder_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Path) -> None:
+    result = routing(root / "run", "--data", root / "texts", "--segment-lengths", "8,4096", "--seq-length", 128)
+    assert result.exit_code == 0, result.exception
+    assert "2 layers of 8 experts, 2 for each token" in result.stdout
+    assert "texts" in result.stdout
+    assert "lie in samples shorter than a window of 4096" in result.stdout
+
+
+def test_what_cannot_be_measured_is_refused(root: Path) -> None:
+    assert isinstance(routing(root / "dense", "--data", root / "texts").exception, ModelError)
+    short = routing(root / "run", "--data", root / "texts", "--segment-lengths", "4096", "--seq-length", 128)
+    assert isinstance(short.exception, CliError)
+    assert "has 4096 tokens" in str(short.exception)
+    assert "no list such as" in routing(root / "run", "--data", root / "texts", "--segment-lengths", "x").output
+    assert "below 1" in routing(root / "run", "--data", root / "texts", "--segment-lengths", "0,4").output
