@@ -20,7 +20,7 @@ from mindvl_model.config import VisionConfig
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.language_config import Qwen2LanguageConfig
 from mindvl_model.parameters import initialize, named_tensors
-from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen3_moe
+from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.folder import write_weights
 from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
@@ -124,6 +124,34 @@ def test_experts_go_one_by_one_into_a_checkpoint_that_the_model_loads(tmp_path: 
     assert_bitwise(named_tensors(other), named_tensors(model))
 
 
+def test_a_folder_in_fp8_becomes_a_checkpoint_in_bf16(tmp_path: Path) -> None:
+    config = smallest_deepseek_v3()
+    model, other = make_model(config, torch.bfloat16), make_model(config, torch.bfloat16, seed=1)
+    told = {"quant_method": "fp8", "weight_block_size": [8, 8]}
+    folder = write_folder(model, tmp_path / "folder", {"model_type": "mindvl", "quantization_config": told})
+    tensors = read_folder(folder)
+    rounded = dict(tensors)
+    for file in folder.glob("*safetensors*"):
+        file.unlink()
+    quantised = [name for name in tensors if name.endswith("_proj.weight") and "language_model" in name]
+    for name in quantised:
+        rows, columns = tensors[name].shape
+        scales = torch.rand(-(-rows // 8), -(-columns // 8)) + 0.5
+        spread = scales.repeat_interleave(8, 0)[:rows].repeat_interleave(8, 1)[:, :columns]
+        tensors[name] = (tensors[name].float() / spread).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales
+        rounded[name] = (tensors[name].float() * spread).bfloat16()
+    write_weights(folder, tensors.items())
+    report = convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run", config=config)
+    assert report.precision == "bf16"
+    assert report.folders[folder].converted == {"float8_e4m3fn to bfloat16": len(quantised)}
+    load_weights(report.checkpoint, other)
+    held = named_tensors(other)
+    for rule in weight_rules(config):
+        for name, tensor in split(rule, held[rule.param_name].detach()):
+            assert torch.equal(tensor, rounded[name]), name
+
+
 def test_vision_and_language_from_two_folders_with_a_fresh_projector(tokenizer_folder: Path, tmp_path: Path) -> None:
     one, two = make_model(QWEN2, torch.bfloat16), make_model(QWEN3, torch.float32, seed=1)
     vision, language = write_folder(one, tmp_path / "vision"), write_folder(two, tmp_path / "language")
@@ -150,7 +178,7 @@ def test_a_damaged_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     save_file(tensors | {name: torch.zeros(48, 15)}, shard, metadata={"format": "pt"})
     with pytest.raises(WeightError, match=r"blocks.0.attn.qkv.weight makes vision.* of shape"):
         convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("run*"))
     (tmp_path / "run").mkdir()
     with pytest.raises(WeightError, match="run: exists already"):
         convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run")
