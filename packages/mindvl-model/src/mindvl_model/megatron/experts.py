@@ -34,9 +34,9 @@ class GroupedLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(num_local, input_size, output_size, dtype=config.params_dtype))
-        # Its ranks of data parallel are others than those of the rest as soon as one of these is more than one.
-        shared = config.expert_model_parallel_size == 1 and config.tensor_model_parallel_size == 1
-        self.weight.allreduce = shared  # type: ignore[attr-defined]
+        # Reduced over ranks of its own, which are others than those of the rest as soon as tp_size or ep_size is above
+        # 1; said in every layout, so that an optimizer's state has one form.
+        self.weight.allreduce = False  # type: ignore[attr-defined]
         # Tensor-parallel ranks hold other experts or, sharded by the optimizer, other parts: each counts in the norm.
         self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
         self.weight.first_expert = first  # type: ignore[attr-defined]
