@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example in the README runs as it stands."""
+"""The examples in the README run as they stand, one after another."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-def test_the_example_runs(
+def test_the_examples_run(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(examples) == 3
     (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "README.md", "exec"), {})
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert printed.startswith("[0, ")
     assert "'000000001'" in printed

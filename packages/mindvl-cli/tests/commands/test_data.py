@@ -91,7 +91,10 @@ def test_bad_rows_and_samples_are_left_out_on_request_and_counted(shards: Path, 
     damaged.write_bytes(damaged.read_bytes()[:-1500])
     with pytest.raises(DataError, match=r"truncated shard.*shard-000001\.tar"):
         run("index", tmp_path / "out")
-    assert "5 samples, 5 images; 1 left out, see" in run("index", tmp_path / "out", "--exclude-bad", "--decode").stdout
+    printed = run("index", tmp_path / "out", "--exclude-bad", "--decode").stdout
+    assert "5 samples, 5 images; left out: 1, see" in printed
+    assert "shard-000001.tar: truncated shard" in printed
+    assert "what came after it is lost too" in printed
     left_out = [json.loads(line) for line in (tmp_path / "out" / "excluded.jsonl").read_text().splitlines()]
     assert [line.get("row", line.get("key")) for line in left_out] == [7, "000000005"]
 

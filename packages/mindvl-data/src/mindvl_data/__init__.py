@@ -6,6 +6,9 @@ from mindvl_data.errors import BadSample, DataError
 from mindvl_data.images import smart_resize
 from mindvl_data.loader import Loader
 from mindvl_data.plan.packing import Packer
+from mindvl_data.plan.planner import Planner, rows_of_rank
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.indexing import index_folder
 from mindvl_data.shards.write import write_shards
 from mindvl_data.tokenization import Tokenizer, load_tokenizer
@@ -21,13 +24,17 @@ __all__ = [
     "Loader",
     "Packer",
     "PackingConfig",
+    "Planner",
     "Segment",
+    "ShardFiles",
     "SourceConfig",
+    "SourceIndex",
     "StoreConfig",
     "Tokenizer",
     "VideoConfig",
     "index_folder",
     "load_tokenizer",
+    "rows_of_rank",
     "smart_resize",
     "write_shards",
 ]

@@ -2,6 +2,7 @@
 """Index: what it holds, what it refuses by name."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,3 +127,12 @@ def test_threads_may_use_one_index_at_once(shard_folders: dict[str, Path]) -> No
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda number: shards[number % 4].samples["key_hash"].tolist(), range(200)))
     assert found == [expected[number % 4] for number in range(200)]
+
+
+def test_a_folder_of_videos_alone_is_no_text(shard_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "videos"
+    shutil.copytree(shard_folders["text"], folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert open_index(folder).is_text
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"videos": 3}))
+    assert not open_index(folder).is_text

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT_NAMES = ("folder", "llava", "messages", "parquet", "text", "tsv")  # importing them would load the whole package
 EXCLUDED = "excluded.jsonl"
+_REASONS_SHOWN = 3
 JSON_HELP = "Print one JSON document and nothing else."
 existing = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
@@ -131,8 +132,15 @@ def index(
 
 def _counted(row: dict[str, Any]) -> str:
     videos = f", {row['videos']} videos" if row["videos"] else ""
-    left_out = f"; {row['excluded']} left out, see {Path(row['folder']) / EXCLUDED}" if row["excluded"] else ""
-    return f"{row['folder']}: {row['samples']} samples, {row['images']} images{videos}{left_out}"
+    path = Path(row["folder"]) / EXCLUDED
+    left_out = [f"; left out: {row['excluded']}, see {path}"] if row["excluded"] else []
+    if row["excluded"]:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        reasons = [f"{line['shard']}: {line['reason']}" for line in lines if "shard" in line]
+        left_out += [f"\n  {reason}" for reason in reasons[:_REASONS_SHOWN]]
+        if len(reasons) > _REASONS_SHOWN:
+            left_out.append(f"\n  and {len(reasons) - _REASONS_SHOWN} more")
+    return f"{row['folder']}: {row['samples']} samples, {row['images']} images{videos}{''.join(left_out)}"
 
 
 @data.command()

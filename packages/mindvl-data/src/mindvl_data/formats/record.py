@@ -77,7 +77,10 @@ def count_lines(path: Path) -> int:
     if not path.is_file():
         raise DataError(f"file does not exist. {path}. Name a JSON lines file.")
     with open_source(path) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
+        lines, last = 0, b"\n"
+        for block in iter(lambda: file.read(1 << 20), b""):
+            lines, last = lines + block.count(b"\n"), block[-1:]
+        return lines + (last != b"\n")
 
 
 def open_source(path: Path) -> Any:

@@ -149,11 +149,12 @@ class FolderIndex:
     shards: Shards
     num_samples: int
     num_images: int
+    num_videos: int
     identity: str  # hash over all index files, so over every key, size and content crc
 
     @property
     def is_text(self) -> bool:
-        return self.num_images == 0
+        return self.num_images + self.num_videos == 0
 
 
 def open_index(folder: Location, *, store: StoreConfig | None = None, max_mapped: int = 64) -> FolderIndex:
@@ -189,6 +190,7 @@ def open_index(folder: Location, *, store: StoreConfig | None = None, max_mapped
         shards=shards,
         num_samples=manifest["samples"],
         num_images=manifest["images"],
+        num_videos=manifest["videos"],
         identity=digest.hexdigest(),
     )
 
@@ -200,7 +202,7 @@ def key_of(raw_name: str) -> int:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write under another name, flush to disk, rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with open(partial, "wb") as file:
         file.write(content)
         file.flush()

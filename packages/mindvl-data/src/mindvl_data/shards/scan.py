@@ -123,7 +123,8 @@ def _step(content: Content, offset: int, long_name: str | None) -> _Step:
         return _lost(f"member {name!r} has no readable size", offset)
     if body + length > len(content):
         there = f"{length} bytes, {len(content) - body} are there"
-        return _lost(f"truncated shard: member {name!r} has {there}", offset, key=split_name(name)[0])
+        what = f"truncated shard: member {name!r} has {there}; what came after it is lost too"
+        return _lost(what, offset, key=split_name(name)[0])
     following = body + length + (-length % BLOCK)
     if kind in _EXTENSIONS:
         return _extension(kind, content[body : body + length], offset, following, long_name)
