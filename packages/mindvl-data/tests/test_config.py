@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, StoreConfig
 
 SOURCE = SourceConfig(name="a", path=Path("a"))
 
@@ -46,3 +46,10 @@ def test_a_value_that_cannot_work_is_refused(build: Any, message: str) -> None:
 def test_sizes_follow_from_the_patch() -> None:
     assert ImageConfig().multiple == 28
     assert ImageConfig().patch_dim == 588
+
+
+def test_folders_and_logs_may_be_written_as_text() -> None:
+    config = make(tokenizer="t", audit_log="a.jsonl", quarantine_log="q.jsonl", store=StoreConfig(cache="c"))  # type: ignore[arg-type]
+    found = (config.tokenizer, config.audit_log, config.quarantine_log, config.store.cache)
+    assert found == (Path("t"), Path("a.jsonl"), Path("q.jsonl"), Path("c"))
+    assert make().audit_log is None

@@ -157,6 +157,7 @@ class StoreConfig:
     options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        _coerce_paths(self, "cache")
         if self.cache_bytes < 0 or self.retries < 0 or self.timeout_s <= 0:
             raise ValueError(
                 f"cache_bytes={self.cache_bytes}, retries={self.retries}, timeout_s={self.timeout_s}: none may be "
@@ -187,6 +188,7 @@ class DataConfig:
     quarantine_log: Path | None = None  # one JSON line for every sample that could not be decoded
 
     def __post_init__(self) -> None:
+        _coerce_paths(self, "tokenizer", "audit_log", "quarantine_log")
         names = [source.name for source in self.sources]
         if not names:
             raise ValueError("sources is empty. Name at least one folder of indexed shards.")
@@ -204,3 +206,9 @@ class DataConfig:
                 f"prefetch_bytes={self.prefetch_bytes}, plan_ahead_steps={self.plan_ahead_steps}, "
                 f"shuffle_window={self.shuffle_window}: use num_threads >= 0 and at least 1 for the others."
             )
+
+
+def _coerce_paths(config: Any, *names: str) -> None:
+    for name in names:
+        if isinstance(getattr(config, name), str):
+            object.__setattr__(config, name, Path(getattr(config, name)))
