@@ -443,6 +443,8 @@ def test_two_thousand_shards_stay_within_few_files_and_a_gigabyte(
 def test_packs_that_cannot_be_dealt_to_the_ranks_are_refused(make_config: MakeConfig) -> None:
     with pytest.raises(DataError, match="multiple of dp_size"):
         Loader(make_config(), packs_per_step=3, dp_size=2, position_kind="rope")
+    with pytest.raises(DataError, match="dp_size=0"):
+        Loader(make_config(), packs_per_step=1, dp_size=0, position_kind="rope")
 
 
 def test_a_folder_without_an_index_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ class Loader:
         position_kind: PositionKind,
         on_thread_start: Callable[[], None] | None = None,
     ) -> None:
-        if packs_per_step < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
+        if packs_per_step < 1 or dp_size < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
             raise DataError(
                 f"packs_per_step={packs_per_step} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
-                "Use a multiple of dp_size."
+                "Use a multiple of dp_size, which is at least 1 and above dp_rank."
             )
         self._config = config
         self._on_thread_start = on_thread_start
