@@ -19,7 +19,7 @@ COMMANDS = {
     "data": ("mindvl_cli.commands.data:data", "Write, index, show and count training data."),
     "recipe": ("mindvl_cli.commands.recipe:recipe", "The paper's data recipes: shares, an audit, a map to shards."),
     "train": ("mindvl_cli.commands.train:train", "Train one phase from a recipe; continue where it stopped."),
-    "convert": ("mindvl_cli.commands.convert:convert", "Turn a checkpoint into a folder that transformers loads, and back."),
+    "convert": ("mindvl_cli.commands.convert:convert", "A checkpoint to a folder that transformers loads, and back."),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
     "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on a benchmark."),
     "search-resolution": (
