@@ -49,11 +49,12 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
         if folder is not None:
             report = load_hf_folder(model, model_config, folder, parts)
             logger.info(
-                "%d parameters of %s from %s (%s); %d of its tensors belong to other parts",
+                "%d parameters of %s from %s (%s, %.1f MB read here); %d of its tensors belong to other parts",
                 len(report.loaded),
                 "/".join(parts),
                 folder,
                 ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "types as stored",
+                report.bytes_read / 1e6,
                 len(report.left_out),
             )
             if report.spare:
