@@ -20,7 +20,7 @@ _STEER_CANDIDATES = 96  # oldest samples considered while steering
 _SUM_CANDIDATES = 64  # samples whose sums are searched
 _AGE_WEIGHT = 0.60  # density error that being the newest candidate instead of the oldest makes up for, while steering
 _SMALL_BUFFER = 32  # samples; smaller buffers have their size from the start, larger ones begin with a quarter
-_ROWS_PER_PLACE = 8  # rows after which a buffer grows by one sample
+_ROWS_PER_PLACE = 16  # rows after which a buffer grows by one sample
 _SUM_AGE_WEIGHT = 0.12  # the same among candidates of the completion
 
 
@@ -58,6 +58,7 @@ class Packer(Generic[Item]):
         self._max_patches = max_patches
         self._density = patches_per_token
         self._buffer_size = buffer_size
+        self._first_size = max(buffer_size // 4, min(buffer_size, _SMALL_BUFFER))
         self.num_rows = 0
         self._items: list[Item] = []
         self._lengths = np.zeros(buffer_size, np.int64)
@@ -65,8 +66,8 @@ class Packer(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        first = max(self._buffer_size // 4, min(self._buffer_size, _SMALL_BUFFER))
-        return len(self._items) >= min(self._buffer_size, first + self.num_rows // _ROWS_PER_PLACE)
+        count = len(self._items)
+        return count >= self._buffer_size or count >= self._first_size + self.num_rows // _ROWS_PER_PLACE
 
     @property
     def items(self) -> list[Item]:
