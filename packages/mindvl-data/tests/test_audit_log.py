@@ -116,3 +116,17 @@ def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -
         list(read_log(log))
     with pytest.raises(DataError, match="No such file"):
         list(read_log(tmp_path / "nothing.jsonl"))
+
+
+def test_a_log_that_cannot_be_written_loses_no_row_and_no_step(make_config: MakeConfig) -> None:
+    full = make_config(audit_log=Path("/dev/full"), num_threads=0)
+    with Loader(make_config(num_threads=0), packs_per_step=1, position_kind="rope") as loader:
+        first = next(loader)
+    with Loader(full, packs_per_step=1, position_kind="rope") as loader:
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"audit log cannot be written: No space left.*/dev/full.*another"):
+                next(loader)
+            assert loader._state["step"] == 0
+        loader._audit = None  # there is room again
+        assert next(loader).segments == first.segments
+        assert loader._state["step"] == 1

@@ -51,3 +51,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"quarantine log cannot be written: .*data\.quarantine_log"):
         record(tmp_path / "file" / "quarantine.jsonl", 0, BAD)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / "quarantine.rank00000.jsonl").symlink_to("/dev/full")
+    log = QuarantineLog(tmp_path / "quarantine.jsonl", dp_rank=0)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"quarantine log cannot be written: No space.*rank00000\.jsonl"):
+            log.record(BAD)
+    log.close()

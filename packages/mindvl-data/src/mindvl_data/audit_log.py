@@ -8,7 +8,6 @@ run was branched off another one whose log holds the steps before.
 
 import json
 import mmap
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindvl_data.errors import DataError
+from mindvl_data.log_file import LogFile
 from mindvl_data.plan.planner import PlannedStep
 from mindvl_data.plan.sources import SourceIndex
 
@@ -49,15 +49,18 @@ class AuditLog:
     """
 
     def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = open(path, "a+b")  # noqa: SIM115 - closed by close()
+        self._file = LogFile(path, "audit")
         self._sources = sources
         self._is_fresh = True  # nothing was recorded since the log was opened
         self._cut(None)
 
     def record(self, step: PlannedStep) -> None:
-        """Write the step's samples by row."""
+        """Write the step's samples by row.
+
+        Raises:
+            DataError: The line cannot be written, and nothing of it was; the step can be recorded again.
+        """
         if self._is_fresh:
             self._cut(step.step - 1)
             self._is_fresh = False
@@ -84,7 +87,7 @@ class AuditLog:
 
     def sync(self) -> None:
         """Have it on disk before a checkpoint says that the steps were done."""
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -92,15 +95,14 @@ class AuditLog:
 
     def _append(self, line: dict[str, Any]) -> None:
         line["when"] = now()
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        self._file.append(line)
 
     def _cut(self, last_step: int | None) -> int:
         """Shorten the file to its whole lines up to `last_step`, without marks there; returns the last step it holds.
 
         Read from the end, because it can be long. None keeps every whole line.
         """
-        size = self._path.stat().st_size
+        size = self._file.size()
         if not size:
             return 0  # an empty file cannot be mapped
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -116,8 +118,7 @@ class AuditLog:
                 if last < last_step or (last == last_step and found[2] == b"rows"):
                     break  # marks at the very step are made anew from the state that is loaded
                 keep, last = start, 0
-        if keep < size:
-            self._file.truncate(keep)
+        self._file.cut(keep)
         return last
 
 

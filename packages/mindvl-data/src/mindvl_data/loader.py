@@ -113,7 +113,9 @@ class Loader:
         """The next row of this rank; StopIteration once every source with an epoch cap is used up.
 
         Raises:
-            DataError: Data cannot be read, or too many samples cannot be used. The loader stays where it failed.
+            DataError: Data cannot be read, too many samples cannot be used, or a log cannot be written. The loader
+                stays where it failed: the row is tried again by the next call, or by a loader that goes on from the
+                state.
         """
         if self._is_closed:
             raise DataError("loader is closed. Loader. Make a new one.")
@@ -125,12 +127,15 @@ class Loader:
             raise StopIteration
         first = self._waiting[0]
         made = self._maker.make(first.step.step, first.row) if first.made is None else first.made.result()
-        self._waiting.popleft()  # only now: an interrupt while waiting must not lose a row
         self._note_bad(made)
+        if first.is_last and self._audit is not None:
+            self._audit.record(first.step)
+        # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a row.
+        self._waiting.popleft()
+        self._num_samples += len(made.batch.segments)
+        self._num_bad += len(made.bad)
         if first.is_last:
             self._state = first.step.state_after
-            if self._audit is not None:
-                self._audit.record(first.step)
         self._prepare(wait=False)
         return made.batch
 
@@ -211,7 +216,8 @@ class Loader:
         self._waiting: deque[_Waiting] = deque()
         self._is_over = False
         self._failure: DataError | None = None
-        self._num_samples, self._num_bad = 0, 0
+        self._num_samples: int = 0
+        self._num_bad: int = 0
 
     def _prepare(self, *, wait: bool) -> None:
         """Have up to `prefetch_packs` rows in the making, within `prefetch_bytes`; one always.
@@ -239,14 +245,13 @@ class Loader:
         return bool(self._planned)
 
     def _note_bad(self, made: MadeRow) -> None:
-        self._num_samples += len(made.batch.segments)
-        self._num_bad += len(made.bad)
         for bad in made.bad:
             if self._quarantine is not None:
                 self._quarantine.record(bad)
-        if made.bad and self._num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * self._num_samples):
+        num_samples, num_bad = self._num_samples + len(made.batch.segments), self._num_bad + len(made.bad)
+        if made.bad and num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * num_samples):
             self._failure = DataError(
-                f"{self._num_bad} of {self._num_samples} samples could not be decoded. "
+                f"{num_bad} of {num_samples} samples could not be decoded. "
                 f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
             )
             raise self._failure

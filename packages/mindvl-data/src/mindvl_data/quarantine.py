@@ -7,13 +7,11 @@ each sample once.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from mindvl_data.errors import DataError
+from mindvl_data.log_file import LogFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +35,25 @@ class QuarantineLog:
 
     def __init__(self, path: Path, *, dp_rank: int) -> None:
         self._path = path.with_name(f"{path.stem}.rank{dp_rank:05d}{path.suffix}")
-        self._file: BinaryIO | None = None
+        self._file: LogFile | None = None
 
     def record(self, bad: BadUse) -> None:
-        """Write one line."""
+        """Write one line.
+
+        Raises:
+            DataError: It cannot be written, and nothing of it was.
+        """
         if self._file is None:
-            self._file = self._open()
-        self._file.write(json.dumps(asdict(bad), separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+            file = LogFile(self._path, "quarantine")
+            file.end_line()
+            self._file = file
+        self._file.append(asdict(bad))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _open(self) -> BinaryIO:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self._path, "ab")  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise DataError(
-                f"quarantine log cannot be written: {error.strerror}. {self._path}. Name another data.quarantine_log."
-            ) from error
-        if file.tell() and not _ends_with_newline(self._path):
-            file.write(b"\n")  # a line cut off by a kill stays alone
-        return file
 
 
 def read_quarantine(path: Path) -> Iterator[BadUse]:
@@ -82,9 +73,3 @@ def read_quarantine(path: Path) -> Iterator[BadUse]:
                 if (bad.source, bad.shard, bad.row) not in seen:
                     seen.add((bad.source, bad.shard, bad.row))
                     yield bad
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of JSON lines that is only ever extended by whole lines.
+
+Below the audit log and the quarantine log. A line that could not be written is cut off again, so the same line can be
+tried once more when there is room.
+"""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mindvl_data.errors import DataError
+
+
+class LogFile:
+    """Opens or makes the file.
+
+    Args:
+        kind: What errors call it, and the setting that names it: "audit" is `data.audit_log`.
+
+    Raises:
+        DataError: Here and in every method: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        self._kind = kind
+        self._torn_at: int | None = None  # where a line begins that was perhaps not written to its end
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Without a buffer: what it held of a failed write would be written a second time.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def fileno(self) -> int:
+        """The file's descriptor, to be mapped."""
+        return self._file.fileno()
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self.fileno()).st_size
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write one line, or nothing."""
+        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._cut_torn()
+            self._torn_at = self.size()
+            while content:
+                content = content[self._file.write(content) :]
+            self._torn_at = None
+        except OSError as error:
+            with suppress(OSError):  # if not now, then before the next line
+                self._cut_torn()
+            raise self._unwritable(error) from error
+
+    def end_line(self) -> None:
+        """Have a last line that a kill cut off stay alone."""
+        size = self.size()
+        try:
+            if size and os.pread(self.fileno(), 1, size - 1) != b"\n":
+                self._file.write(b"\n")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def cut(self, size: int) -> None:
+        """Drop everything from this byte on."""
+        try:
+            if size < self.size():
+                self._file.truncate(size)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Have it on disk."""
+        try:
+            os.fsync(self.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _cut_torn(self) -> None:
+        if self._torn_at is not None and self._torn_at < self.size():
+            self._file.truncate(self._torn_at)
+        self._torn_at = None
+
+    def _unwritable(self, error: OSError) -> DataError:
+        return DataError(
+            f"{self._kind} log cannot be written: {error.strerror}. {self.path}. "
+            f"Make room there, or name another data.{self._kind}_log."
+        )

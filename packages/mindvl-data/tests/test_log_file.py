@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log file: whole lines only, whatever the disk does."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mindvl_data import DataError
+from mindvl_data.log_file import LogFile
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond this size, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_line_there_is_no_room_for_is_cut_off_and_can_be_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.jsonl"
+    log = LogFile(path, "audit")
+    log.append({"step": 1})
+    with room_for(20):  # the second line fits in part
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"audit log cannot be written: File too large.*a\.jsonl.*audit_log"):
+                log.append({"step": 2})
+            assert path.read_text() == '{"step":1}\n'
+    log.append({"step": 2})
+    log.close()
+    assert path.read_text() == '{"step":1}\n{"step":2}\n'
+
+
+def test_a_line_that_an_interrupt_tore_is_cut_off_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    log = LogFile(path, "audit")
+    log.append({"step": 1})
+    file = log._file
+
+    class Torn:
+        def __getattr__(self, name: str) -> object:
+            return getattr(file, name)
+
+        def write(self, content: bytes) -> int:
+            file.write(content[:4])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "_file", Torn())
+    with pytest.raises(KeyboardInterrupt):
+        log.append({"step": 2})
+    monkeypatch.setattr(log, "_file", file)
+    log.append({"step": 3})
+    log.close()
+    assert path.read_text() == '{"step":1}\n{"step":3}\n'
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"audit log cannot be written: .*file/a\.jsonl.*data\.audit_log"):
+        LogFile(tmp_path / "file" / "a.jsonl", "audit")
