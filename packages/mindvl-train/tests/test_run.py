@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_data import DataError, index_folder
+from mindvl_data import DataError, Loader, index_folder
 from mindvl_data.ledger import verify
 from mindvl_train import (
     CheckpointConfig,
     CheckpointError,
     InitSection,
     MetricsConfig,
+    ModelSection,
     RunConfig,
     TrainError,
     run_training,
@@ -188,3 +189,38 @@ def test_changed_data_are_refused_until_somebody_accepts_them(
 def test_used_up_data_ends_the_run_with_one_named_error(make_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(TrainError, match="every source has reached its max_epochs before the schedule ended"):
         run_training(make_config(steps=500, max_epochs=1, checkpoints=CheckpointConfig()))
+
+
+def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
+    make_config: Callable[..., RunConfig], read_tensors: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions of three axes come from the loader because the model says so; the weights go there and back."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    from mindvl_model.testing.published import save_qwen2_5_vl
+    from mindvl_model.testing.tiny import smallest_qwen2_5_vl
+    from mindvl_train import run
+    from mindvl_train.export import export_checkpoint
+
+    asked: list[str] = []
+
+    class Watched(Loader):
+        def __init__(self, *arguments: Any, position_kind: Any, **options: Any) -> None:
+            asked.append(position_kind)
+            super().__init__(*arguments, position_kind=position_kind, **options)
+
+    monkeypatch.setattr(run, "Loader", Watched)
+    published = save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=264), tmp_path / "published")
+    sections = {"model": ModelSection(folder=tmp_path / "published"), "init": InitSection(model=tmp_path / "published")}
+    config = make_config("qwen", steps=2, **sections)
+    result = run_training(config)
+    assert (result.step, asked) == (2, ["mrope"])
+    assert not torch.equal(
+        read_tensors(result.checkpoint)["language.output_layer.weight"], published.lm_head.weight.detach()
+    )
+    still = replace(config, out=tmp_path / "still", schedule=replace(config.schedule, peak_lr=0.0, min_lr=0.0))
+    run_training(still)
+    export_checkpoint(still.out, tmp_path / "exported")
+    back = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "exported")
+    expected = published.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in back.state_dict().items())
