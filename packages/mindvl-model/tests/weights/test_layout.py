@@ -19,7 +19,7 @@ from torch import Tensor
 from mindvl_model import WeightError
 from mindvl_model.config import MindVLConfig
 from mindvl_model.parameters import initialize, named_tensors
-from mindvl_model.testing.layouts import _pieces, join
+from mindvl_model.testing.layouts import join
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.folder import WeightFolder, write_weights
 from mindvl_model.weights.layout import Block, Share, blocks, cut_of
@@ -40,7 +40,7 @@ WORKER = """
     from mindvl_model.megatron import blocks
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import initialize, named_tensors
-    from mindvl_model.testing.layouts import _pieces
+    from mindvl_model.megatron.one_step import pieces
 
     dist.init_process_group("gloo")
     plain, results = blocks.transformer_config, []
@@ -69,9 +69,9 @@ WORKER = """
             )
             report = load_hf_folder(model, config, folder)
             held = sum(tensor.nbytes for tensor in named_tensors(model).values())
-            loaded = pickle.dumps(_pieces(model))  # now: they share memory with the model
+            loaded = pickle.dumps(pieces(model))  # now: they share memory with the model
             initialize(model, config, seed=5)
-            results.append((pickle.loads(loaded), report.bytes_read, held, _pieces(model)))
+            results.append((pickle.loads(loaded), report.bytes_read, held, pieces(model)))
         blocks.transformer_config = plain
         parallel_state.destroy_model_parallel()
     Path(f"{sys.argv[1]}.{dist.get_rank()}").write_bytes(pickle.dumps(results))
@@ -140,19 +140,21 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 def test_two_ranks_of_any_layout_hold_the_whole_model_read_only_their_own_and_start_alike(
     make_model: Callable[..., Any], tmp_path: Path
 ) -> None:
+    from mindvl_model.megatron.one_step import pieces
+
     jobs, expected, fresh = [], [], []
     for number, (config, vp_size, sizes) in enumerate(CASES.values()):
         model = make_model(config, seed=number)
-        expected.append(join([_pieces(model)]))
+        expected.append(join([pieces(model)]))
         jobs.append((config, write_folder(model, tmp_path / str(number)), vp_size, sizes))
         initialize(model, config, seed=5)
-        fresh.append(join([_pieces(model)]))
+        fresh.append(join([pieces(model)]))
     (tmp_path / "job").write_bytes(pickle.dumps(jobs))
     first, second = (iter(results) for results in run_two(tmp_path / "job"))
     for (name, (config, vp_size, _)), weights, (_, folder, _, _) in zip(CASES.items(), expected, jobs, strict=True):
         stages = [[next(rank) for _ in range(vp_size or 1)] for rank in (first, second)]
-        assert_equal(join([pieces for rank in stages for pieces, _, _, _ in rank]), weights)
-        assert_equal(join([pieces for rank in stages for _, _, _, pieces in rank]), fresh.pop(0))
+        assert_equal(join([held for rank in stages for held, _, _, _ in rank]), weights)
+        assert_equal(join([held for rank in stages for _, _, _, held in rank]), fresh.pop(0))
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         for rank in stages:
             read, held = (sum(numbers) for numbers in zip(*((read, held) for _, read, held, _ in rank), strict=True))
