@@ -76,6 +76,63 @@ def test_a_run_without_a_checkpoint_starts_its_audit_log_anew(make_config: MakeC
     assert logged_steps(log) == [1]
 
 
+def start_anew(config: DataConfig) -> None:
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        next(loader), next(loader)
+
+
+def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    state_after(make_config(audit_log=log), rows=6)
+    logged = log.read_text()
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"holds steps that this run would not.*audit\.jsonl.*Resume.*remove"):
+            start_anew(make_config(audit_log=log, seed=99))
+    assert log.read_text() == logged
+    first, rest = logged.split("\n", 1)
+    older = json.dumps({key: value for key, value in json.loads(first).items() if key != "plan_id"})
+    log.write_text(older.replace(" ", "") + "\n" + rest)  # nothing says which plan it was
+    with pytest.raises(DataError, match="would not log again"):
+        start_anew(make_config(audit_log=log))
+    log.write_text('{"step":1,"rows":[[["pic')  # no step is lost with this
+    start_anew(make_config(audit_log=log, seed=99))
+    assert logged_steps(log) == [1]
+
+
+def test_a_log_with_marks_is_not_erased_even_by_its_own_plan(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    state_after(make_config(audit_log=log), rows=2)
+    mark = {"step": 1, "change": {"who": "me@here"}, "plan": {}, "sources": [], "when": "2026-01-01T00:00:00Z"}
+    with open(log, "a") as file:
+        file.write(json.dumps(mark, separators=(",", ":")) + "\n")
+    with pytest.raises(DataError, match="would not log again"):
+        start_anew(make_config(audit_log=log))
+    assert count_lines(log) == (1, 1)
+
+
+def test_opening_a_log_that_another_loader_writes_changes_nothing_and_writing_is_refused(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / "audit.jsonl"
+    config = make_config(audit_log=log, num_threads=0)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        next(loader), next(loader)
+        state = loader.state_dict()
+        with open(log, "ab") as file:
+            file.write(b'{"step":2,"ro')  # being written
+        live = log.read_bytes()
+        with Loader(config, packs_per_step=2, position_kind="rope") as second:
+            assert log.read_bytes() == live
+            with pytest.raises(DataError, match=r"being written by another loader.*audit\.jsonl.*name another"):
+                next(second), next(second)
+            with pytest.raises(DataError, match="being written by another loader"):
+                second.load_state_dict(state)
+        assert log.read_bytes() == live
+    with Loader(config, packs_per_step=2, position_kind="rope") as third:
+        third.load_state_dict(state)
+        assert logged_steps(log) == [1]
+
+
 def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     with Loader(make_config(audit_log=log), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:

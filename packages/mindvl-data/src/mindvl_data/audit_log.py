@@ -6,6 +6,7 @@ stand after the step they name and carry the plan's state there: the data change
 run was branched off another one whose log holds the steps before.
 """
 
+import hashlib
 import json
 import mmap
 import re
@@ -45,26 +46,45 @@ class AuditLine:
 class AuditLog:
     """Appends lines. What a stopped run logged beyond the step that its successor starts from is dropped.
 
-    So each step stands there once, in order; a last line cut off by a kill is dropped too.
+    So each step stands there once, in order; a last line cut off by a kill is dropped too. Nothing is dropped before
+    the first write, and a run that starts anew drops only what it is going to log again.
+
+    Args:
+        identities: As in the ledger state. Their hash stands in the line of step 1.
+
+    Raises:
+        DataError: The file holds something other than an audit log, or cannot be written.
     """
 
-    def __init__(self, path: Path, sources: Sequence[SourceIndex]) -> None:
+    def __init__(self, path: Path, sources: Sequence[SourceIndex], identities: dict[str, str]) -> None:
         self._path = path
         self._file = LogFile(path, "audit")
         self._sources = sources
+        self._plan_id = hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()[:16]
         self._is_fresh = True  # nothing was recorded since the log was opened
-        self._cut(None)
+        if not _LINE_START.startswith(self._file.head(len(_LINE_START))):
+            raise _foreign(path, 0)
 
     def record(self, step: PlannedStep) -> None:
         """Write the step's samples by row.
 
         Raises:
-            DataError: The line cannot be written, and nothing of it was; the step can be recorded again.
+            DataError: The line cannot be written, and nothing of it was; the step can be recorded again. Or the run
+                starts anew, but the log holds what it would not log again.
         """
         if self._is_fresh:
-            self._cut(step.step - 1)
-            self._is_fresh = False
-        self._append({"step": step.step, **logged_step(step, self._sources)})
+            self._start_anew()
+        plan_id = {"plan_id": self._plan_id} if step.step == 1 else {}
+        self._append({"step": step.step, **logged_step(step, self._sources), **plan_id})
+
+    def claim(self, step: int) -> None:
+        """Be the only writer, and check that the log can go on after `step`; nothing in the file is changed.
+
+        Raises:
+            DataError: Another loader writes it, or it holds something other than an audit log.
+        """
+        self._file.lock()
+        self._find(step)
 
     def resume(self, step: int, plan: dict[str, Any], changes: Sequence[dict[str, Any]]) -> None:
         """Go on after `step`: drop the lines after it, and mark what the steps alone would not explain.
@@ -74,9 +94,11 @@ class AuditLog:
             changes: All data changes that were accepted so far, each with the step it follows.
 
         Raises:
-            DataError: The file holds something other than an audit log.
+            DataError: As `claim`, or the log cannot be written.
         """
-        last = self._cut(step)
+        self.claim(step)
+        keep, last = self._find(step)
+        self._file.cut(keep)
         self._is_fresh = False
         place = {"plan": plan, "sources": [source.name for source in self._sources]}
         if last < step:
@@ -97,19 +119,29 @@ class AuditLog:
         line["when"] = now()
         self._file.append(line)
 
-    def _cut(self, last_step: int | None) -> int:
-        """Shorten the file to its whole lines up to `last_step`, without marks there; returns the last step it holds.
+    def _start_anew(self) -> None:
+        """Drop what a run of the very same plan logged before it had a checkpoint; refuse to drop anything else."""
+        self._file.lock()
+        with open(self._path, "rb") as file:
+            first = file.readline(self._file.size())
+        if first.endswith(b"\n") and (_plan_id(first) != self._plan_id or count_lines(self._path)[1]):
+            raise DataError(
+                f"audit log holds steps that this run would not log again, as it starts anew. {self._path}. "
+                "Resume the run that wrote it, name another data.audit_log, or remove the file."
+            )
+        self._file.cut(0)
+        self._is_fresh = False
 
-        Read from the end, because it can be long. None keeps every whole line.
+    def _find(self, last_step: int) -> tuple[int, int]:
+        """(bytes, last step) of the whole lines up to `last_step`, without marks there.
+
+        Read from the end, because it can be long.
         """
-        size = self._file.size()
-        if not size:
-            return 0  # an empty file cannot be mapped
+        if not self._file.size():
+            return 0, 0  # an empty file cannot be mapped
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if not _LINE_START.startswith(content[: len(_LINE_START)]):
-                raise _foreign(self._path, 0)
             keep, last = content.rfind(b"\n") + 1, 0
-            while last_step is not None and keep:
+            while keep:
                 start = content.rfind(b"\n", 0, keep - 1) + 1
                 found = _LINE.match(content[start : start + _LINE_HEAD])
                 if found is None:
@@ -118,8 +150,7 @@ class AuditLog:
                 if last < last_step or (last == last_step and found[2] == b"rows"):
                     break  # marks at the very step are made anew from the state that is loaded
                 keep, last = start, 0
-        self._file.cut(keep)
-        return last
+        return keep, last
 
 
 def logged_step(step: PlannedStep, sources: Sequence[SourceIndex]) -> dict[str, Any]:
@@ -192,6 +223,14 @@ def _parse(path: Path, offset: int, text: bytes) -> AuditLine:
         raise DataError(
             f"line of an audit log is damaged ({error}). {path} at byte {offset}. Restore the file from a copy."
         ) from error
+
+
+def _plan_id(line: bytes) -> Any:
+    """What the line of step 1 says of its plan; None where it says nothing."""
+    try:
+        return json.loads(line).get("plan_id")
+    except ValueError:
+        return None
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

@@ -100,7 +100,9 @@ class Loader:
         )
         self._names = [source.name for source in config.sources]
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)
-        self._audit = AuditLog(config.audit_log, self._sources) if config.audit_log and dp_rank == 0 else None
+        self._audit = None
+        if config.audit_log is not None and dp_rank == 0:
+            self._audit = AuditLog(config.audit_log, self._sources, self._identities)
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
         self._start(self._new_planner(), changes=[])
         self._workers = Workers(config.num_threads, "mindvl-data", on_thread_start) if config.num_threads else None

@@ -5,6 +5,7 @@ Below the audit log and the quarantine log. A line that could not be written is 
 tried once more when there is room.
 """
 
+import fcntl
 import json
 import os
 from contextlib import suppress
@@ -39,9 +40,29 @@ class LogFile:
         """The file's descriptor, to be mapped."""
         return self._file.fileno()
 
+    def head(self, num_bytes: int) -> bytes:
+        """The first bytes of the file, as far as it has them."""
+        return os.pread(self.fileno(), min(num_bytes, self.size()), 0)  # a device has no size, but no end either
+
     def size(self) -> int:
         """Bytes in the file."""
         return os.fstat(self.fileno()).st_size
+
+    def lock(self) -> None:
+        """Be the only one that writes, until it is closed or the process ends.
+
+        Raises:
+            DataError: Somebody else is.
+        """
+        try:
+            fcntl.flock(self.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"{self._kind} log is being written by another loader. {self.path}. "
+                f"End that run, or name another data.{self._kind}_log."
+            ) from error
+        except OSError:
+            return  # some network file systems have no locks; a run is worth more than this check
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, or nothing."""
