@@ -105,6 +105,18 @@ def test_config_and_weights_come_back_exactly(
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
 
 
+def test_a_folder_that_transformers_saved_again_is_read_too(
+    exported: tuple[MindVLConfig, Any, Path], twin: Any, make_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    config, model, _ = exported
+    twin.save_pretrained(tmp_path)
+    assert config_from_folder(tmp_path) == config
+    other = make_model(config, seed=9)
+    load_hf_folder(other, config, tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)), name
+
+
 def test_the_processor_puts_in_as_many_placeholders_as_visual_tokens(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     inputs = read_pictures(processor, [f"one {PLACE} two {PLACE}"], [picture(56, 84, 0), picture(30, 60, 1)])

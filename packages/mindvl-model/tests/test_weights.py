@@ -198,10 +198,13 @@ def damage_config(folder: Path) -> None:
         (drop_tensor, "no tensor 'model.visual.blocks.1.norm1.weight', which vision.blocks.layers.1.input_layernorm"),
         (cut_file, "model.safetensors: .*not a whole safetensors file"),
         (cut_header, "model.safetensors: not a whole safetensors file"),
-        (change_shape, r"lm_head.weight makes language.output_layer.weight of shape \[63, 24\], .* has \[64, 24\]"),
+        (
+            change_shape,
+            r"model.safetensors: lm_head.weight makes .*output_layer.weight of shape \[63, 24\], .* has \[64, 24\]",
+        ),
         (
             change_attention,
-            r"blocks.0.attn.qkv.weight \[60, 16\] cannot make .*60 rows, but the configuration asks for 48",
+            r"model.safetensors: .*blocks.0.attn.qkv.weight \[60, 16\] cannot make .*60 rows, but .* asks for 48",
         ),
         (change_heads, r"layers.0.self_attn.q_proj.weight \[30, 24\] and .* cannot make language.decoder.layers.0"),
         (point_nowhere, r"index.json: names \['gone.safetensors'\], which are not there"),

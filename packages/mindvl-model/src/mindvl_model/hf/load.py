@@ -100,10 +100,10 @@ class FolderSource:
         """
         names = [(self._stored[name], block) for name, block in blocks(rule, share)]
         tensors = {name: torch.empty(self.folder.shape_of(name, block), device="meta") for name, block in names}
-        made = _join(rule, tensors, self.folder.path).shape
+        made = _join(rule, tensors, self._file_of(rule)).shape
         if made != torch.Size(shape):
             raise WeightError(
-                f"{self.folder.path}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(made)}, but "
+                f"{self._file_of(rule)}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(made)}, but "
                 f"the model has {list(shape)}. Use the configuration that belongs to these weights."
             )
 
@@ -118,7 +118,7 @@ class FolderSource:
         """
         taken = [(self._stored[name], block) for name, block in blocks(rule, share)]
         tensors = {name: self.folder.read(name, block) for name, block in taken}
-        tensor = _join(rule, tensors, self.folder.path)
+        tensor = _join(rule, tensors, self._file_of(rule))
         self._loaded[rule.param_name] = None
         if all(tensor is not one for one in tensors.values()):
             self._reshaped |= dict.fromkeys(tensors)
@@ -127,6 +127,10 @@ class FolderSource:
             kinds += [str(kind).removeprefix("torch.") for kind in (one.dtype, dtype)]
             self._converted.update(f"{before} to {after}" for before, after in pairwise(kinds) if before != after)
         return tensor
+
+    def _file_of(self, rule: WeightRule) -> Path:
+        """The file of its first tensor, for messages."""
+        return self.folder.stored(self._stored[rule.hf_names[0]]).file
 
     def report(self) -> LoadReport:
         """What was read so far."""
@@ -207,13 +211,13 @@ def _is_further_layer(canonical: str, config: MindVLConfig) -> bool:
     return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
 
 
-def _join(rule: WeightRule, tensors: dict[str, Tensor], path: Path) -> Tensor:
+def _join(rule: WeightRule, tensors: dict[str, Tensor], file: Path) -> Tensor:
     try:
         return rule.join(list(tensors.values()))
     except (RuntimeError, ValueError, OpsError, WeightError) as error:
         shapes = " and ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
         raise WeightError(
-            f"{path}: {shapes} cannot make {rule.param_name} ({error}). "
+            f"{file}: {shapes} cannot make {rule.param_name} ({error}). "
             "Use the configuration that belongs to these weights."
         ) from error
 
