@@ -187,3 +187,20 @@ def test_a_log_that_cannot_be_written_loses_no_row_and_no_step(make_config: Make
         loader._audit = None  # there is room again
         assert next(loader).segments == first.segments
         assert loader._state["step"] == 1
+
+
+def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        expected = [next(loader).segments for _ in range(7)]
+    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        for _ in range(2):
+            next(loader)
+        state = loader.state_dict()
+        assert [next(loader).segments for _ in range(3)] == expected[2:5]
+        with open(log, "a") as file:
+            file.write("mine\n")
+        with pytest.raises(DataError, match=r"no step of an audit log.*audit\.jsonl at byte"):
+            loader.load_state_dict(state)
+        assert loader._state["step"] == 2
+        assert [next(loader).segments for _ in range(2)] == expected[5:]

@@ -341,6 +341,32 @@ def test_a_state_can_be_loaded_in_the_middle_of_a_run(make_config: MakeConfig) -
         assert_same(first[:0], [])
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_state_that_was_loaded_in_part_gives_no_row_until_one_is_loaded(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_running: bool
+) -> None:
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        take(loader, 4)
+        state = loader.state_dict()
+        expected = take(loader, 4)
+
+    def load_half(planner: Planner, state: dict[str, Any], **_: Any) -> None:
+        planner._step = state["step"]
+        raise KeyError("drawn")
+
+    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+        take(loader, 3 if is_running else 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Planner, "load_state", load_half)
+            with pytest.raises(KeyError, match="drawn"):
+                loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(DataError, match="loaded in part only"):
+                next(loader)
+        loader.load_state_dict(state)
+        assert_same(take(loader, 4), expected)
+
+
 def test_after_the_end_the_next_round_is_not_stuck(make_config: MakeConfig) -> None:
     with Loader(make_config(max_epochs=1), packs_per_step=4, position_kind="rope") as loader:
         start = loader.state_dict()

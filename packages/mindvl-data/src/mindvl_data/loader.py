@@ -104,6 +104,7 @@ class Loader:
         if config.audit_log is not None and dp_rank == 0:
             self._audit = AuditLog(config.audit_log, self._sources, self._identities)
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
+        self._failure: DataError | None = None  # raised by every `next` until a state is loaded
         self._start(self._new_planner(), changes=[])
         self._workers = Workers(config.num_threads, "mindvl-data", on_thread_start) if config.num_threads else None
         self._is_closed = False
@@ -153,15 +154,25 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
         """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
 
+        In the middle of a run it waits for the step being planned, however long a read of it takes: what that read
+        uses is used by the new plan too. A new loader never waits.
+
         Args:
             accept_change: Who accepts that data changed, such as user@host. Sources whose index, `first` or
                 `fraction` changed then go on at the start of their next epoch; sources may come and go. It is kept in
                 the state and in the audit log.
 
         Raises:
-            DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor.
+            DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor, or the audit
+                log cannot go on from it: the loader goes on as if nothing had been asked. Or the log cannot be
+                written: the loader gives no row until a state is loaded.
         """
         opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
+        if self._audit is not None:
+            self._audit.claim(opened.plan["step"])
+        self._failure = DataError(
+            "a state was loaded in part only. Loader. Load a state once more, or make a new loader."
+        )
         self._plan.finish()
         planner = self._planner if self._is_untouched else self._new_planner()
         self._is_untouched = False
@@ -170,9 +181,9 @@ class Loader:
         if opened.changed:
             about = {name: list(pair) for name, pair in opened.changed.items()}
             changes = [*changes, {"step": opened.plan["step"], "who": accept_change, "when": now(), "sources": about}]
-        self._start(planner, changes=changes)
         if self._audit is not None:
-            self._audit.resume(self._state["step"], self._state, changes)
+            self._audit.resume(opened.plan["step"], planner.state(), changes)
+        self._start(planner, changes=changes)
 
     def report(self) -> dict[str, Any]:
         """Figures of all complete steps, over ranks and restarts; and what this rank did since it started.
@@ -217,7 +228,7 @@ class Loader:
         self._planned: deque[tuple[PlannedStep, bool, Row]] = deque()  # rows of this rank that nobody works on yet
         self._waiting: deque[_Waiting] = deque()
         self._is_over = False
-        self._failure: DataError | None = None
+        self._failure = None
         self._num_samples: int = 0
         self._num_bad: int = 0
 
