@@ -183,7 +183,8 @@ class DataConfig:
     prefetch_packs: int = 8  # rows made ahead of the training step
     prefetch_bytes: int = 1 << 30  # decoded bytes that wait at most; one row is always made
     plan_ahead_steps: int = 16  # steps planned ahead in the background
-    max_bad_share: float = 0.01  # the run stops when more samples than this cannot be decoded
+    # the run stops when a rank could not decode more than this share of its samples, counted since it was started
+    max_bad_share: float = 0.01
     audit_log: Path | None = None  # one JSON line for every step handed out; a log belongs to one run
     quarantine_log: Path | None = None  # one JSON line for every sample that could not be decoded
 
