@@ -76,10 +76,10 @@ def test_no_step_is_lost_when_waiting_for_it_is_interrupted(monkeypatch: pytest.
 
 def test_closing_leaves_a_job_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_PATIENCE_S", 0.05)
-    workers, hang, began = Workers(2, "test"), threading.Event(), threading.Event()
+    workers, hang, began = Workers(2, "test"), threading.Event(), threading.Barrier(3)
 
     def job() -> None:
-        began.set()
+        began.wait()
         hang.wait()
 
     running = [workers.submit(job) for _ in range(2)]

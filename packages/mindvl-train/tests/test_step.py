@@ -8,9 +8,9 @@ from typing import Any, Self
 import pytest
 import torch
 
-from mindvl_model import MindVLModel, enter
+from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, enter
 from mindvl_model.testing.rows import pack, random_segment
-from mindvl_model.testing.tiny import randomize, smallest_config
+from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3
 from mindvl_train import OptimizerConfig, TrainError
 from mindvl_train.interfaces import Batch
 
@@ -138,3 +138,25 @@ def test_a_step_without_learned_tokens_has_no_gradient(model: MindVLModel) -> No
 def test_a_source_that_ends_is_one_named_error(model: MindVLModel) -> None:
     with pytest.raises(TrainError, match="before the schedule ended"):
         one_step(model, rows()[:1])
+
+
+def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_train.parallel import process_groups
+
+    config = smallest_deepseek_v3()
+    language = config.language
+    assert isinstance(language, DeepSeekV3LanguageConfig)
+    inputs = [pack([random_segment(config, num_text=length, seed=length)]) for length in (20, 9)]
+    with process_groups(enter(), seed=0):
+        model = MindVLModel(config, Layout())
+        randomize(model)
+        before = {name: value.clone() for name, value in model.named_buffers() if name.endswith("expert_bias")}
+        report = one_step(model, inputs)
+        assert torch.isfinite(report.loss_sum)
+        statistics = {row.layer: row for row in model.router_statistics()}
+        assert set(statistics) == {1, 2, 3}  # two decoder layers with experts, one that predicts a token further
+        assert int(statistics[1].tokens_per_expert.sum()) == 29 * language.experts_per_token
+        for name, bias in before.items():
+            moved = dict(model.named_buffers())[name] - bias
+            assert moved.abs().max() == pytest.approx(language.bias_update_rate, rel=1e-3), name

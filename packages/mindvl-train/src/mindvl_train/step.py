@@ -13,7 +13,7 @@ from torch import Tensor
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 from mindvl_train.megatron.optimizer import update
-from mindvl_train.megatron.pipeline import forward_backward
+from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def train_step(
     optimizer.zero_grad()
     loss_sum = forward_backward(model, microbatches)
     grad_norm = update(optimizer, learning_rate)
+    finish_router_step(model)
     inputs = [batch.model_inputs() for batch in microbatches]
     return StepReport(
         loss_sum=loss_sum,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from mindvl_train.interfaces import Batch
@@ -37,3 +38,9 @@ def forward_backward(model: torch.nn.Module, microbatches: list[Batch]) -> Tenso
         micro_batch_size=1,
     )
     return torch.stack([report["loss_sum"] for report in reports]).sum()
+
+
+def finish_router_step(model: torch.nn.Module) -> None:
+    """Let routers of experts take the load of the step they have seen; call once after every update, on every rank."""
+    inner: Any = unwrap_model(model)
+    inner.finish_router_step()
