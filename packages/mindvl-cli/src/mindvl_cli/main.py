@@ -28,7 +28,7 @@ COMMANDS = {
     ),
     "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure what a model does inside: routing of its experts."),
     "bench": ("mindvl_cli.commands.bench:bench", "Measure packing and loading on this machine, beside others."),
-    "check": ("mindvl_cli.commands.check:check", "Compare every operator with its reference on this machine."),
+    "check": ("mindvl_cli.commands.check:check", "Compare operators with their reference, a model with transformers."),
     "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),
 }
 

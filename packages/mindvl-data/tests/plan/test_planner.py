@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planner: shares, order, epochs, its state; without reading any content."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -22,9 +24,14 @@ from mindvl_data import (
     index_folder,
     write_shards,
 )
+from mindvl_data.plan.balance import balance_order
+from mindvl_data.plan.mixture import Mixture
+from mindvl_data.plan.packing import Packer
 from mindvl_data.plan.planner import PlannedSample, PlannedStep, Planner, rows_of_rank
+from mindvl_data.plan.shuffle import EpochOrder
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
+from mindvl_data.tracker import PLAN_VERSION
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -352,3 +359,41 @@ def test_samples_are_reported_once_they_are_in_a_row(
     placed = Counter(make_config().sources[sample.source].name for sample in samples(planner, 3))
     assert planner.figures(planner.state())["samples_by_source"] == placed
     assert planner.drawn.total() > placed.total()
+
+
+def test_other_derived_figures_than_at_the_checkpoint_are_refused(
+    make_planner: Callable[..., Planner], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    step = make_planner(config).next_step()
+    assert step is not None
+    state = json.loads(json.dumps(step.state_after))
+    make_planner(config).load_state(state)
+    state["derived"][2] += 1
+    with pytest.raises(DataError, match=r"demand-\*\.json beside an index was changed"):
+        make_planner(config).load_state(state)
+
+
+def test_another_plan_needs_another_version() -> None:
+    """Fails when shuffle, mixture, packer or balance change: raise PLAN_VERSION then, and put the new digest here."""
+    generator = np.random.default_rng(0)
+    digest = hashlib.sha256()
+    order = EpochOrder([700, 300, 500], window=256, seed=3, source="a", epoch=1)
+    for part in order.positions(100, 900):
+        digest.update(part.astype("<i8").tobytes())
+    mixture = Mixture([5.0, 3.0, 1.0])
+    for _ in range(500):
+        source = mixture.next_source()
+        assert source is not None
+        mixture.took(source)
+        digest.update(bytes([source]))
+    packer: Packer[int] = Packer(capacity=2048, max_patches=1600, patches_per_token=0.4, buffer_size=64)
+    loads, patches = [], generator.integers(0, 400, 2000)
+    for number, length in enumerate(generator.integers(30, 900, 2000).tolist()):
+        packer.add(number, length, int(patches[number]))
+        while packer.is_full:
+            row = packer.next_row()
+            loads.append(int(patches[row].sum()))
+            digest.update(np.array(row, "<i8").tobytes())
+    digest.update(balance_order(np.array(loads[:64]), rows_per_step=16, width=8).astype("<i8").tobytes())
+    assert (PLAN_VERSION, digest.hexdigest()[:16]) == (5, "832aa251adfbec8c")

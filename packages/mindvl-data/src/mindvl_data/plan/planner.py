@@ -94,6 +94,7 @@ class Planner:
         derived = max(int(_PATCH_MARGIN * patches_per_token * capacity), largest)
         limit = config.packing.max_patches
         self.max_patches: int = derived if limit is None else limit
+        self._derived = [mean_tokens, patches_per_token, self.max_patches]  # the plan follows from these as well
         self.largest_sample: int = capacity * config.image.spatial_merge_size**2 if limit is None else limit
         self._packer: Packer[PlannedSample] = Packer(
             capacity=capacity,
@@ -132,6 +133,7 @@ class Planner:
         first = len(window) - left
         return {
             "step": self._step,
+            "derived": self._derived,
             **self._after_window,
             "window": window[first:],
             "buffer": [sample for step in samples[first:] for sample in step] + self._waiting,
@@ -146,6 +148,11 @@ class Planner:
             changed_sources: Names of sources whose data is not what it was. They go on at the start of their next
                 epoch; their samples that wait are dropped and counted, and what is left of the window is packed anew.
         """
+        if not changed_sources and state["derived"] != self._derived:
+            raise DataError(
+                f"tokens per sample, patches per token and the patch limit were {state['derived']}, now they are "
+                f"{self._derived}. data.sources. A demand-*.json beside an index was changed: remove these files."
+            )
         self._step = state["step"]
         self.drawn, self.dropped = Counter(state["drawn"]), Counter(state["dropped"])
         self._totals, self._tokens_by_source = Counter(state["totals"]), Counter(state["tokens_by_source"])
