@@ -4,7 +4,10 @@
 import io
 import json
 import random
-from collections.abc import Callable
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +143,24 @@ def make_config(shard_folders: dict[str, Path], tokenizer_folder: Path) -> Calla
         return DataConfig(**(settings | changes))
 
     return make
+
+
+@pytest.fixture
+def room_for() -> Callable[[int], AbstractContextManager[None]]:
+    """room_for(num_bytes): in the block no file of this process can grow beyond that, as on a full disk.
+
+    A block and not a fixture's whole test, because pytest's own output may go to a file.
+    """
+
+    @contextmanager
+    def limited(num_bytes: int) -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log file: whole lines only, whatever the disk does."""
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,9 @@ from mindvl_data import DataError
 from mindvl_data.log_file import LogFile
 
 
-@contextmanager
-def room_for(num_bytes: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond this size, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_line_there_is_no_room_for_is_cut_off_and_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_line_there_is_no_room_for_is_cut_off_and_can_be_tried_again(
+    tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
     path = tmp_path / "new" / "a.jsonl"
     log = LogFile(path, "audit")
     log.append({"step": 1})

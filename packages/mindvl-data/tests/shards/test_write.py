@@ -5,12 +5,11 @@ import base64
 import io
 import json
 import os
-import resource
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,19 +243,14 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
         write_shards(tmp_path / "t.jsonl", tmp_path / "out", format="text")
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file can grow beyond this many bytes, as on a disk that is full."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield 4096
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_is_named_and_leaves_no_half_shard(tmp_path: Path, small_files: int) -> None:
+def test_a_full_disk_is_named_and_leaves_no_half_shard(
+    tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
     rows, out = source(tmp_path / "raw"), tmp_path / "out"
-    with pytest.raises(DataError, match=r"cannot be written: File too large\. .*out.*the same command goes on"):
+    with (
+        room_for(4096),
+        pytest.raises(DataError, match=r"cannot be written: File too large\. .*out.*the same command goes on"),
+    ):
         write_shards(rows, out, format="llava", samples_per_shard=4)
     assert [path.name for path in out.iterdir()] == ["writing"]
 
