@@ -34,7 +34,7 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
 
     assert printed[0] == "288 pictures\n"
     assert printed[-1].startswith("A photo of "), printed[-1]
-    assert "<img" in (tmp_path / "sample.html").read_text()
+    assert "<image" in (tmp_path / "sample.html").read_text()
     lines = [json.loads(line) for line in (tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50]
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
