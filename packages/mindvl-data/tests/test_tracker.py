@@ -150,7 +150,7 @@ def test_changed_data_can_be_accepted_by_somebody() -> None:
     opened = open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", "5678")}
     assert opened.other_data == {"a"}
-    assert opened.plan == PLAN
+    assert opened.plan == PLAN | {"derived": None}  # other data ask for other figures
 
 
 def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
@@ -173,6 +173,7 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     assert opened.other_data == frozenset()
     assert opened.plan == {
         "step": 4,
+        "derived": None,
         "drawn_at": [[0, 0], [0, 9]],
         "owed": [0.25, -0.25],
         "buffer": [[1, 0, 0, 3, 20, 0]],

@@ -125,6 +125,8 @@ def open_state(
     plan = saved_plan(state)
     if state["sources"] != list(sources):
         plan = _renumbered(plan, state["sources"], sources)
+    if changed:
+        plan = plan | {"derived": None}  # other data ask for other figures
     return OpenedState(plan=plan, changes=state["changes"], changed=changed)
 
 

@@ -148,7 +148,7 @@ class Planner:
             changed_sources: Names of sources whose data is not what it was. They go on at the start of their next
                 epoch; their samples that wait are dropped and counted, and what is left of the window is packed anew.
         """
-        if not changed_sources and state["derived"] != self._derived:
+        if state["derived"] not in (None, self._derived):
             raise DataError(
                 f"tokens per sample, patches per token and the patch limit were {state['derived']}, now they are "
                 f"{self._derived}. data.sources. A demand-*.json beside an index was changed: remove these files."
