@@ -28,8 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_the_wheel_gives_every_recorded_call_the_same_outputs(recorded, with_device):
-    if not recorded:
-        pytest.skip("no twin in mindvl_ops/npu makes a call yet")
+    assert recorded, "the tests of the twins made no call: the recorder is broken"
     jobs = [
         {"call": call, "uses": list(operators.declared(call["op"]).uses)}
         for call in recorded
