@@ -100,6 +100,69 @@ class OptimizerConfig:
     beta2: float = 0.95
     epsilon: float = 1e-8
     clip_grad_norm: float = 1.0  # over all parameters; 0 turns clipping off
+    offload: bool = False  # keep its state in the memory of the host; slower, for when the device is full
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a run is spread over its processes; what tp_size * pp_size * cp_size leaves of them is data parallel."""
+
+    tp_size: int = 1  # tensor parallel: pieces of each matrix; norms then work on slices of the row
+    pp_size: int = 1  # pipeline stages; vision tower and projector are on the first
+    virtual_stages: int = 1  # model chunks on each pipeline rank, interleaved
+    stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: as even as can be
+    cp_size: int = 1  # context parallel: slices of the row, exchanged over heads inside attention
+    ep_size: int = 1  # expert parallel: experts are spread over the ranks of tp, cp and dp
+    overlap: bool = True  # reduce gradients and gather parameters while layers compute, where there are several ranks
+    spread_images: bool | None = None  # each tp and cp peer encodes a part of the images; None: where it wins
+
+    def __post_init__(self) -> None:
+        for name in ("tp_size", "pp_size", "virtual_stages", "cp_size", "ep_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no number of parts. Use 1 or more.")
+        if self.virtual_stages > 1 and self.pp_size == 1:
+            raise ValueError(f"virtual_stages={self.virtual_stages} needs pp_size of 2 or more. Change one of them.")
+        chunks = self.pp_size * self.virtual_stages
+        if self.stage_layers is not None and len(self.stage_layers) != chunks:
+            raise ValueError(
+                f"stage_layers names {len(self.stage_layers)} chunks, but pp_size * virtual_stages is {chunks}. "
+                "Give one number for each chunk."
+            )
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Processes that train the same rows together."""
+        return self.tp_size * self.pp_size * self.cp_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeConfig:
+    """Which activations are computed again in backward instead of being kept."""
+
+    kind: Literal["none", "selective", "full"] = "none"  # nothing; the core of attention; whole layers
+    layers: int | None = None  # with full: how many of each chunk's language layers; None: all, and the tower's
+
+    def __post_init__(self) -> None:
+        if self.layers is not None and (self.kind != "full" or self.layers < 1):
+            raise ValueError(f"layers={self.layers} goes with kind: full and is 1 or more. Change one of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultsConfig:
+    """What a run does when numbers or machines go wrong."""
+
+    on_bad_step: Literal["stop", "skip"] = "stop"  # loss or gradient norm not finite, or a spike: end, or leave it out
+    spike_factor: float | None = None  # a gradient norm this many times the median of the last 100 is a spike
+    max_skipped: int = 10  # steps left out in a row before the run stops
+    stuck_after_s: float = 600.0  # a step that takes longer names the rank, dumps stacks and ends the run; 0: never
+
+    def __post_init__(self) -> None:
+        if self.spike_factor is not None and self.spike_factor <= 1:
+            raise ValueError(f"spike_factor={self.spike_factor} calls every step a spike. Use for example 10.")
+        if self.max_skipped < 1 or self.stuck_after_s < 0:
+            raise ValueError(
+                f"max_skipped={self.max_skipped}, stuck_after_s={self.stuck_after_s}: use 1 or more, and 0 or more."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +171,15 @@ class CheckpointConfig:
 
     every_steps: int = 1000
     keep_last: int = 2  # newest ones kept
+    keep_every_steps: int | None = None  # those at multiples of this are kept for good
+    in_background: bool = False  # train on while the files are written; costs a copy of the state in host memory
 
     def __post_init__(self) -> None:
+        if self.keep_every_steps is not None and self.keep_every_steps % self.every_steps:
+            raise ValueError(
+                f"keep_every_steps={self.keep_every_steps} is not a multiple of every_steps={self.every_steps}, so "
+                "some of what it names is never saved. Use a multiple."
+            )
         if self.every_steps < 1 or self.keep_last < 1:
             raise ValueError(f"every_steps={self.every_steps}, keep_last={self.keep_last}: both must be 1 or more.")
 
@@ -120,6 +190,8 @@ class MetricsConfig:
 
     every_steps: int = 10
     tensorboard: bool = True  # event files under OUT/tensorboard
+    wandb_project: str | None = None  # also report to Weights & Biases, which must be installed
+    peak_tflops: float | None = None  # of one device in bf16, for MFU; None: as the device's table says
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -140,6 +212,9 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
     trainable: tuple[Part, ...] | None = None  # in place of what the phase trains
     precision: Literal["fp32", "bf16"] = "fp32"  # of weights and activations; the optimizer keeps fp32

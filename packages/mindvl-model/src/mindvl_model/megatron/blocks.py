@@ -6,7 +6,7 @@ Comes after spec.py; its callers hand over plain numbers and get modules back.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,11 @@ class Layout:
     pp_size: int = 1
     cp_size: int = 1
     ep_size: int = 1  # experts are spread over ranks of tp, cp and dp; others do not notice
+    virtual_stages: int = 1  # chunks of the model on each pipeline rank, interleaved
+    stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: as even as can be
+    spread_images: bool = False  # each tp and cp peer encodes a part of the images instead of all
+    recompute: Literal["none", "selective", "full"] = "none"  # what backward computes again
+    recompute_layers: int | None = None  # with full: how many of each chunk's language layers; None: all
     dtype: torch.dtype = torch.float32
 
     @property
