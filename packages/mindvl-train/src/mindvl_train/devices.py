@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one device of each kind can do at best: arithmetic, memory, links. The one table of it.
+
+Read by metrics.py (MFU) and by the planner. Figures are those of the makers for dense matrices, or of the paper, as
+`source` says; none was measured here.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+_PAPER = "MindVL paper, Table 10"
+_NVIDIA = "NVIDIA data sheet, dense, SXM form"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Peak figures of one device; GB is 10^9 bytes, bandwidths are per second and per device."""
+
+    name: str  # also how it is found in what a driver reports: case, blanks and dashes do not count
+    bf16_tflops: float  # dense matrix products in bfloat16
+    memory_gb: float
+    memory_gb_s: float  # between the device and its own memory
+    link_gb_s: float  # to devices of the same machine, one direction, all links together
+    network_gb_s: float  # to devices of other machines, one direction
+    source: str
+
+
+# The makers give links as the sum of both directions; half of that stands here. The network is that of the usual
+# server: one port for each device, 200 Gbit/s beside A100 and 910B, 400 Gbit/s beside H100 and later.
+DEVICES: tuple[Device, ...] = (
+    # The paper names no link but PCIe (64 GB/s both ways). Servers with HCCS between their NPUs do better; say so where
+    # a plan is made.
+    Device(
+        name="910B1",
+        bf16_tflops=400,
+        memory_gb=64,
+        memory_gb_s=1800,
+        link_gb_s=32,
+        network_gb_s=25,
+        source=_PAPER,
+    ),
+    Device(
+        name="910B2",
+        bf16_tflops=376,
+        memory_gb=64,
+        memory_gb_s=1800,
+        link_gb_s=32,
+        network_gb_s=25,
+        source=_PAPER,
+    ),
+    Device(
+        name="A100",
+        bf16_tflops=312,
+        memory_gb=80,
+        memory_gb_s=2039,
+        link_gb_s=300,
+        network_gb_s=25,
+        source=f"{_PAPER}; 80 GB form",
+    ),
+    Device(
+        name="A800",
+        bf16_tflops=312,
+        memory_gb=80,
+        memory_gb_s=2039,
+        link_gb_s=200,
+        network_gb_s=25,
+        source=_PAPER,
+    ),
+    Device(
+        name="H100",
+        bf16_tflops=989,
+        memory_gb=80,
+        memory_gb_s=3350,
+        link_gb_s=450,
+        network_gb_s=50,
+        source=_NVIDIA,
+    ),
+    # The paper's table gives 600 GB/s of NVLink both ways, NVIDIA's partners 400; the lower one stands here.
+    Device(
+        name="H800",
+        bf16_tflops=989,
+        memory_gb=80,
+        memory_gb_s=3350,
+        link_gb_s=200,
+        network_gb_s=50,
+        source=f"{_PAPER}, but for the link",
+    ),
+    Device(
+        name="H200",
+        bf16_tflops=989,
+        memory_gb=141,
+        memory_gb_s=4800,
+        link_gb_s=450,
+        network_gb_s=50,
+        source=_NVIDIA,
+    ),
+    Device(
+        name="H20",
+        bf16_tflops=148,
+        memory_gb=96,
+        memory_gb_s=4000,
+        link_gb_s=450,
+        network_gb_s=50,
+        source=_NVIDIA,
+    ),
+    Device(
+        name="B200",
+        bf16_tflops=2250,
+        memory_gb=180,
+        memory_gb_s=8000,
+        link_gb_s=900,
+        network_gb_s=50,
+        source=_NVIDIA,
+    ),
+    Device(
+        name="L40S",
+        bf16_tflops=362,
+        memory_gb=48,
+        memory_gb_s=864,
+        link_gb_s=32,
+        network_gb_s=25,
+        source="NVIDIA data sheet, dense, PCIe card",
+    ),
+)
+
+
+def find_device(name: str) -> Device | None:
+    """The device a user or a driver means, such as "910b2", "Ascend910B2" or "NVIDIA A100-SXM4-80GB"; None: unknown."""
+    plain = _plain(name)
+    # The whole word, so that an H200 is no H20 and a 910B2C no 910B2; makers put their own name directly before it.
+    for device in DEVICES:
+        if re.search(rf"(?:^|[^a-z0-9]|nvidia|ascend){_plain(device.name)}(?:$|[^a-z0-9])", plain):
+            return device
+    return None
+
+
+def name_of(device: torch.device) -> str:
+    """What the driver calls a device; "cpu" for the CPU."""
+    if device.type == "cpu":
+        return "cpu"
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().lower()
