@@ -5,8 +5,7 @@ Comes after spec.py; its callers hand over plain numbers and get modules back.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,10 @@ from megatron.core.tensor_parallel import (
     set_tensor_model_parallel_attributes,
     vocab_parallel_cross_entropy,
 )
+from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
@@ -39,12 +40,14 @@ from mindvl_model.language_config import (
     GroupedQueryConfig,
     Qwen3MoELanguageConfig,
 )
+from mindvl_model.layout import Layout, chunk_layers
 from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
 from mindvl_model.megatron.packing import PackedRow
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 
 __all__ = [
     "LanguageModel",
+    "Layout",
     "MegatronModule",
     "PackedRow",
     "RMSNorm",
@@ -57,27 +60,6 @@ __all__ = [
     "mark_split_weights",
     "transformer_config",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How a model is spread and computed; the defaults are one process in fp32."""
-
-    tp_size: int = 1
-    pp_size: int = 1
-    cp_size: int = 1
-    ep_size: int = 1  # experts are spread over ranks of tp, cp and dp; others do not notice
-    virtual_stages: int = 1  # chunks of the model on each pipeline rank, interleaved
-    stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: as even as can be
-    spread_images: bool = False  # each tp and cp peer encodes a part of the images instead of all
-    recompute: Literal["none", "selective", "full"] = "none"  # what backward computes again
-    recompute_layers: int | None = None  # with full: how many of each chunk's language layers; None: all
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """With tensor parallel always on: norms and dropout then work on a slice of the row."""
-        return self.tp_size > 1
 
 
 def transformer_config(
@@ -108,7 +90,24 @@ def transformer_config(
         "bf16": layout.dtype == torch.bfloat16,
         "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of learned tokens
     }
+    if layout.pp_size > 1:
+        shared |= _pipeline_fields(layout, sizes["num_layers"], sizes.get("mtp_num_layers") or 0)
     return kind(**{**shared, **sizes})
+
+
+def _pipeline_fields(layout: Layout, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
+    """Which layers stand in which chunk, embedding and vision tower before them, head and further depths after."""
+    chunks = [[LayerType.decoder] * count for count in chunk_layers(num_layers, layout)]
+    chunks[0].insert(0, LayerType.embedding)
+    chunks[-1] += [LayerType.mtp] * num_mtp_layers + [LayerType.loss]
+    interleaved = layout.virtual_stages > 1
+    return {
+        "pipeline_model_parallel_layout": PipelineParallelLayerLayout(chunks, layout.pp_size),
+        "virtual_pipeline_model_parallel_size": layout.virtual_stages if interleaved else None,
+        # Messages sent in batches mix up chunks when two stages are interleaved, and nothing says so.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+    }
 
 
 def mark_split_weights(model: torch.nn.Module) -> None:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of a pipeline's chunks, the length of rows, and layouts that cannot be."""
+
+import pytest
+
+from mindvl_model.errors import ModelError
+from mindvl_model.layout import Layout, chunk_layers
+
+
+def test_layers_are_spread_evenly_and_the_first_chunks_take_fewer() -> None:
+    assert chunk_layers(36, Layout(pp_size=4)) == (9, 9, 9, 9)
+    assert chunk_layers(61, Layout(pp_size=16)) == (3, 3, 3, *(4,) * 13)
+    assert chunk_layers(7, Layout(pp_size=2, virtual_stages=2)) == (1, 2, 2, 2)
+    assert chunk_layers(2, Layout(pp_size=4)) == (0, 0, 1, 1)
+
+
+def test_a_layout_may_say_how_many_layers_each_chunk_has() -> None:
+    assert chunk_layers(36, Layout(pp_size=4, stage_layers=(3, 11, 11, 11))) == (3, 11, 11, 11)
+    assert chunk_layers(4, Layout(pp_size=2, stage_layers=(0, 4))) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((3, 11), r"stage_layers=\[3, 11\] has 2 entries, but pp_size=2 with virtual_stages=2 makes 4 chunks"),
+        ((3, 11, 11, 10), r"stage_layers=\[3, 11, 11, 10\] add up to 35, but the language model has 36 layers"),
+        ((-1, 13, 12, 12), r"stage_layers=\[-1, 13, 12, 12\] add up to 36, .* Give counts from 0 that add up to it"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused_with_what_to_do(layers: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        chunk_layers(36, Layout(pp_size=2, virtual_stages=2, stage_layers=layers))
+
+
+def test_fields_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ModelError, match="virtual_stages=2 with pp_size=1"):
+        Layout(virtual_stages=2)
+    with pytest.raises(ModelError, match='recompute_layers=3 with recompute="selective"'):
+        Layout(recompute="selective", recompute_layers=3)
+
+
+def test_a_row_is_padded_to_equal_slices() -> None:
+    assert Layout().padded_length(13) == 13
+    assert Layout(cp_size=2).padded_length(13) == 14
+    assert Layout(cp_size=2, tp_size=4).padded_length(13) == 16
+    assert Layout(cp_size=2, tp_size=4).padded_length(16) == 16
