@@ -10,7 +10,7 @@ import torch
 
 from mindvl_model import enter
 from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel import Place, process_groups
 from mindvl_train.state import TrainState
 
 
@@ -23,7 +23,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
         seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": []}
 
-        def count(*_: Any, num_microbatches: int, learning_rate: float, device: torch.device) -> StepReport:
+        def count(*_: Any, num_microbatches: int, learning_rate: float, place: Place) -> StepReport:
             seen["rates"].append(learning_rate)
             seen["rows"].append(num_microbatches)
             return StepReport(torch.tensor(3.0), torch.tensor(3), 1.0, learning_rate, 8, 0)
@@ -34,7 +34,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
         monkeypatch.setattr(loop, "train_step", count)
         monkeypatch.setattr(checkpoints, "save", save)
-        state = TrainState(model=torch.nn.Identity(), optimizer=None, source=None, step=start)  # type: ignore[arg-type]
+        state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=None, step=start)  # type: ignore[arg-type]
         with process_groups(enter(), seed=0) as place:
             seen["last"] = loop.train(
                 config,

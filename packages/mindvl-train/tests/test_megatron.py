@@ -28,21 +28,21 @@ def model() -> Iterator[MindVLModel]:
 
 
 def test_the_optimizer_holds_what_is_trained_and_nothing_else(model: MindVLModel) -> None:
-    from mindvl_train.megatron.optimizer import build_optimizer, wrap_model
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
 
     set_trainable(model, ["projector"])
-    optimizer = build_optimizer(wrap_model(model), OptimizerConfig())
+    optimizer = build_optimizer(wrap_models([model]), OptimizerConfig())
     held = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     assert held == sum(parameter.numel() for parameter in model.projector.parameters())  # type: ignore[union-attr]
 
 
 def test_vectors_are_not_decayed_and_matrices_are(model: MindVLModel) -> None:
-    from mindvl_train.megatron.optimizer import build_optimizer, update, wrap_model
+    from mindvl_train.megatron.optimizer import build_optimizer, update, wrap_models
 
-    wrapped = wrap_model(model)
+    wrapped = wrap_models([model])
     optimizer = build_optimizer(wrapped, OptimizerConfig(weight_decay=0.5, clip_grad_norm=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    wrapped.zero_grad_buffer()  # type: ignore[operator]
+    wrapped[0].zero_grad_buffer()  # type: ignore[operator]
     assert update(optimizer, 0.1) == 0.0  # without gradients only decay is left
     for name, parameter in model.named_parameters():
         kept = 1.0 if parameter.ndim == 1 else 1 - 0.1 * 0.5
@@ -52,14 +52,14 @@ def test_vectors_are_not_decayed_and_matrices_are(model: MindVLModel) -> None:
 def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path) -> None:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train.megatron.checkpoint import load_tensors, save_tensors, unwrap
-    from mindvl_train.megatron.optimizer import build_optimizer, wrap_model
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
 
-    wrapped = wrap_model(model)
-    assert unwrap(wrapped) is model
+    wrapped = wrap_models([model])
+    assert unwrap(wrapped[0]) is model
     optimizer = build_optimizer(wrapped, OptimizerConfig())
-    wrapped.zero_grad_buffer()  # type: ignore[operator]
+    wrapped[0].zero_grad_buffer()  # type: ignore[operator]
     optimizer.step()
-    save_tensors(tmp_path, wrapped, optimizer)
+    save_tensors(tmp_path, wrapped[0], optimizer)
     other: Any = MindVLModel(CONFIG, Layout())
     randomize(other, seed=8)
     load_tensors(tmp_path, other, None)

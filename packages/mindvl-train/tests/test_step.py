@@ -72,17 +72,21 @@ def values(model: MindVLModel) -> dict[str, torch.Tensor]:
 
 
 def one_step(model: MindVLModel, inputs: list[dict[str, Any]], **optimizer: Any) -> Any:
-    from mindvl_train.megatron.optimizer import build_optimizer, wrap_model
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.pipeline import prepare_schedule
+    from mindvl_train.parallel import Place
     from mindvl_train.step import train_step
 
-    wrapped = wrap_model(model)
+    wrapped = wrap_models([model])
+    built = build_optimizer(wrapped, OptimizerConfig(**optimizer))
+    prepare_schedule(wrapped, built)
     return train_step(
         wrapped,
-        build_optimizer(wrapped, OptimizerConfig(**optimizer)),
+        built,
         Rows(inputs),
         num_microbatches=2,
         learning_rate=0.01,
-        device=torch.device("cpu"),
+        place=Place(rank=0, device=torch.device("cpu")),
     )
 
 

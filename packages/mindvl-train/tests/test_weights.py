@@ -20,10 +20,10 @@ MODEL = smallest_config(vocab_size=264)
 @pytest.fixture
 def build() -> Iterator[Callable[..., MindVLModel]]:
     from mindvl_train.parallel import process_groups
-    from mindvl_train.weights import build_model
+    from mindvl_train.weights import build_models
 
     with process_groups(enter(), seed=0) as place:
-        yield lambda config, **options: build_model(config, MODEL, place.device, **({"load_init": True} | options))
+        yield lambda config, **options: build_models(config, MODEL, place.device, **({"load_init": True} | options))[0]
 
 
 def save_qwen3(folder: Path) -> Qwen3ForCausalLM:

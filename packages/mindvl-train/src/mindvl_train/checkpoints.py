@@ -49,7 +49,7 @@ def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: 
         shutil.rmtree(unfinished, ignore_errors=True)
         (unfinished / "tensors").mkdir(parents=True)
     dist.barrier()
-    save_tensors(unfinished / "tensors", state.model, state.optimizer)
+    save_tensors(unfinished / "tensors", state.models[0], state.optimizer)
     dist.barrier()
     if first:
         _write_json(unfinished / "ledger.json", state.source.state_dict())
@@ -136,7 +136,7 @@ def resume(
     changed = sorted(_changed(manifest["run"], described["run"]))
     if changed:
         logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
-    _load_tensors(checkpoint, state.model, state.optimizer)
+    _load_tensors(checkpoint, state.models[0], state.optimizer)
     state.source.load_state_dict(_read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
     state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
 

@@ -36,12 +36,12 @@ def train(
     saved: Path | None = None
     while state.step < steps:
         report = train_step(
-            state.model,
+            state.models,
             state.optimizer,
             state.source,
             num_microbatches=config.packs_per_step // place.dp_size,
             learning_rate=learning_rate(config.schedule, state.step),
-            device=place.device,
+            place=place,
         )
         state.step += 1
         stop = any_process(should_stop(), place.device)  # a signal may reach one process only

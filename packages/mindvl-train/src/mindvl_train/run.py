@@ -69,28 +69,32 @@ def run_training(
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
     from mindvl_train.loop import train
-    from mindvl_train.megatron.optimizer import build_optimizer, wrap_model
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.metrics import Metrics
     from mindvl_train.parallel import process_groups
     from mindvl_train.state import TrainState
-    from mindvl_train.weights import build_model
+    from mindvl_train.weights import build_models
 
     select_backends(config.ops)
-    with process_groups(accelerator, config.seed) as place, _stop_on_signal() as stop_asked:
+    with process_groups(accelerator, config.seed, config.parallel) as place, _stop_on_signal() as stop_asked:
         if config.packs_per_step % place.dp_size:
             raise TrainError(
                 f"packs_per_step={config.packs_per_step} cannot be dealt to {place.dp_size} data-parallel ranks. "
                 f"Use a multiple of {place.dp_size}."
             )
         found = _checkpoint_to_resume(config, resume)
-        model_config = _model_config(config)
+        model_config = model_config_of(config)
         described = {
             "model": checkpoints.plain(model_config),
             "run": checkpoints.plain(config),
             "parents": [str(path) for path in vars(config.init).values() if path is not None],
         }
-        model = wrap_model(build_model(config, model_config, place.device, load_init=found is None))
-        optimizer = build_optimizer(model, config.optimizer)
+        models = wrap_models(
+            build_models(config, model_config, place.device, load_init=found is None), overlap=config.parallel.overlap
+        )
+        optimizer = build_optimizer(models, config.optimizer)
+        prepare_schedule(models, optimizer)
         source = Loader(
             _logged_data(config),
             packs_per_step=config.packs_per_step,
@@ -99,7 +103,7 @@ def run_training(
             position_kind=model_config.position_kind,
             on_thread_start=lambda: bind_thread(prepared.cores),
         )
-        state = TrainState(model=model, optimizer=optimizer, source=source)
+        state = TrainState(models=models, optimizer=optimizer, source=source)
         try:
             if found is not None:
                 checkpoints.resume(found, state, described, accept_data_change=accept_data_change)
@@ -125,7 +129,8 @@ def _logged_data(config: RunConfig) -> DataConfig:
     )
 
 
-def _model_config(config: RunConfig) -> MindVLConfig:
+def model_config_of(config: RunConfig) -> MindVLConfig:
+    """The model of a run, with the token ids of its tokenizer."""
     tokenizer = load_tokenizer(config.data.tokenizer)
     return for_tokenizer(config.model.resolve(), tokenizer.special_ids, len(tokenizer.hf))
 

@@ -16,7 +16,7 @@ class TrainState:
     No random state: no layer draws numbers during a step, and the data plan is a function of its seed.
     """
 
-    model: torch.nn.Module  # wrapped in gradient buffers
+    models: list[torch.nn.Module]  # chunks of the model on this pipeline stage, wrapped in gradient buffers
     optimizer: Any
     source: BatchSource
     step: int = 0  # finished updates

@@ -10,28 +10,33 @@ import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.hf.load import load_hf_folder
-from mindvl_model.megatron.blocks import Layout
+from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
 from mindvl_train import checkpoints
 from mindvl_train.config import InitSection, RunConfig
+from mindvl_train.parallel import layout_of
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-
-def build_model(config: RunConfig, model_config: MindVLConfig, device: torch.device, *, load_init: bool) -> MindVLModel:
-    """Build the model, fill it, freeze what the phase does not train.
+def build_models(
+    config: RunConfig, model_config: MindVLConfig, device: torch.device, *, load_init: bool
+) -> list[MindVLModel]:
+    """Build what this process holds of the model, fill it, freeze what the phase does not train.
 
     Args:
         load_init: False when a checkpoint of this run follows and would overwrite everything.
+
+    Returns:
+        One chunk for each virtual stage of this pipeline rank, first to last.
     """
-    model = MindVLModel(model_config, Layout(dtype=DTYPES[config.precision]))
-    if load_init:
-        initialize(model, model_config, config.seed)
-        _load_init(model, model_config, config.init)
-    set_trainable(model, config.trained_parts)
-    return model.to(device)
+    models = build_stages(model_config, layout_of(config))
+    for model in models:
+        if load_init:
+            initialize(model, model_config, config.seed)
+            _load_init(model, model_config, config.init)
+        set_trainable(model, config.trained_parts)
+    return [model.to(device) for model in models]
 
 
 def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection) -> None:

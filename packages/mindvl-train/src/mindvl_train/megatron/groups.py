@@ -1,15 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core's process groups."""
+"""megatron-core's process groups.
+
+Ranks next to each other are tensor-parallel peers, then context, then data; pipeline stages lie furthest apart, so that
+the busiest groups stay inside a machine.
+"""
 
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from mindvl_train.config import ParallelConfig
 
-def make_groups(seed: int) -> tuple[int, int]:
-    """Make the groups over all processes, data parallel only; returns (dp_rank, dp_size)."""
-    parallel_state.initialize_model_parallel()
+
+def make_groups(seed: int, parallel: ParallelConfig) -> dict[str, int]:
+    """Make the groups over all processes; returns the rank in and the size of tp, pp, cp and dp, such as `tp_rank`."""
+    parallel_state.initialize_model_parallel(
+        parallel.tp_size,
+        parallel.pp_size,
+        parallel.virtual_stages if parallel.virtual_stages > 1 else None,
+        context_parallel_size=parallel.cp_size,
+        expert_model_parallel_size=parallel.ep_size,
+        expert_tensor_parallel_size=1,  # an expert is never split: above 1 fails over gloo
+        create_gloo_process_groups=True,  # checkpoints gather over them
+    )
     model_parallel_cuda_manual_seed(seed)
-    return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    return {
+        "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
+        "tp_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp_rank": parallel_state.get_pipeline_model_parallel_rank(),
+        "pp_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "cp_rank": parallel_state.get_context_parallel_rank(),
+        "cp_size": parallel_state.get_context_parallel_world_size(),
+        "dp_rank": parallel_state.get_data_parallel_rank(),
+        "dp_size": parallel_state.get_data_parallel_world_size(),
+    }
 
 
 def destroy_groups() -> None:

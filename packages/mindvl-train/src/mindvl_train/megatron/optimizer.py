@@ -6,10 +6,11 @@ process, so that a checkpoint loads whatever the number of processes.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -19,19 +20,30 @@ from mindvl_train.config import OptimizerConfig
 from mindvl_train.errors import TrainError
 
 
-def wrap_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Give a model gradient buffers that are reduced over data-parallel ranks."""
-    config: Any = model.config
-    inner = Float16Module(config, model) if config.bf16 else model
-    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    wrapped = DistributedDataParallel(config, ddp_config, inner)
-    config.finalize_model_grads_func = finalize_model_grads
+def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> list[torch.nn.Module]:
+    """Give every chunk gradient buffers that are reduced over ranks with the same weights.
+
+    Args:
+        overlap: Reduce gradients and gather parameters while layers compute.
+    """
+    wrapped: list[torch.nn.Module] = []
+    for number, model in enumerate(models):
+        config: Any = model.config
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap,
+        )
+        inner = Float16Module(config, model) if config.bf16 else model
+        # Only the first chunk's gradients are waited for: those of the others travel while it computes.
+        wrapped.append(DistributedDataParallel(config, ddp_config, inner, disable_bucketing=number > 0))
     return wrapped
 
 
-def build_optimizer(wrapped: torch.nn.Module, config: OptimizerConfig) -> Any:
+def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig) -> Any:
     """AdamW over the parameters that are trained; vectors (norms and biases) are not decayed."""
-    shared: Any = wrapped.config
+    shared: Any = wrapped[0].config
     options = MegatronOptimizerConfig(
         optimizer="adam",
         lr=0.0,  # set before every step
@@ -44,8 +56,7 @@ def build_optimizer(wrapped: torch.nn.Module, config: OptimizerConfig) -> Any:
         params_dtype=shared.params_dtype,
         use_distributed_optimizer=True,
     )
-    optimizer = get_megatron_optimizer(options, [wrapped], config_overrides=get_standard_config_overrides(options))
-    shared.grad_scale_func = optimizer.scale_loss
+    optimizer = get_megatron_optimizer(options, list(wrapped), config_overrides=get_standard_config_overrides(options))
     return optimizer
 
 
