@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from mindvl_cli.commands.alignment import alignment
+
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
     from mindvl_ops import CheckRow
@@ -27,6 +29,9 @@ NAMED_FAILURES = 10  # inputs beyond a bound that are listed one by one
 @click.group()
 def check() -> None:
     """Prove on this machine that what runs fast computes what it should."""
+
+
+check.add_command(alignment)
 
 
 @check.command()

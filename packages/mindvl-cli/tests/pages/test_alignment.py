@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figure of two loss curves: well-formed, both curves inside, the wide one at the plain losses."""
+
+import re
+from xml.etree import ElementTree
+
+from mindvl_cli.pages.alignment import alignment_svg
+from mindvl_train.alignment import AlignedStep, AlignmentReport
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _report(differences: list[float]) -> AlignmentReport:
+    steps = tuple(
+        AlignedStep(
+            step=number + 1,
+            loss=(3.0 - number / 10) * (1 + difference),
+            plain_loss=3.0 - number / 10,
+            grad_norm=1.0,
+            plain_grad_norm=1.0,
+        )
+        for number, difference in enumerate(differences)
+    )
+    return AlignmentReport(phase="sft", precision="fp32", steps=steps)
+
+
+def test_the_figure_is_well_formed_and_keeps_every_point_inside() -> None:
+    figure = ElementTree.fromstring(alignment_svg(_report([1e-7, 2e-6, 0.0, 4e-5])))
+    width, height = float(figure.attrib["width"]), float(figure.attrib["height"])
+    curves = {line.attrib["class"]: line.attrib["points"] for line in figure.iter(f"{SVG}polyline")}
+    assert set(curves) == {"plain", "ours", "apart"}
+    for points in curves.values():
+        places = [tuple(map(float, point.split(","))) for point in points.split()]
+        assert len(places) == 4
+        assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+    assert "mean 1.1e-05" in "".join(figure.itertext())
+
+
+def test_curves_that_part_are_drawn_apart() -> None:
+    drawn = alignment_svg(_report([0.0, 0.1, 0.2, 0.3]))
+    ours, plain = (re.search(rf'"{kind}" points="([^"]*)"', drawn) for kind in ("ours", "plain"))
+    assert ours is not None
+    assert plain is not None
+    assert ours[1] != plain[1]
+
+
+def test_two_equal_losses_do_not_divide_by_zero() -> None:
+    report = _report([0.0, 0.0])
+    flat = AlignmentReport(phase="sft", precision="bf16", steps=(report.steps[0], report.steps[0]))
+    ElementTree.fromstring(alignment_svg(flat))
