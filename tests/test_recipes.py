@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recipe loads: unknown keys, wrong types and values that do not fit together are found before a run."""
+"""Every recipe loads: unknown keys, wrong types and values that do not fit together are found before a run.
+
+Those of the paper's models also say what the paper says.
+"""
 
 import json
 from pathlib import Path
@@ -7,29 +10,101 @@ from pathlib import Path
 import pytest
 
 from mindvl_cli.load import load_config, to_plain
+from mindvl_cli.plan_file import is_plan, load_stages
+from mindvl_data.recipes import load_recipe
+from mindvl_merge import MergeConfig
+from mindvl_train import RunConfig
+from mindvl_train.phases import PlanConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
+PLANS = [path for path in FILES if path.stem.startswith("plan")]
+MODELS = ("mindvl-8b", "mindvl-671b-a37b")
+
+# Table 1 by hand: (model, phase) to tokens, rows in a step, peak rate, minimum rate.
+TABLE_1 = {
+    ("mindvl-8b", "warmup"): (256e9, 1024, 1e-3, 0.0),
+    ("mindvl-8b", "multitask"): (179e9, 1024, 2e-5, 1e-5),
+    ("mindvl-8b", "sft"): (12e9, 512, 1e-5, 0.0),
+    ("mindvl-671b-a37b", "warmup"): (16e9, 1024, 2e-4, 1e-5),
+    ("mindvl-671b-a37b", "multitask"): (80e9, 1024, 5e-6, 5e-7),
+    ("mindvl-671b-a37b", "sft"): (12e9, 512, 2e-6, 2e-7),
+}
+# Section 5.3: row length to visual tokens of 28 x 28 pixels in a picture.
+SFT_LENGTHS = {2048: 1280, 4096: 3072, 8192: 4096}
 
 
 def _config_class(path: Path) -> type:
     if path.stem.startswith("merge"):
-        from mindvl_merge import MergeConfig
-
         return MergeConfig
-    from mindvl_train import RunConfig
+    return PlanConfig if is_plan(path) else RunConfig
 
-    return RunConfig
+
+def _name(path: Path) -> str:
+    return path.relative_to(RECIPES).as_posix()
 
 
 def test_there_are_recipes_for_every_phase() -> None:
-    assert {"warmup", "multitask", "sft"} <= {path.stem for path in FILES}
+    for model in ("tiny", *MODELS):
+        assert {"warmup", "multitask", "sft", "merge", "plan"} <= {path.stem for path in (RECIPES / model).iterdir()}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RECIPES).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=_name)
 def test_every_recipe_loads_and_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
     config: object = load_config(path, _config_class(path))
     again = tmp_path / "again.yaml"
     again.write_text(json.dumps(to_plain(config)), encoding="utf-8")  # JSON is YAML
 
     assert load_config(again, _config_class(path)) == config
+
+
+@pytest.mark.parametrize("path", PLANS, ids=_name)
+def test_every_stage_of_a_plan_starts_where_an_earlier_one_ends(path: Path) -> None:
+    stages = load_stages(path)
+    outs = {stage.name: stage.config.out for stage in stages}
+    assert len(set(outs.values())) == len(stages)
+    assert stages[0].start_from is None
+    for stage in stages[1:]:
+        assert stage.start_from is not None
+        assert stage.config.init.checkpoint == outs[stage.start_from]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_three_phases_are_those_of_table_1(model: str) -> None:
+    stages = load_stages(RECIPES / model / "plan.yaml")
+    assert [stage.config.phase for stage in stages] == ["warmup", "multitask", "sft", "sft", "sft"]
+    for stage in stages:
+        config, length = stage.config, stage.config.data.packing.seq_length
+        tokens, rows, peak, low = TABLE_1[model, config.phase]
+        schedule = config.schedule
+        assert config.model.size == model
+        assert config.packs_per_step == rows
+        assert (schedule.peak_lr, schedule.min_lr, schedule.lr_warmup_ratio) == (peak, low, 0.1)
+        assert 0 <= tokens - schedule.steps * rows * length < rows * length
+        assert config.trained_parts == (
+            ("projector",) if config.phase == "warmup" else ("vision", "projector", "language")
+        )
+    assert [stage.config.data.packing.seq_length for stage in stages] == [8192, 8192, 2048, 4096, 8192]
+    for stage in stages[2:]:
+        data = stage.config.data
+        assert data.image.max_pixels == SFT_LENGTHS[data.packing.seq_length] * 28 * 28
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("phase", ["warmup", "multitask", "sft"])
+def test_sources_weigh_what_the_paper_counts(model: str, phase: str) -> None:
+    config = load_config(RECIPES / model / f"{phase}.yaml", RunConfig)
+    counted = [count for count in load_recipe(phase).categories.values() if count]
+    assert [source.weight for source in config.data.sources] == counted
+
+
+def test_the_ablation_has_its_phases() -> None:
+    trained = {
+        name: [(stage.config.phase, stage.config.trained_parts) for stage in load_stages(RECIPES / "mindvl-8b" / name)]
+        for name in ("plan-4phase.yaml", "plan-2phase.yaml", "plan-2phase-sft.yaml")
+    }
+    everything = ("vision", "projector", "language")
+    warmup, multitask, sft = ("warmup", ("projector",)), ("multitask", everything), ("sft", everything)
+    assert trained["plan-4phase.yaml"] == [warmup, ("warmup", ("vision", "projector")), multitask, sft, sft, sft]
+    assert trained["plan-2phase.yaml"] == [warmup, multitask]
+    assert trained["plan-2phase-sft.yaml"] == [warmup, sft, sft, sft]

@@ -20,7 +20,7 @@ from mindvl_cli.failures import is_ours
 from mindvl_cli.problems import ConfigError, Problem, explain, parts
 from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
 
-__all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_plain", "to_yaml"]
+__all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_plain", "to_yaml", "top_keys"]
 
 T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
@@ -48,6 +48,12 @@ def load_section(path: Path, section: str, cls: type[T], overrides: Sequence[str
         overrides: As in `load_config`, from the top of the file; those of other parts are checked for form only.
     """
     return _load(path, _key_path(section), cls, overrides)
+
+
+def top_keys(path: Path) -> list[str]:
+    """The keys at the top of a file, by which its kind can be told before it is read as a class."""
+    document, _ = _read(path)
+    return [str(key) for key in document] if isinstance(document, dict) else []
 
 
 def parse_override(text: str) -> tuple[KeyPath, Any]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl train`: one phase from a recipe; also what a launcher such as torchrun starts in every process."""
+"""`mindvl train`: one run from a recipe, or the runs of a plan in order; also what torchrun starts in every process.
+
+Comes after plan_file.py has read the file; mindvl_train does the work.
+"""
 
 import getpass
 import json
@@ -12,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.failures import one_line
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mindvl_cli.progress import Advance
     from mindvl_train import RunConfig
-
-STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start it again
+    from mindvl_train.phases import Stage
 
 
 @click.command(epilog="Example: mindvl train recipes/tiny/sft.yaml schedule.steps=50 out=runs/try")
@@ -35,6 +41,13 @@ STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start it agai
     help="Go on although shards of a source changed, or sources came or went; who said so is kept in the ledger.",
 )
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
+@click.option(
+    "--max-restarts",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="With --nproc: how often all processes are started again after one of them failed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.option("--launched", is_flag=True, hidden=True)
 def train(
@@ -43,37 +56,92 @@ def train(
     resume: str,
     accept_data_change: bool,
     nproc: int,
+    max_restarts: int,
     as_json: bool,
     launched: bool,
 ) -> None:
-    """Train one phase from RECIPE; run again to continue where it stopped.
+    """Train one phase from RECIPE, or all stages of a plan; run again to continue where it stopped.
 
-    KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3.
+    KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3. With a plan it changes
+    the recipe of every stage, and out=FOLDER the folder of the plan.
     """
-    from mindvl_cli.load import load_config
-    from mindvl_train import RunConfig
+    from mindvl_cli.plan_file import is_plan, load_stages
 
-    config = load_config(recipe, RunConfig, overrides)
-    result_file = config.out / "result.json"
+    stages = load_stages(recipe, overrides)
+    planned = is_plan(recipe)
+    if planned and resume != "auto":
+        raise click.UsageError("--resume: a plan always goes on where it stopped. Name a recipe, or another out=.")
     if nproc > 1 and "RANK" not in os.environ:  # not started by torchrun or a scheduler already
         from mindvl_cli.machine import num_cores
+        from mindvl_train.errors import ProcessError
         from mindvl_train.launch import launch
+        from mindvl_train.signals import STUCK
 
         words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
         words += ["--accept-data-change"] if accept_data_change else []
         threads = max(1, num_cores() // nproc)
-        launch([sys.executable, "-m", "mindvl_cli.main", *words], nproc, threads_per_process=threads)
-        result = json.loads(result_file.read_text())
+        command = [sys.executable, "-m", "mindvl_cli.main", *words]
+        try:
+            launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
+        except ProcessError as error:
+            click.echo(one_line(error), err=True)
+            sys.exit(STUCK if error.exit_code == STUCK else 1)
+        results = _results(stages)
     else:
-        result = _train_here(config, resume, result_file, accepted_by=_who() if accept_data_change else None)
+        results = _train_stages(stages, resume, planned, accepted_by=_who() if accept_data_change else None)
     if launched:
         return  # the launching command speaks for all
     if int(os.environ.get("RANK", "0")) == 0:
-        how = "finished" if result["finished"] else "stopped"
-        text = f"{how} at step {result['step']}: {result['checkpoint']}"
-        click.echo(json.dumps(result) if as_json else text)
-    if not result["finished"]:
+        if as_json:
+            document = {"finished": _all_finished(stages, results), "stages": results} if planned else results[0]
+            click.echo(json.dumps(document))
+        else:
+            for stage, result in zip(stages, results, strict=False):  # a plan may have stopped before its last stage
+                how = "finished" if result["finished"] else "stopped"
+                name = f"{stage.name}: " if planned else ""
+                click.echo(f"{name}{how} at step {result['step']}: {result['checkpoint']}")
+    if not _all_finished(stages, results):
+        from mindvl_train.signals import STOPPED
+
         sys.exit(STOPPED)
+
+
+def _train_stages(
+    stages: "Sequence[Stage]", resume: str, planned: bool, *, accepted_by: str | None
+) -> list[dict[str, Any]]:
+    """Run what has not finished, in order, until the end or until asked to stop; results of all that ran by then."""
+    finished: list[str] = []
+    if planned:
+        from mindvl_train.phases import finished_stages
+
+        finished = finished_stages(stages, data_may_differ=accepted_by is not None)
+    results: list[dict[str, Any]] = []
+    for stage in stages:
+        if stage.name in finished and _result_file(stage).is_file():
+            results.append(json.loads(_result_file(stage).read_text()))
+            continue
+        results.append(_train_here(stage.config, resume, _result_file(stage), accepted_by=accepted_by))
+        if not results[-1]["finished"]:
+            break
+    return results
+
+
+def _results(stages: "Sequence[Stage]") -> list[dict[str, Any]]:
+    """What the stages that ran have left, in order, up to the first that did not finish."""
+    results: list[dict[str, Any]] = []
+    for stage in stages:
+        if not _result_file(stage).is_file() or (results and not results[-1]["finished"]):
+            break
+        results.append(json.loads(_result_file(stage).read_text()))
+    return results
+
+
+def _result_file(stage: "Stage") -> Path:
+    return stage.config.out / "result.json"
+
+
+def _all_finished(stages: "Sequence[Stage]", results: "Sequence[dict[str, Any]]") -> bool:
+    return len(results) == len(stages) and all(result["finished"] for result in results)
 
 
 def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted_by: str | None) -> dict[str, Any]:
