@@ -84,7 +84,7 @@ def main() -> NoReturn:
     """The console entry point.
 
     Exit codes: 0 done, 1 our error, 2 wrong usage, 75 a training that was asked to stop saved a checkpoint and may be
-    started again, 130 interrupted.
+    started again, 79 a process of a training was stuck, 130 interrupted.
     """
     sys.exit(run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False)))
 

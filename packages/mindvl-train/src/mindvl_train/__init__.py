@@ -10,7 +10,7 @@ from mindvl_train.config import (
     RunConfig,
     ScheduleConfig,
 )
-from mindvl_train.errors import CheckpointError, TrainError
+from mindvl_train.errors import CheckpointError, ProcessError, TrainError
 from mindvl_train.run import RunResult, run_training
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "MetricsConfig",
     "ModelSection",
     "OptimizerConfig",
+    "ProcessError",
     "RunConfig",
     "RunResult",
     "ScheduleConfig",

@@ -8,3 +8,15 @@ class TrainError(Exception):
 
 class CheckpointError(TrainError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+class ProcessError(TrainError):
+    """A process of a run ended with an error; the message of that process says which."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that is not as it was written; an older one may do."""

@@ -5,29 +5,56 @@ Comes before run.py in every process; on a cluster torchrun or the scheduler doe
 here: it keeps the signal handlers of the calling process, and gives ranks 30 seconds to save before it kills them.
 """
 
+import logging
 import os
-import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from mindvl_train.errors import TrainError
+from mindvl_train.errors import ProcessError
+from mindvl_train.signals import STUCK, StopRequests, handled_by
+
+logger = logging.getLogger(__name__)
 
 _LAUNCHER = "MINDVL_LAUNCHER"  # process id of the launcher, in the environment of its children
 _POLL_S = 0.1
 
 
-def launch(command: Sequence[str], num_processes: int, *, threads_per_process: int) -> None:
+def launch(command: Sequence[str], num_processes: int, *, threads_per_process: int, max_restarts: int = 0) -> None:
     """Run a command in several processes with the rank variables of torchrun; returns when all have ended well.
 
-    SIGTERM is handed to the processes, which save and end; an interrupt ends them at once.
+    SIGTERM and SIGUSR1 are handed to the processes, which save and end; an interrupt ends them at once.
+
+    Args:
+        max_restarts: How often all processes are started again after one of them failed; not after such a signal.
 
     Raises:
-        TrainError: A process failed; the others were ended.
+        ProcessError: A process failed; the others were ended.
     """
+    processes: list[subprocess.Popen[bytes]] = []
+    requests = StopRequests()
+
+    def hand_on(number: int, frame: object) -> None:
+        requests.note(number, frame)
+        for process in processes:
+            process.send_signal(number)
+
+    with handled_by(hand_on):
+        for left in range(max_restarts, -1, -1):
+            try:
+                _run_once(command, num_processes, threads_per_process, processes)
+                return
+            except ProcessError as error:
+                if not left or requests():
+                    raise
+                logger.warning("%s Starting again, %d more times if need be.", error, left - 1)
+
+
+def _run_once(
+    command: Sequence[str], num_processes: int, threads_per_process: int, processes: list["subprocess.Popen[bytes]"]
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -40,18 +67,17 @@ def launch(command: Sequence[str], num_processes: int, *, threads_per_process: i
         "OMP_NUM_THREADS": str(threads_per_process),
         _LAUNCHER: str(os.getpid()),
     }
-    processes: list[subprocess.Popen[bytes]] = []
     try:
-        with _handing_on_sigterm(processes):
-            for rank in range(num_processes):
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                processes.append(subprocess.Popen(command, env={**os.environ, **shared, **place}))
-            _wait(processes)
+        for rank in range(num_processes):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env={**os.environ, **shared, **place}))
+        _wait(processes)
     finally:
         for process in processes:
             process.kill()  # a no-op for those that have ended
         for process in processes:
             process.wait()
+        processes.clear()
 
 
 def local_place() -> tuple[int, int]:
@@ -79,29 +105,15 @@ def end_with_launcher() -> None:
 def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     while True:
         codes = [process.poll() for process in processes]
-        failed = [rank for rank, code in enumerate(codes) if code]
+        failed = {rank: code for rank, code in enumerate(codes) if code}
         if failed:
-            raise TrainError(
-                f"process {failed[0]} of {len(processes)} ended with exit code {codes[failed[0]]}. Its own message "
-                "stands above. Mend that and start again; the run goes on from its last checkpoint."
+            # Ranks that lose a peer fail too: the one that was stuck or killed is what happened.
+            rank = min(failed, key=lambda rank: (failed[rank] != STUCK, failed[rank] > 0))
+            raise ProcessError(
+                f"process {rank} of {len(processes)} ended with exit code {failed[rank]}. Its own message "
+                "stands above. Mend that and start again; the run goes on from its last checkpoint.",
+                failed[rank],
             )
         if all(code == 0 for code in codes):
             return
         time.sleep(_POLL_S)
-
-
-@contextmanager
-def _handing_on_sigterm(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def hand_on(number: int, frame: object) -> None:
-        for process in processes:
-            process.send_signal(number)
-
-    before = signal.signal(signal.SIGTERM, hand_on)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
