@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader: order, resume, ranks, bad samples."""
 
+import dataclasses
 import gc
+import io
 import json
 import logging
 import os
@@ -16,8 +18,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mindvl_data import (
     IGNORE_INDEX,
@@ -172,6 +176,76 @@ def test_a_sample_that_cannot_be_decoded_becomes_a_placeholder_without_loss(
                 if segment.bad:
                     assert (batch.labels[start : start + segment.length] == IGNORE_INDEX).all()
                     assert batch.num_label_tokens < good.num_label_tokens
+
+
+@pytest.fixture
+def half_a_jpeg(tmp_path: Path) -> SourceConfig:
+    """Six pictures; the third lacks its second half, but has a header and an end, so that the index takes it."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = []
+    for number in range(6):
+        file = io.BytesIO()
+        noise = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(file, "JPEG")
+        content = file.getvalue()
+        (folder / f"{number}.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content)
+        turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": f"number {number}"}]
+        rows.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
+    (folder / "rows.json").write_text(json.dumps(rows))
+    write_shards(folder / "rows.json", tmp_path / "shards", format="llava")
+    index_folder(tmp_path / "shards")
+    return SourceConfig(name="half", path=tmp_path / "shards", max_epochs=1)
+
+
+def test_without_pixels_a_row_keeps_all_else_and_is_padded_as_asked(
+    make_config: MakeConfig, shard_folders: dict[str, Path]
+) -> None:
+    source = SourceConfig(name="pictures", path=shard_folders["pictures"], max_epochs=1)
+    config = make_config(sources=(source,))
+    longest = config.packing.seq_length
+    with (
+        Loader(config, packs_per_step=2, position_kind="mrope") as loader,
+        Loader(config, packs_per_step=2, position_kind="mrope", with_pixels=False, pad_multiple=longest) as bare,
+    ):
+        for batch, row in zip(loader, bare, strict=True):
+            used = sum(segment.length for segment in batch.segments)
+            assert len(row.input_ids) == longest
+            assert torch.equal(row.image_grid_thw, batch.image_grid_thw)
+            assert (len(row.pixel_values), row.segments) == (0, batch.segments)
+            for name in ("input_ids", "labels", "position_ids"):
+                assert torch.equal(getattr(row, name)[..., :used], getattr(batch, name)[..., :used])
+        assert loader.state_dict() == bare.state_dict()
+
+
+def test_what_one_process_cannot_decode_the_others_can_leave_out_too(
+    make_config: MakeConfig, half_a_jpeg: SourceConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / "quarantine.jsonl"
+    config = make_config(sources=(half_a_jpeg,), packing=PackingConfig(seq_length=48, buffer_size=4))
+    logged = dataclasses.replace(config, quarantine_log=log)
+    with (
+        Loader(config, packs_per_step=2, position_kind="mrope") as loader,
+        Loader(logged, packs_per_step=2, position_kind="mrope", with_pixels=False) as bare,
+    ):
+        rows, others = list(loader), list(bare)
+        assert sum(sum(row.bad) for row in rows) == 1
+        assert not any(any(row.bad) for row in others)  # it decodes nothing, so nothing fails
+        place, broken = next((number, row) for number, row in enumerate(rows) if any(row.bad))
+        with pytest.raises(StopIteration):  # only rows of the newest step are remembered
+            bare.again(others[0], others[0].bad)
+        number = max(n for n, row in enumerate(others) if row.bad)
+        agreed = bare.again(others[number], [True] * len(others[number].bad))
+        assert agreed.num_label_tokens == 0
+        assert agreed.bad == (True,) * len(others[number].bad)
+        assert {bad.reason for bad in read_quarantine(log)} == {"a process that trains the same row cannot use it"}
+    with Loader(config, packs_per_step=2, position_kind="mrope", with_pixels=False) as bare:
+        other = take(bare, place + 1)[place]
+        agreed = bare.again(other, broken.bad)
+        for name in ("input_ids", "labels", "position_ids", "cu_seqlens", "image_grid_thw"):
+            assert torch.equal(getattr(agreed, name), getattr(broken, name)), name
+        assert agreed.num_label_tokens == broken.num_label_tokens < other.num_label_tokens
+        assert bare.report()["bad_samples"] == 1
 
 
 def test_the_report_does_not_depend_on_restarts_or_ranks(make_config: MakeConfig) -> None:

@@ -78,27 +78,35 @@ def picture_patches(raw: RawSample, encoding: Encoding) -> int:
 
 
 def decode_sample(
-    raw: RawSample, encoding: Encoding, *, tokenizer: Tokenizer, room: PatchRoom | None = None
+    raw: RawSample,
+    encoding: Encoding,
+    *,
+    tokenizer: Tokenizer,
+    room: PatchRoom | None = None,
+    with_pixels: bool = True,
 ) -> TokenizedSample:
     """Decode, resize and cut what the encoding uses; repeat its placeholders.
 
     Args:
         room: Where patches of pictures go, after what is in it; else memory of their own.
+        with_pixels: False leaves out patches and keeps their grids; nothing is decoded then, so nothing can fail.
 
     Raises:
         BadSample: A picture or video cannot be decoded, or is not what the index says. What the sample had put into
             the room is taken back.
     """
-    room = room or PatchRoom(picture_patches(raw, encoding), encoding.image.patch_dim)
+    room = room or PatchRoom(picture_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
     start = room.used
     try:
-        return _decode_sample(raw, encoding, tokenizer, room)
+        return _decode_sample(raw, encoding, tokenizer, room, with_pixels)
     except BadSample:
         room.used = start
         raise
 
 
-def _decode_sample(raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, room: PatchRoom) -> TokenizedSample:
+def _decode_sample(
+    raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, room: PatchRoom, with_pixels: bool
+) -> TokenizedSample:
     image, start = encoding.image, room.used
     videos: list[NDArray[np.uint8]] = []
     grids: tuple[list[Grid], list[Grid]] = [], []
@@ -106,16 +114,19 @@ def _decode_sample(raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, roo
     for content, size, grid in zip(raw.media, raw.sizes, encoding.grids, strict=False):
         if size.frames:
             layout = video_layout(size, encoding.video, image)
-            videos.append(decode_video(content, size, layout, image))
+            if with_pixels:
+                videos.append(decode_video(content, size, layout, image))
             seconds.append(layout.seconds_per_grid)
             grids[1].append(grid)
+            continue
+        grids[0].append(grid)
+        if not with_pixels:
             continue
         picture = decode(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch)
         if picture.shape[:2] != (size.height, size.width):
             raise BadSample("picture has another size than the index says")
         _, found = to_patches(picture, image, room)
         assert found == grid
-        grids[0].append(grid)
     merged = [_num_merged(grid, image) for grid in encoding.grids]
     input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)
     return TokenizedSample(

@@ -7,7 +7,7 @@ plan's, so a resumed run gives the very same rows.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,12 @@ from mindvl_data.errors import DataError
 from mindvl_data.plan.planner import PlannedStep, Planner, Row, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
-from mindvl_data.quarantine import QuarantineLog
+from mindvl_data.quarantine import BadUse, QuarantineLog
 from mindvl_data.rows import MadeRow, RowMaker
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, identities, open_state, seal_state
-from mindvl_data.types import Batch
+from mindvl_data.types import Batch, Segment
 
 _BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
 
@@ -67,6 +67,8 @@ class Loader:
         packs_per_step: Rows of one step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
         position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
+        with_pixels: False leaves out the patches of rows and decodes nothing, for processes that need the text only.
+        pad_multiple: Rows are padded to a multiple of this instead of `packing.pad_multiple`; the plan stays the same.
         on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
 
     Raises:
@@ -81,6 +83,8 @@ class Loader:
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
+        with_pixels: bool = True,
+        pad_multiple: int | None = None,
         on_thread_start: Callable[[], None] | None = None,
     ) -> None:
         if packs_per_step < 1 or dp_size < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
@@ -96,7 +100,13 @@ class Loader:
         tokenizer = load_tokenizer(config.tokenizer)
         self._sources = [SourceIndex(s, config, tokenizer, self._files) for s in config.sources]
         self._maker = RowMaker(
-            config, self._sources, tokenizer=tokenizer, files=self._files, position_kind=position_kind
+            config,
+            self._sources,
+            tokenizer=tokenizer,
+            files=self._files,
+            position_kind=position_kind,
+            with_pixels=with_pixels,
+            pad_multiple=pad_multiple,
         )
         self._names = [source.name for source in config.sources]
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)
@@ -130,16 +140,40 @@ class Loader:
             raise StopIteration
         first = self._waiting[0]
         made = self._maker.make(first.step.step, first.row) if first.made is None else first.made.result()
-        self._note_bad(made)
+        self._note_bad(made.bad, num_samples=len(made.batch.segments))
         if first.is_last and self._audit is not None:
             self._audit.record(first.step)
         # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a row.
         self._waiting.popleft()
+        if self._handed and self._handed[0][0] != first.step.step:
+            self._handed.clear()
+        self._handed.append((first.step.step, made.batch.segments, first.row))
         self._num_samples += len(made.batch.segments)
         self._num_bad += len(made.bad)
         if first.is_last:
             self._state = first.step.state_after
         self._prepare(wait=False)
+        return made.batch
+
+    def again(self, batch: Batch, bad: Sequence[bool]) -> Batch:
+        """A row of the newest step once more, with placeholders for these samples, as if they could not be decoded.
+
+        Processes that train the same rows need it: where one of them cannot use a sample, none may. Without pixels
+        nothing is decoded, so that such a process learns of a damaged picture only from the others.
+
+        Args:
+            batch: As it was handed out, or moved to a device.
+            bad: By sample of the row; those that were bad already among them.
+
+        Raises:
+            DataError: Too many samples cannot be used, or the log cannot be written.
+        """
+        row = next(row for _, segments, row in self._handed if segments is batch.segments)
+        made = self._maker.make(batch.step, row, refused=[place for place, is_bad in enumerate(bad) if is_bad])
+        known = {(s.source, s.shard, s.row) for s in batch.segments if s.bad}
+        new = tuple(use for use in made.bad if (use.source, use.shard, use.row) not in known)
+        self._note_bad(new, num_samples=0)
+        self._num_bad += len(new)
         return made.batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -227,6 +261,7 @@ class Loader:
         self._changes = changes
         self._planned: deque[tuple[PlannedStep, bool, Row]] = deque()  # rows of this rank that nobody works on yet
         self._waiting: deque[_Waiting] = deque()
+        self._handed: list[tuple[int, tuple[Segment, ...], Row]] = []  # step, samples and plan of its newest rows
         self._is_over = False
         self._failure = None
         self._num_samples: int = 0
@@ -257,12 +292,12 @@ class Loader:
             self._planned.extend((step, number == len(rows), row) for number, row in enumerate(rows, 1))
         return bool(self._planned)
 
-    def _note_bad(self, made: MadeRow) -> None:
-        for bad in made.bad:
+    def _note_bad(self, uses: Sequence[BadUse], *, num_samples: int) -> None:
+        for bad in uses:
             if self._quarantine is not None:
                 self._quarantine.record(bad)
-        num_samples, num_bad = self._num_samples + len(made.batch.segments), self._num_bad + len(made.bad)
-        if made.bad and num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * num_samples):
+        num_samples, num_bad = self._num_samples + num_samples, self._num_bad + len(uses)
+        if uses and num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * num_samples):
             self._failure = DataError(
                 f"{num_bad} of {num_samples} samples could not be decoded. "
                 f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."

@@ -7,7 +7,7 @@ Comes after the plan; the loader calls it from its threads. It keeps nothing bet
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from mindvl_data.types import Batch, PackedSample, RawSample, Segment, Tokenized
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN = 5 * 8  # ids, labels and three axes of positions, int64
+_BAD_ELSEWHERE = "a process that trains the same row cannot use it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,12 @@ class MadeRow:
 
 
 class RowMaker:
-    """Makes rows of a plan; any thread may call it."""
+    """Makes rows of a plan; any thread may call it.
+
+    Args:
+        with_pixels: False makes rows with grids and without patches.
+        pad_multiple: Rows are padded to a multiple of this; None: of the configuration's.
+    """
 
     def __init__(
         self,
@@ -51,8 +57,12 @@ class RowMaker:
         tokenizer: Tokenizer,
         files: ShardFiles,
         position_kind: PositionKind,
+        with_pixels: bool = True,
+        pad_multiple: int | None = None,
     ) -> None:
         self._config = config
+        self._with_pixels = with_pixels
+        self._pad_multiple = pad_multiple or config.packing.pad_multiple
         self._sources = sources
         self._tokenizer = tokenizer
         self._files = files
@@ -65,16 +75,23 @@ class RowMaker:
         The plan does not tell pictures from videos, whose patches are twice as large: that is known once it is made.
         """
         patches, tokens = sum(sample.patches for sample in row), sum(sample.length for sample in row)
+        patches *= self._with_pixels
         return patches * self._config.image.patch_dim + tokens * _BYTES_PER_TOKEN
 
-    def make(self, step: int, row: Row) -> MadeRow:
+    def make(self, step: int, row: Row, refused: Collection[int] = ()) -> MadeRow:
         """The row as tensors.
+
+        Args:
+            refused: Places in the row of samples that count as bad, whatever they are.
 
         Raises:
             DataError: A shard cannot be read. What is wrong with one sample only is not raised but told.
         """
-        found = [(planned, raw, self._encode(planned, raw)) for planned, raw in zip(row, self._read(row), strict=True)]
-        num_patches = sum(
+        found = [
+            (planned, raw, BadSample(_BAD_ELSEWHERE) if place in refused else self._encode(planned, raw))
+            for place, (planned, raw) in enumerate(zip(row, self._read(row), strict=True))
+        ]
+        num_patches = self._with_pixels * sum(
             picture_patches(raw, encoding)
             for _, raw, encoding in found
             if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
@@ -88,7 +105,7 @@ class RowMaker:
             pad_id=self._tokenizer.pad_id,
             image_pad_id=self._tokenizer.image_pad_id,
             video_pad_id=self._tokenizer.video_pad_id,
-            pad_multiple=self._config.packing.pad_multiple,
+            pad_multiple=self._pad_multiple,
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
             pixel_values=room.since(0),
@@ -145,7 +162,9 @@ class RowMaker:
             if isinstance(encoding, BadSample):
                 raise encoding
             assert isinstance(raw, RawSample)
-            tokenized = decode_sample(raw, encoding, tokenizer=self._tokenizer, room=room)
+            tokenized = decode_sample(
+                raw, encoding, tokenizer=self._tokenizer, room=room, with_pixels=self._with_pixels
+            )
         except BadSample as error:
             logger.warning(
                 "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
