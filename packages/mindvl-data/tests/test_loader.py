@@ -58,6 +58,10 @@ def assert_same(ours: Iterable[Batch], theirs: Iterable[Batch]) -> None:
             assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
 
 
+def flags(row: Batch) -> list[bool]:
+    return [segment.bad for segment in row.segments]
+
+
 def figures(loader: Loader) -> dict[str, Any]:
     """The report without what one rank did since it started."""
     return {name: value for name, value in loader.report().items() if name not in ("reads", "bad_samples")}
@@ -198,23 +202,16 @@ def half_a_jpeg(tmp_path: Path) -> SourceConfig:
     return SourceConfig(name="half", path=tmp_path / "shards", max_epochs=1)
 
 
-def test_without_pixels_a_row_keeps_all_else_and_is_padded_as_asked(
-    make_config: MakeConfig, shard_folders: dict[str, Path]
-) -> None:
+def test_without_pixels_a_row_keeps_all_else(make_config: MakeConfig, shard_folders: dict[str, Path]) -> None:
     source = SourceConfig(name="pictures", path=shard_folders["pictures"], max_epochs=1)
     config = make_config(sources=(source,))
-    longest = config.packing.seq_length
     with (
         Loader(config, packs_per_step=2, position_kind="mrope") as loader,
-        Loader(config, packs_per_step=2, position_kind="mrope", with_pixels=False, pad_multiple=longest) as bare,
+        Loader(config, packs_per_step=2, position_kind="mrope", with_pixels=False) as bare,
     ):
         for batch, row in zip(loader, bare, strict=True):
-            used = sum(segment.length for segment in batch.segments)
-            assert len(row.input_ids) == longest
-            assert torch.equal(row.image_grid_thw, batch.image_grid_thw)
-            assert (len(row.pixel_values), row.segments) == (0, batch.segments)
-            for name in ("input_ids", "labels", "position_ids"):
-                assert torch.equal(getattr(row, name)[..., :used], getattr(batch, name)[..., :used])
+            assert len(row.pixel_values) == 0
+            assert_same([dataclasses.replace(row, pixel_values=batch.pixel_values)], [batch])
         assert loader.state_dict() == bare.state_dict()
 
 
@@ -229,19 +226,19 @@ def test_what_one_process_cannot_decode_the_others_can_leave_out_too(
         Loader(logged, packs_per_step=2, position_kind="mrope", with_pixels=False) as bare,
     ):
         rows, others = list(loader), list(bare)
-        assert sum(sum(row.bad) for row in rows) == 1
-        assert not any(any(row.bad) for row in others)  # it decodes nothing, so nothing fails
-        place, broken = next((number, row) for number, row in enumerate(rows) if any(row.bad))
+        assert sum(sum(flags(row)) for row in rows) == 1
+        assert not any(any(flags(row)) for row in others)  # it decodes nothing, so nothing fails
+        place, broken = next((number, row) for number, row in enumerate(rows) if any(flags(row)))
         with pytest.raises(StopIteration):  # only rows of the newest step are remembered
-            bare.again(others[0], others[0].bad)
-        number = max(n for n, row in enumerate(others) if row.bad)
-        agreed = bare.again(others[number], [True] * len(others[number].bad))
+            bare.again(others[0], flags(others[0]))
+        number = max(n for n, row in enumerate(others) if row.segments)
+        agreed = bare.again(others[number], [True] * len(others[number].segments))
         assert agreed.num_label_tokens == 0
-        assert agreed.bad == (True,) * len(others[number].bad)
-        assert {bad.reason for bad in read_quarantine(log)} == {"a process that trains the same row cannot use it"}
+        assert all(flags(agreed))
+        assert {use.reason for use in read_quarantine(log)} == {"a process that trains the same row cannot use it"}
     with Loader(config, packs_per_step=2, position_kind="mrope", with_pixels=False) as bare:
         other = take(bare, place + 1)[place]
-        agreed = bare.again(other, broken.bad)
+        agreed = bare.again(other, flags(broken))
         for name in ("input_ids", "labels", "position_ids", "cu_seqlens", "image_grid_thw"):
             assert torch.equal(getattr(agreed, name), getattr(broken, name)), name
         assert agreed.num_label_tokens == broken.num_label_tokens < other.num_label_tokens

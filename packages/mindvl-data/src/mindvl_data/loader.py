@@ -68,7 +68,6 @@ class Loader:
         dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
         position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
         with_pixels: False leaves out the patches of rows and decodes nothing, for processes that need the text only.
-        pad_multiple: Rows are padded to a multiple of this instead of `packing.pad_multiple`; the plan stays the same.
         on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
 
     Raises:
@@ -84,7 +83,6 @@ class Loader:
         dp_size: int = 1,
         position_kind: PositionKind,
         with_pixels: bool = True,
-        pad_multiple: int | None = None,
         on_thread_start: Callable[[], None] | None = None,
     ) -> None:
         if packs_per_step < 1 or dp_size < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
@@ -106,7 +104,6 @@ class Loader:
             files=self._files,
             position_kind=position_kind,
             with_pixels=with_pixels,
-            pad_multiple=pad_multiple,
         )
         self._names = [source.name for source in config.sources]
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)

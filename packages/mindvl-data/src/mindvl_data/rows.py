@@ -46,7 +46,6 @@ class RowMaker:
 
     Args:
         with_pixels: False makes rows with grids and without patches.
-        pad_multiple: Rows are padded to a multiple of this; None: of the configuration's.
     """
 
     def __init__(
@@ -58,11 +57,9 @@ class RowMaker:
         files: ShardFiles,
         position_kind: PositionKind,
         with_pixels: bool = True,
-        pad_multiple: int | None = None,
     ) -> None:
         self._config = config
         self._with_pixels = with_pixels
-        self._pad_multiple = pad_multiple or config.packing.pad_multiple
         self._sources = sources
         self._tokenizer = tokenizer
         self._files = files
@@ -105,7 +102,7 @@ class RowMaker:
             pad_id=self._tokenizer.pad_id,
             image_pad_id=self._tokenizer.image_pad_id,
             video_pad_id=self._tokenizer.video_pad_id,
-            pad_multiple=self._pad_multiple,
+            pad_multiple=self._config.packing.pad_multiple,
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
             pixel_values=room.since(0),

@@ -134,11 +134,6 @@ class Batch:
     segments: tuple[Segment, ...]  # without the padding
     step: int  # the optimizer step this row belongs to
 
-    @property
-    def bad(self) -> tuple[bool, ...]:
-        """By sample of the row: whether a zero-loss placeholder stands for it."""
-        return tuple(segment.bad for segment in self.segments)
-
     def to(self, device: torch.device | str) -> Self:
         """The same row with its tensors on `device`.
 
