@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 
 
@@ -49,6 +50,15 @@ class Layout:
         """Parts the language model is cut into, one after the other: each pipeline rank has virtual_stages of them."""
         return self.pp_size * self.virtual_stages
 
+    @property
+    def of_vision(self) -> "Layout":
+        """Tower and projector: whole on the first chunk, and on every tp rank where each encodes other images."""
+        return Layout(
+            tp_size=1 if self.spread_images else self.tp_size,
+            recompute=self.recompute,
+            dtype=self.dtype,
+        )
+
     def padded_length(self, num_tokens: int) -> int:
         """Length a row of num_tokens is padded to inside the model: every cp and tp rank has an equal slice."""
         slices = self.cp_size * self.tp_size
@@ -80,3 +90,26 @@ def chunk_layers(num_layers: int, layout: Layout) -> tuple[int, ...]:
             f"has {num_layers} layers. Layout. Give counts from 0 that add up to it."
         )
     return layout.stage_layers
+
+
+def check_layout(config: MindVLConfig, layout: Layout) -> None:
+    """Refuse sizes that cannot split the model, before anything is built.
+
+    Raises:
+        ModelError: By the name of what cannot be split.
+    """
+    language, vision, tp_size = config.language, config.vision, layout.tp_size
+    slices = tp_size * layout.cp_size
+    if language.num_heads % slices:
+        raise ModelError(
+            f"tp_size={tp_size} times cp_size={layout.cp_size} cannot split language.num_heads={language.num_heads}: "
+            f"attention deals its heads to {slices} ranks. Layout. Use sizes whose product divides it."
+        )
+    wanted = {"language.ffn_hidden_size": language.ffn_hidden_size, "language.vocab_size": language.vocab_size}
+    if not layout.spread_images:
+        wanted |= {"vision.num_heads": vision.num_heads, "vision.ffn_hidden_size": vision.ffn_hidden_size}
+    for name, size in wanted.items():
+        if size % tp_size:
+            remedy = " or spread_images=True" if name.startswith("vision") else ""
+            raise ModelError(f"tp_size={tp_size} cannot split {name}={size}. Layout. Use a divisor{remedy}.")
+    chunk_layers(language.num_layers, layout)

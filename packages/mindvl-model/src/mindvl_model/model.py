@@ -4,7 +4,10 @@
 Comes after the batch (its names are the arguments), before the optimizer step.
 """
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
@@ -14,10 +17,21 @@ from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
-from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, mark_split_weights
+from mindvl_model.layout import Layout, check_layout
+from mindvl_model.megatron.blocks import MegatronModule, PackedRow, mark_split_weights
+from mindvl_model.megatron.replicas import (
+    context_rank,
+    gather_parts,
+    mark_whole,
+    number_replicas,
+    peer,
+    sum_gradients,
+    tensor_rank,
+)
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
 from mindvl_model.projector import Projector
-from mindvl_model.vision.positions import plan_vision
+from mindvl_model.vision.positions import Grid, plan_vision
+from mindvl_model.vision.spread import plan_peer, take_ranges
 from mindvl_model.vision.tower import VisionTower
 from mindvl_ops import Segments
 
@@ -43,19 +57,24 @@ class MindVLModel(MegatronModule):
         post_process: bool = True,
         vp_stage: int | None = None,
     ) -> None:
+        check_layout(config, layout)
         self.adapter = ADAPTERS[config.language.kind]
         language = self.adapter.build(
             config.language, layout, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage
         )
         super().__init__(config=language.config)
-        self.mindvl = config
+        self.mindvl, self.layout = config, layout
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
         self.model_type = language.model_type
         self.share_embeddings_and_output_weights = config.language.tie_embeddings
         self.vision = VisionTower(config.vision, layout) if pre_process else None
         self.projector = Projector(config.vision, config.language.hidden_size, layout) if pre_process else None
         self.language = language
+        self._segment_losses: list[Tensor] = []
         mark_split_weights(self)
+        if layout.spread_images and pre_process:
+            mark_whole(self.vision)
+            mark_whole(self.projector)
 
     def forward(
         self,
@@ -69,8 +88,11 @@ class MindVLModel(MegatronModule):
         image_grid_thw: Tensor,
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
+        pad_to: int | None = None,
     ) -> Tensor:
         """Summed loss of one packed row (scalar float32); hidden states [T, 1, H] on all but the last stage.
+
+        With context parallel every rank is given the whole row, and the loss is the sum over its slice.
 
         Runs on the device of input_ids. cu_seqlens and the grids are read on the host: give them there, as the loader's
         batches do, because a copy back from the device makes the host wait.
@@ -83,6 +105,8 @@ class MindVLModel(MegatronModule):
             image_grid_thw: [num_images, 3] patches along time, height, width.
             pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], all videos end to end.
             video_grid_thw: [num_videos, 3].
+            pad_to: Length that the row is padded to inside the model: all rows of a step need one length where stages
+                hand on activations. None: what cp_size and tp_size need.
         """
         hidden = self._run(
             input_ids,
@@ -93,8 +117,15 @@ class MindVLModel(MegatronModule):
             image_grid_thw,
             pixel_values_videos,
             video_grid_thw,
+            pad_to,
         )
-        return hidden.sum(dtype=torch.float32) if self.post_process else hidden
+        if not self.post_process:
+            return hidden
+        if self.training and torch.is_grad_enabled():
+            losses = hidden.detach().squeeze(0)
+            first = context_rank() * len(losses) if self.layout.cp_size > 1 else 0
+            self._segment_losses.append(losses_by_segment(losses, labels, cu_seqlens, first))
+        return hidden.sum(dtype=torch.float32)
 
     def logits(self, **inputs: Tensor) -> Tensor:
         """Logits [T, V] of one packed row; takes what forward takes, labels are ignored. Whole models only."""
@@ -111,16 +142,28 @@ class MindVLModel(MegatronModule):
         """The tied embedding matrix (asked for by megatron-core when gradients of both ends are summed)."""
         return self.language.shared_embedding_or_output_weight()
 
-    def finish_router_step(self) -> None:
+    def finish_router_step(self, *, move_bias: bool = True) -> None:
         """End a step for the routers: sum its counts over all ranks, move balancing biases, keep the statistics.
 
         Call it once after every optimizer step, on every rank and for every virtual stage; one small collective.
+
+        Args:
+            move_bias: False where the step was left out and nothing may change.
         """
-        finish_router_step(self)
+        finish_router_step(self, move_bias=move_bias)
 
     def router_statistics(self) -> list[RouterStatistics]:
         """How each layer with experts on this stage routed during the last finished step; empty without experts."""
         return router_statistics(self)
+
+    def take_segment_losses(self) -> list[Tensor]:
+        """Sum of losses and learned tokens [2, num_segments] of every row trained on since the last call, in order.
+
+        This rank's part of them; sums over context-parallel peers are those of the rows. Empty on all but the last
+        stage. Take them once in a while: they are kept until then.
+        """
+        taken, self._segment_losses = self._segment_losses, []
+        return taken
 
     def take_mtp_loss(self) -> Tensor | None:
         """Sum of losses and labels [depths, 2] of multi-token prediction on this rank since the last call, or None."""
@@ -136,46 +179,72 @@ class MindVLModel(MegatronModule):
         image_grid_thw: Tensor,
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
+        pad_to: int | None = None,
     ) -> Tensor:
+        row, position_ids = self._packed_row(input_ids, labels, position_ids, cu_seqlens, pad_to)
         embeddings = None
         if self.pre_process:
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
-            embeddings = self._embed(input_ids, images, videos)
-        cos, sin = self.adapter.rotary_angles(self.mindvl.language, position_ids)
-        row = PackedRow(
-            segments=Segments.from_cu_seqlens(cu_seqlens),
-            cos=cos,
-            sin=sin,
-            input_ids=input_ids,
-            is_token=input_ids != self.mindvl.tokens.pad,
-            num_label_tokens=None if labels is None else (labels != IGNORE_INDEX).sum(),
-        )
+            embeddings = self._embed(row, images, videos)
+        row.cos, row.sin = self.adapter.rotary_angles(self.mindvl.language, row.own_slice(position_ids))
         return self.language(
             None,
             None,
             None,
             decoder_input=embeddings,
-            labels=labels.unsqueeze(0) if labels is not None else None,
+            labels=None if row.labels is None else row.own_slice(row.labels).unsqueeze(0),
             packed_seq_params=row,
         )
 
-    def _embed(self, input_ids: Tensor, images: Tensor, videos: Tensor) -> Tensor:
-        """Token embeddings with visual tokens in place, [T, 1, H] ([T/tp, 1, H] with sequence parallel)."""
-        embeddings = self.language.embedding(input_ids=input_ids.unsqueeze(0), position_ids=None).squeeze(1)  # [T, H]
+    def _packed_row(
+        self, input_ids: Tensor, labels: Tensor | None, position_ids: Tensor, cu_seqlens: Tensor, pad_to: int | None
+    ) -> tuple[PackedRow, Tensor]:
+        """The row for all layers, and its positions, both padded by a segment of its own that learns nothing."""
+        pad, num_tokens = self.mindvl.tokens.pad, len(input_ids)
+        segments = Segments.from_cu_seqlens(cu_seqlens)
+        more = self.layout.padded_length(max(num_tokens, pad_to or 0)) - num_tokens
+        num_label_tokens = None if labels is None else (labels != IGNORE_INDEX).sum()
+        if more:
+            segments = Segments((*segments.lengths, more))
+            input_ids, position_ids = F.pad(input_ids, (0, more), value=pad), F.pad(position_ids, (0, more))
+            labels = None if labels is None else F.pad(labels, (0, more), value=IGNORE_INDEX)
+        row = PackedRow(
+            segments=segments,
+            input_ids=input_ids,
+            labels=labels,
+            num_label_tokens=num_label_tokens,
+            num_tokens=num_tokens,
+            cp_rank=context_rank() if self.layout.cp_size > 1 else 0,
+            cp_size=self.layout.cp_size,
+        )
+        row.is_token = row.own_slice(input_ids) != pad
+        return row, position_ids
+
+    def _embed(self, row: PackedRow, images: Tensor, videos: Tensor) -> Tensor:
+        """Embeddings [T/(cp*tp), 1, H] of this rank's slice of the row, visual tokens in place."""
+        assert row.input_ids is not None
+        ids = row.own_slice(row.input_ids)
+        words = self.language.scatter(self.language.embedding(input_ids=ids.unsqueeze(0), position_ids=None))
+        embeddings = words.squeeze(1)  # [T/(cp*tp), H]
+        first = row.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.layout.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
         for kind, placeholder, visual_tokens in (("image", tokens.image, images), ("video", tokens.video, videos)):
             if placeholder is None:
                 if len(visual_tokens):
                     raise ModelError("batch: a video, but the model has no tokens.video. Set it, or use images.")
                 continue
-            places = (input_ids == placeholder).nonzero().squeeze(1)
+            places = (row.input_ids == placeholder).nonzero().squeeze(1)
             if len(places) != len(visual_tokens):
                 raise ModelError(
                     f"batch: {len(places)} {kind} placeholders, but the {kind}s give {len(visual_tokens)} visual "
                     f"tokens. The row was packed with other {kind} settings than the model's, or {kind}s are missing."
                 )
+            if len(embeddings) < len(row.input_ids):  # a slice; which visual tokens lie in it only the device knows
+                places = places - first
+                is_own = (places >= 0) & (places < len(embeddings))
+                places, visual_tokens = places[is_own], visual_tokens[is_own]
             embeddings = embeddings.index_copy(0, places, visual_tokens.to(embeddings.dtype))
-        return self.language.scatter(embeddings.unsqueeze(1))
+        return embeddings.unsqueeze(1)
 
     def encode_media(
         self,
@@ -184,21 +253,69 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Visual tokens [G_images, H] and [G_videos, H], each in input order."""
-        assert self.vision is not None
-        assert self.projector is not None
+        """Visual tokens [G_images, H] and [G_videos, H], each in input order; of the whole row on every rank."""
         vision = self.mindvl.vision
         images = [tuple(grid) for grid in image_grid_thw.tolist()]
         videos = [] if video_grid_thw is None else [tuple(grid) for grid in video_grid_thw.tolist()]
         num_images = sum(t * h * w for t, h, w in images) // vision.spatial_merge_size**2
         grids = images + videos
+        num_videos = sum(t * h * w for t, h, w in videos) // vision.spatial_merge_size**2
+        if self.layout.spread_images and grids:
+            visual_tokens = self._encode_part(images, videos, pixel_values, pixel_values_videos)
+        else:
+            visual_tokens = self._encode(grids, pixel_values, pixel_values_videos)
+            if self.layout.tp_size > 1 and not self.layout.spread_images:
+                visual_tokens = sum_gradients(visual_tokens)
+        return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]
+
+    def _encode(self, grids: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None) -> Tensor:
+        """Visual tokens of these pictures and videos in their order, at least one."""
+        assert self.vision is not None
+        assert self.projector is not None
+        vision = self.mindvl.vision
         if not grids:
-            # Every rank must reach every collective, with media or without: a blank picture, of which nothing is used.
+            # Every rank must reach every collective, with media or without, and every parameter a gradient: a blank
+            # picture, of which nothing is used.
             side = vision.spatial_merge_size
             grids, pixel_values = [(1, side, side)], pixel_values.new_zeros(side**2, pixel_values.shape[-1])
         plan = plan_vision(grids, vision)
-        visual_tokens = self.projector(self.vision(pixel_values, plan, pixel_values_videos))
+        visual_tokens: Tensor = self.projector(self.vision(pixel_values, plan, pixel_values_videos))
         if plan.restore is not None:
             visual_tokens = visual_tokens[plan.restore.to(visual_tokens.device)]
-        num_videos = sum(t * h * w for t, h, w in videos) // vision.spatial_merge_size**2
-        return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]
+        return visual_tokens
+
+    def _encode_part(
+        self, images: list[Grid], videos: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None
+    ) -> Tensor:
+        """Visual tokens of the whole row, of which this rank encodes a part and its peers the others."""
+        part = plan_peer(images, videos, self.mindvl.vision.spatial_merge_size, *peer())
+        patches = take_ranges(pixel_values, part.image_ranges)
+        video_patches = None if pixel_values_videos is None else take_ranges(pixel_values_videos, part.video_ranges)
+        own = self._encode(part.grids, patches, video_patches)[: part.num_tokens]
+        gathered = gather_parts(F.pad(own, (0, 0, 0, part.slot - part.num_tokens)))
+        return gathered[part.order.to(gathered.device)]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """For megatron-core's checkpoints: the same names and places whether images are spread or not."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        if self.layout.spread_images:
+            number_replicas({name: one for name, one in state.items() if not name.startswith(f"{prefix}language.")})
+        return state
+
+
+def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first: int = 0) -> Tensor:
+    """Sum of losses and learned tokens [2, num_segments] float32 of a slice of the row.
+
+    Args:
+        losses: [T/cp] of the slice, which may end in padding of the model's own.
+        labels, cu_seqlens: [T] and [num_segments + 1] of the whole row.
+        first: Where the slice begins.
+    """
+    learned = labels[first : first + len(losses)] != IGNORE_INDEX
+    lengths = (cu_seqlens.to(losses.device).long() - first).clamp(0, len(losses)).diff()
+    numbers = torch.arange(len(lengths), device=losses.device)
+    segment = numbers.repeat_interleave(lengths, output_size=len(learned))
+    values = torch.stack((losses[: len(learned)].float(), learned.float()))
+    return values.new_zeros(2, len(lengths)).index_add_(1, segment, values)

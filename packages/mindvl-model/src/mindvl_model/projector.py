@@ -16,10 +16,10 @@ class Projector(MegatronModule):
 
     def __init__(self, vision: VisionConfig, output_size: int, layout: Layout) -> None:
         config = transformer_config(
-            Layout(tp_size=layout.tp_size, dtype=layout.dtype),
+            layout.of_vision,
             num_layers=1,
             hidden_size=vision.hidden_size,
-            num_attention_heads=layout.tp_size,  # there are none; megatron-core wants them split
+            num_attention_heads=layout.of_vision.tp_size,  # there are none; megatron-core wants them split
             sequence_parallel=False,
         )
         super().__init__(config=config)

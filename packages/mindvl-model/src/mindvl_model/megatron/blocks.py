@@ -43,6 +43,7 @@ from mindvl_model.language_config import (
 from mindvl_model.layout import Layout, chunk_layers
 from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
 from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.replicas import group_of_one, groups_of_one
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 
 __all__ = [
@@ -90,9 +91,19 @@ def transformer_config(
         "bf16": layout.dtype == torch.bfloat16,
         "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of learned tokens
     }
+    if layout.recompute != "none":
+        shared |= _recompute_fields(layout, sizes["num_layers"])
     if layout.pp_size > 1:
         shared |= _pipeline_fields(layout, sizes["num_layers"], sizes.get("mtp_num_layers") or 0)
     return kind(**{**shared, **sizes})
+
+
+def _recompute_fields(layout: Layout, num_layers: int) -> dict[str, Any]:
+    if layout.recompute == "selective":
+        # PackedAttention acts on it, for every kind of attention alike, and no module of megatron-core.
+        return {"recompute_granularity": "selective", "recompute_modules": []}
+    count = num_layers if layout.recompute_layers is None else layout.recompute_layers
+    return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": count}
 
 
 def _pipeline_fields(layout: Layout, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
@@ -124,28 +135,37 @@ def mark_split_weights(model: torch.nn.Module) -> None:
                 set_tensor_model_parallel_attributes(weight, True, axis, 1)
 
 
-def build_vision_block(config: TransformerConfig) -> TransformerBlock:
-    """All layers of the vision tower, without a norm at the end (the projector brings it)."""
+def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> TransformerBlock:
+    """All layers of the vision tower, without a norm at the end (the projector brings it).
+
+    Args:
+        whole: Not split over tensor-parallel ranks.
+    """
     spec = layer_spec(causal=False, query_key_norm=False)
     submodules = TransformerBlockSubmodules(layer_specs=[spec] * config.num_layers, layer_norm=RMSNorm)
-    return TransformerBlock(config, submodules, post_layer_norm=False)
+    groups = groups_of_one() if whole else None
+    return TransformerBlock(config, submodules, post_layer_norm=False, pg_collection=groups)
 
 
 def build_mlp_pair(layout: Layout, input_size: int, hidden_size: int, output_size: int) -> tuple[Any, Any]:
-    """Two linear layers with bias, split over tensor parallel between them: (input -> hidden, hidden -> output)."""
+    """Two linear layers with bias, split over tensor parallel between them: (input -> hidden, hidden -> output).
+
+    Where images are spread they are whole on every rank.
+    """
     config = transformer_config(
-        Layout(tp_size=layout.tp_size, dtype=layout.dtype),
+        layout.of_vision,
         num_layers=1,
         hidden_size=input_size,
-        num_attention_heads=layout.tp_size,  # there are none; megatron-core wants them split
+        num_attention_heads=layout.of_vision.tp_size,  # there are none; megatron-core wants them split
         sequence_parallel=False,
     )
+    group = group_of_one() if layout.spread_images else None
 
     def keep(weight: Tensor) -> Tensor:
         return weight
 
     first = ColumnParallelLinear(
-        input_size, hidden_size, config=config, init_method=keep, bias=True, gather_output=False
+        input_size, hidden_size, config=config, init_method=keep, bias=True, gather_output=False, tp_group=group
     )
     second = RowParallelLinear(
         hidden_size,
@@ -155,6 +175,7 @@ def build_mlp_pair(layout: Layout, input_size: int, hidden_size: int, output_siz
         bias=True,
         input_is_parallel=True,
         skip_bias_add=False,
+        tp_group=group,
     )
     return first, second
 
@@ -201,7 +222,7 @@ class LanguageModel(GPTModel):
             return hidden_states
         labels: Tensor | None = given["labels"]
         if self.mtp_process and labels is not None and torch.is_grad_enabled():
-            hidden_states = self._predict_further(hidden_states, labels, given["packed_seq_params"])
+            hidden_states = self._predict_further(hidden_states, given["packed_seq_params"])
         logits = self._logits(hidden_states)
         return (
             logits.transpose(0, 1).contiguous() if labels is None else self.compute_language_model_loss(labels, logits)
@@ -212,18 +233,19 @@ class LanguageModel(GPTModel):
         logits: Tensor = self.output_layer(hidden_states, weight=weight)[0]
         return logits
 
-    def _predict_further(self, hidden_states: Tensor, labels: Tensor, row: PackedRow) -> Tensor:
+    def _predict_further(self, hidden_states: Tensor, row: PackedRow) -> Tensor:
         """The same hidden states, whose gradient now carries the losses of all depths."""
         assert row.input_ids is not None
+        assert row.labels is not None
         assert row.segments is not None
         deeper, weight = hidden_states, self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
         tallies = []
         for steps, layer in enumerate(self.mtp.layers, start=1):
             # A picture's tokens come as their placeholder: its visual tokens may live on another stage.
-            ids = shifted(row.input_ids, row.segments, steps, fill=0)
+            ids = row.own_slice(shifted(row.input_ids, row.segments, steps, fill=0))
             embeddings = self.embedding(input_ids=ids.unsqueeze(0), position_ids=None)
             deeper = layer(deeper, self.scatter(embeddings), row)
-            targets = shifted(labels.squeeze(0), row.segments, steps, fill=IGNORE_INDEX)
+            targets = row.own_slice(shifted(row.labels, row.segments, steps, fill=IGNORE_INDEX))
             losses = self.compute_language_model_loss(targets.unsqueeze(0), self._logits(deeper))
             hidden_states = MTPLossAutoScaler.apply(hidden_states, weight * losses)
             tallies.append(torch.stack((losses.detach().sum(dtype=torch.float32), (targets != IGNORE_INDEX).sum())))

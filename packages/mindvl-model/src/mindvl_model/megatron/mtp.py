@@ -6,9 +6,11 @@ leaves open is as transformers runs the published weights: the decoder's hidden 
 the embedding comes first in eh_proj, each depth hands on what its own last norm made.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import checkpoint
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -38,6 +40,12 @@ class MultiTokenLayer(MegatronModule):
 
     def forward(self, hidden_states: Tensor, embeddings: Tensor, row: PackedRow) -> Tensor:
         """Both [T/tp, 1, H] -> [T/tp, 1, H] for the shared head and the next depth."""
+        if self.config.recompute_granularity == "full" and self.training:
+            again: Tensor = checkpoint(partial(self._forward, row=row), False, hidden_states, embeddings)
+            return again
+        return self._forward(hidden_states, embeddings, row)
+
+    def _forward(self, hidden_states: Tensor, embeddings: Tensor, row: PackedRow) -> Tensor:
         joined = torch.cat((self.enorm(embeddings), self.hnorm(hidden_states)), dim=-1)
         hidden_states, _ = self.transformer_layer(self.eh_proj(joined), attention_mask=None, packed_seq_params=row)
         normed: Tensor = self.final_layernorm(hidden_states)

@@ -14,18 +14,22 @@ from mindvl_ops import Segments
 
 @dataclass
 class PackedRow(PackedSeqParams):
-    """Segments and rotary angles of one packed row.
+    """Segments and rotary angles of one packed row. With context parallel each rank holds a slice [T/cp] of it.
 
     qkv_format is "sbhd" although rows are packed: megatron's "thd" path copies lengths to the host in every layer.
     """
 
     segments: Segments | None = None  # who attends to whom, unless a layer is listed below
     segments_by_layer: dict[int, Segments] = field(default_factory=dict)  # layer number, from 1
-    cos: Tensor | None = None  # [T, D]
-    sin: Tensor | None = None  # [T, D]
-    input_ids: Tensor | None = None  # [T], for multi-token prediction
-    is_token: Tensor | None = None  # [T] bool, False for padding, which routers do not count; None: all are
+    cos: Tensor | None = None  # [T/cp, D]
+    sin: Tensor | None = None  # [T/cp, D]
+    input_ids: Tensor | None = None  # [T], whole, for multi-token prediction
+    labels: Tensor | None = None  # [T], whole, for multi-token prediction
+    is_token: Tensor | None = None  # [T/cp] bool, False for padding, which routers do not count; None: all are
     num_label_tokens: Tensor | None = None  # learned tokens, scalar on the device; None: nothing is learned
+    num_tokens: int | None = None  # of the row as it was handed over; behind them padding of our own; None: all
+    cp_rank: int = 0
+    cp_size: int = 1
     qkv_format: str = "sbhd"
 
     def of_layer(self, layer_number: int) -> Segments:
@@ -33,3 +37,8 @@ class PackedRow(PackedSeqParams):
         segments = self.segments_by_layer.get(layer_number, self.segments)
         assert segments is not None
         return segments
+
+    def own_slice(self, whole: Tensor) -> Tensor:
+        """What context-parallel rank cp_rank holds of something whose last axis is the row, [..., T] -> [..., T/cp]."""
+        length = whole.shape[-1] // self.cp_size
+        return whole.narrow(-1, self.cp_rank * length, length)

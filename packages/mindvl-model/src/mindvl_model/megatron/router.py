@@ -47,6 +47,7 @@ class Router(MegatronModule):
         assert config.num_moe_experts is not None
         self.num_experts: int = config.num_moe_experts
         self.layer_number = 0  # from 1, set by the layer
+        self.row_is_split = config.sequence_parallel or config.context_parallel_size > 1
         self.weight = torch.nn.Parameter(
             torch.empty(self.num_experts, config.hidden_size, dtype=config.params_dtype),
         )
@@ -75,8 +76,7 @@ class Router(MegatronModule):
             scaling=config.moe_router_topk_scaling_factor or 1.0,
         )
         if self.recorder is not None:
-            whole = gather_from_sequence_parallel_region(experts) if config.sequence_parallel else experts
-            self.recorder(self.layer_number - 1, whole.detach())
+            self.recorder(self.layer_number - 1, self._of_whole_row(experts.detach()))
         # The first pass of a recomputed layer runs without gradients; the second one counts.
         if self.training and torch.is_grad_enabled():
             weights = self._balance(logits, weights, experts)
@@ -112,8 +112,8 @@ class Router(MegatronModule):
         aux_loss = counts.new_zeros(())
         if config.moe_aux_loss_coeff and row.num_label_tokens is not None:
             whole = counts.clone()
-            if config.sequence_parallel:
-                torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_model_parallel_group())
+            if self.row_is_split:
+                torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_and_context_parallel_group())
             num_tokens = whole[-1].clamp(min=1)
             mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # this rank's part of it
             loss = self.num_experts * (whole[:-1] / num_tokens * mean).sum()
@@ -123,6 +123,13 @@ class Router(MegatronModule):
         tally = torch.cat((counts, entropy[None], aux_loss[None]))
         self._tally = tally if self._tally is None else self._tally + tally
         return weights
+
+    def _of_whole_row(self, values: Tensor) -> Tensor:
+        """From every rank's slice [T/(cp*tp), ...] the row [T, ...], without what the model padded."""
+        if self.row_is_split:
+            group = parallel_state.get_tensor_and_context_parallel_group()
+            values = gather_from_sequence_parallel_region(values, group=group)  # tp ranks beside each other, as in cp
+        return values[: self.row.num_tokens]
 
     def _real_tokens(self, logits: Tensor) -> Tensor:
         """1 for tokens, 0 for padding, [T/tp] float32."""
@@ -136,11 +143,11 @@ class Router(MegatronModule):
         tally, self._tally = self._tally, None
         return tally if tally is not None else torch.zeros(self.num_experts + 3, device=self.weight.device)
 
-    def finish_step(self, tally: Tensor) -> None:
+    def finish_step(self, tally: Tensor, *, move_bias: bool) -> None:
         """Move the bias by the sign rule and keep the statistics; tally is summed over all ranks."""
         load, (num_tokens, entropy, aux_loss) = tally[: self.num_experts], tally[self.num_experts :]
         num_tokens = num_tokens.clamp(min=1)
-        if self.has_bias and self.weight.requires_grad:
+        if move_bias and self.has_bias and self.weight.requires_grad:
             self.expert_bias = ops.updated_expert_bias(self.expert_bias, load, self.config.moe_router_bias_update_rate)
         self.statistics = RouterStatistics(
             layer=self.layer_number - 1,
@@ -158,7 +165,7 @@ def routers(model: torch.nn.Module) -> list[Router]:
 
 
 @torch.no_grad()
-def finish_router_step(model: torch.nn.Module) -> None:
+def finish_router_step(model: torch.nn.Module, *, move_bias: bool = True) -> None:
     """Sum the counts of a step over all ranks that saw other tokens, in one collective; update biases, statistics."""
     found = routers(model)
     if not found:
@@ -167,7 +174,7 @@ def finish_router_step(model: torch.nn.Module) -> None:
     group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(tallies, group=group)
     for router, tally in zip(found, tallies, strict=True):
-        router.finish_step(tally)
+        router.finish_step(tally, move_bias=move_bias)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ patch (section 3.1.4): vision and language differ only in the segments they hand
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -20,10 +21,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import mindvl_ops as ops
-from mindvl_model.errors import ModelError
+from mindvl_model.megatron.heads import to_own_slice, to_whole_row
 from mindvl_model.megatron.packing import PackedRow
+from mindvl_ops import Segments
 
 
 class RMSNorm(torch.nn.Module):
@@ -60,11 +63,13 @@ class PackedAttention(MegatronModule):
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size > 1:
-            raise ModelError(f"context_parallel_size={config.context_parallel_size} is not supported yet. Use 1.")
+        is_split = config.context_parallel_size > 1
+        self.cp_group = parallel_state.get_context_parallel_group() if is_split else None
         self.layer_number = layer_number
         self.causal = attn_mask_type == AttnMaskType.causal
         self.scale = softmax_scale
+        # Ours and not megatron-core's, which latent attention does not have: the core alone, without the exchange.
+        self.recomputes = config.recompute_granularity == "selective"
 
     def forward(
         self,
@@ -78,11 +83,22 @@ class PackedAttention(MegatronModule):
     ) -> Tensor:
         assert packed_seq_params is not None
         segments = packed_seq_params.of_layer(self.layer_number)
-        # [T, 1, N, D] -> [T, N, D]; the 1 is megatron's batch, a packed row is always one.
-        context = ops.attention(
-            query.squeeze(1), key.squeeze(1), value.squeeze(1), segments, causal=self.causal, scale=self.scale
-        )
-        return context.reshape(context.shape[0], 1, -1)  # [T, 1, N*D]
+        # [T/cp, 1, N, D] -> [T/cp, N, D]; the 1 is megatron's batch, a packed row is always one.
+        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        if self.cp_group is not None:
+            query, key, value = to_whole_row(query, key, value, self.cp_group)
+        if self.recomputes and self.training:
+            context = checkpoint(
+                self._attend, query, key, value, segments, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            context = self._attend(query, key, value, segments)
+        if self.cp_group is not None:
+            context = to_own_slice(context, self.cp_group)
+        return context.reshape(context.shape[0], 1, -1)  # [T/cp, 1, N*D]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+        return ops.attention(query, key, value, segments, causal=self.causal, scale=self.scale)
 
 
 class PackedSelfAttention(SelfAttention):

@@ -20,8 +20,7 @@ class VisionTower(MegatronModule):
 
     def __init__(self, config: VisionConfig, layout: Layout) -> None:
         block_config = transformer_config(
-            # The tower is whole on the first pipeline stage and sees every patch of the row.
-            Layout(tp_size=layout.tp_size, dtype=layout.dtype),
+            layout.of_vision,
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
             num_attention_heads=config.num_heads,
@@ -34,7 +33,7 @@ class VisionTower(MegatronModule):
         self.vision = config
         patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
         self.patch_embed = torch.nn.Linear(patch_dim, config.hidden_size, bias=False, dtype=layout.dtype)
-        self.blocks = build_vision_block(block_config)
+        self.blocks = build_vision_block(block_config, whole=layout.spread_images)
         mean = torch.tensor(config.image_mean).repeat_interleave(config.patch_size**2)
         std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
         self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
