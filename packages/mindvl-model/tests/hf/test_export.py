@@ -27,7 +27,7 @@ from mindvl_model.hf.folder_config import config_from_folder
 from mindvl_model.hf.load import load_hf_folder
 from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
 from mindvl_model.testing.published import save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
 
 VIDEO = VideoSettings(fps=1.0, min_frames=2, min_pixels=28 * 28, max_pixels=28 * 28 * 6)
 SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=VIDEO)
@@ -119,7 +119,8 @@ def test_what_transformers_cannot_hold_is_refused_before_anything_is_written(
             qwen, language=replace(qwen.language, hidden_size=24)
         ),
         "vision.rotary_base=500.0": replace(qwen, vision=replace(qwen.vision, rotary_base=500.0)),
-        "language.kind=qwen3_moe": smallest_qwen3_moe(),
+        "language.norm_epsilon=1e-05": smallest_deepseek_v3(norm_epsilon=1e-5),
+        "language.num_shared_experts=0": smallest_deepseek_v3(num_shared_experts=0),
     }
     for message, config in cases.items():
         with pytest.raises(ModelError, match=message):

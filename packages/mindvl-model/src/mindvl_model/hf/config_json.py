@@ -10,14 +10,14 @@ import torch
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import GroupedQueryConfig, Qwen2LanguageConfig, Qwen3LanguageConfig
+from mindvl_model.hf.families import write_language
 
 TOKENS_PER_SECOND = 2  # of the published Qwen2.5-VL folders, and of mindvl_data.positions
 VISION_NORM_EPSILON = 1e-6  # stands in transformers' code, not in its configuration
 
 
 def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The config.json of an exported model: Qwen2.5-VL for a Qwen2 decoder, MindVL for a Qwen3 decoder.
+    """The config.json of an exported model: Qwen2.5-VL for a Qwen2 decoder, MindVL for any other.
 
     Raises:
         ModelError: transformers has no configuration for such a model.
@@ -27,16 +27,11 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             f"vision.norm_epsilon={config.vision.norm_epsilon}: transformers' tower always has {VISION_NORM_EPSILON}. "
             "A model with another one cannot be exported."
         )
-    match config.language:
-        case Qwen2LanguageConfig() as language:
-            return _qwen2_5_vl(config, language, dtype)
-        case Qwen3LanguageConfig() as language:
-            return _mindvl(config, language, dtype)
-    raise ModelError(f"language.kind={config.language.kind}: no export yet. Use qwen2 or qwen3.")
+    return _qwen2_5_vl(config, dtype) if config.language.kind == "qwen2" else _mindvl(config, dtype)
 
 
-def _mindvl(config: MindVLConfig, language: Qwen3LanguageConfig, dtype: torch.dtype) -> dict[str, Any]:
-    tokens = config.tokens
+def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
+    tokens, language = config.tokens, config.language
     return {
         "model_type": "mindvl",
         "architectures": ["MindVLForConditionalGeneration"],
@@ -59,49 +54,31 @@ def _mindvl(config: MindVLConfig, language: Qwen3LanguageConfig, dtype: torch.dt
             "initializer_range": config.vision.init_std or 0.02,
             "rope_parameters": {"rope_type": "axial", "rope_theta": config.vision.rotary_base},
         },
-        "text_config": _decoder(language)
-        | {
-            "model_type": "qwen3",
-            "head_dim": language.head_dim,
-            "rope_parameters": {"rope_type": "default", "rope_theta": language.rotary_base},
-            "eos_token_id": tokens.end_of_turn,
-            "pad_token_id": tokens.pad,
-        },
+        "text_config": write_language(language) | {"eos_token_id": tokens.end_of_turn, "pad_token_id": tokens.pad},
     }
 
 
-def _qwen2_5_vl(config: MindVLConfig, language: Qwen2LanguageConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
     """As the published folders have it: the decoder's keys beside the model's."""
     tokens, vision = config.tokens, config.vision
-    if language.head_dim * language.num_heads != language.hidden_size:
-        raise ModelError(
-            f"language.head_dim={language.head_dim} times num_heads={language.num_heads} is not hidden_size="
-            f"{language.hidden_size}, which Qwen2.5-VL takes for granted. Such a model cannot be exported."
-        )
     if vision.rotary_base != VisionConfig.rotary_base:
         raise ModelError(
             f"vision.rotary_base={vision.rotary_base}: Qwen2.5-VL always has {VisionConfig.rotary_base}. "
             "A model with another one cannot be exported."
         )
-    return _decoder(language) | {
+    return write_language(config.language) | {
         "model_type": "qwen2_5_vl",
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "attention_dropout": 0.0,
         "bos_token_id": tokens.pad,
         "eos_token_id": tokens.end_of_turn,
         "pad_token_id": tokens.pad,
-        "hidden_act": "silu",
         "image_token_id": tokens.image,
         "video_token_id": tokens.video,
         "vision_start_token_id": tokens.vision_start,
         "vision_end_token_id": tokens.vision_end,
-        "max_window_layers": language.num_layers,
-        "rope_theta": language.rotary_base,
-        "rope_scaling": {"type": "mrope", "mrope_section": list(language.mrope_sections)},
         "torch_dtype": str(dtype).removeprefix("torch."),
         "use_cache": True,
-        "use_sliding_window": False,
-        "vision_config": _vision(vision, language.hidden_size)
+        "vision_config": _vision(vision, config.language.hidden_size)
         | {
             "model_type": "qwen2_5_vl",
             "hidden_act": "silu",
@@ -126,19 +103,4 @@ def _vision(vision: VisionConfig, output_size: int) -> dict[str, Any]:
         "spatial_merge_size": vision.spatial_merge_size,
         "in_channels": vision.in_channels,
         "out_hidden_size": output_size,
-    }
-
-
-def _decoder(language: GroupedQueryConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": language.vocab_size,
-        "hidden_size": language.hidden_size,
-        "intermediate_size": language.ffn_hidden_size,
-        "num_hidden_layers": language.num_layers,
-        "num_attention_heads": language.num_heads,
-        "num_key_value_heads": language.num_kv_heads,
-        "max_position_embeddings": language.max_positions,
-        "rms_norm_eps": language.norm_epsilon,
-        "tie_word_embeddings": language.tie_embeddings,
-        "initializer_range": language.init_std or 0.02,
     }

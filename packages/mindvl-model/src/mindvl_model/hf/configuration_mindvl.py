@@ -6,16 +6,19 @@ Imports transformers only, so that the folder works where mindvl is not installe
 
 from typing import Any
 
-from transformers import PreTrainedConfig, Qwen2_5_VLConfig, Qwen3Config
+from transformers import AutoConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
 VisionConfig = Qwen2_5_VLConfig.sub_configs["vision_config"]
 
 
 class MindVLConfig(PreTrainedConfig):
-    """Vision tower of Qwen2.5-VL, language model of Qwen3, and the ids of the tokens that join them."""
+    """Vision tower of Qwen2.5-VL, a language model that transformers has, and the ids of the tokens that join them.
+
+    The language model is Qwen3, Qwen3-MoE or DeepSeek-V3; text_config names it by its model_type.
+    """
 
     model_type = "mindvl"
-    sub_configs = {"vision_config": VisionConfig, "text_config": Qwen3Config}  # noqa: RUF012
+    sub_configs = {"vision_config": VisionConfig, "text_config": AutoConfig}  # noqa: RUF012
 
     def __init__(
         self,
@@ -27,15 +30,15 @@ class MindVLConfig(PreTrainedConfig):
         vision_end_token_id: int = 151653,
         **kwargs: Any,
     ) -> None:
-        self.vision_config = _as_config(VisionConfig, vision_config)
-        self.text_config = _as_config(Qwen3Config, text_config)
+        self.vision_config = vision_config
+        if not isinstance(vision_config, PreTrainedConfig):
+            self.vision_config = VisionConfig(**(vision_config or {}))
+        self.text_config = text_config
+        if not isinstance(text_config, PreTrainedConfig):
+            self.text_config = AutoConfig.for_model(**({"model_type": "qwen3"} | (text_config or {})))
         self.image_token_id = image_token_id
         self.video_token_id = video_token_id
         self.vision_start_token_id = vision_start_token_id
         self.vision_end_token_id = vision_end_token_id
         kwargs.setdefault("tie_word_embeddings", self.text_config.tie_word_embeddings)
         super().__init__(**kwargs)
-
-
-def _as_config(cls: Any, value: Any) -> Any:
-    return value if isinstance(value, cls) else cls(**(value or {}))

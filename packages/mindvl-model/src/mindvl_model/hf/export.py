@@ -2,7 +2,7 @@
 """Write a model as a folder that plain transformers loads.
 
 Comes after training; what merge, evaluation and serving start from. A model with a Qwen2 decoder becomes a Qwen2.5-VL
-folder as published, which any tool for Qwen2.5-VL reads; one with a Qwen3 decoder carries three files of remote code.
+folder as published, which any tool for Qwen2.5-VL reads; one with another decoder carries three files of remote code.
 """
 
 import json
@@ -87,8 +87,9 @@ def write_hf_folder(
     def tensors() -> Iterable[tuple[str, Tensor]]:
         rules = weight_rules(config)
         for done, rule in enumerate(rules):
+            kept = None if rule.param_name.endswith("expert_bias") else dtype  # float32 in every model, there as here
             for name, piece in split(rule, read(rule.param_name)):
-                yield published_name(name) if published else name, as_dtype(piece, dtype)
+                yield published_name(name) if published else name, as_dtype(piece, kept)
             progress(done + 1, len(rules))
 
     write_weights(unfinished, tensors(), shard_bytes)

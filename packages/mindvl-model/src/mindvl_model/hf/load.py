@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a model from a transformers folder: MindVL, Qwen2.5-VL of any naming generation, Qwen3.
+"""Parts of a model from a transformers folder: MindVL, Qwen2.5-VL of any naming generation, a language model alone.
 
 Comes after the model is built. Every tensor of the folder is accounted for: filled a parameter, belongs to a part that
 was not asked for, or is refused by name.
@@ -80,7 +80,7 @@ class FolderSource:
         self.rules = [rule for rule in weight_rules(config) if parameter_group(rule.param_name) in self.parts]
         self._stored = _stored_names(self.folder)
         _refuse_quantised(self.folder)
-        _refuse_missing(self.rules, self._stored, path)
+        _refuse_missing(self.rules, self._stored, path, config)
         unused = set(self._stored) - {name for rule in self.rules for name in rule.hf_names}
         self._left_out = sorted(name for name in unused if _part(name) not in self.parts)
         self._spare = _spare(self.folder, self._stored, unused - set(self._left_out), config)
@@ -168,14 +168,14 @@ def _refuse_quantised(folder: WeightFolder) -> None:
             )
 
 
-def _refuse_missing(rules: list[WeightRule], stored: dict[str, str], path: Path) -> None:
+def _refuse_missing(rules: list[WeightRule], stored: dict[str, str], path: Path, config: MindVLConfig) -> None:
     missing = [(name, rule.param_name) for rule in rules for name in rule.hf_names if name not in stored]
     if missing:
         more = f" {len(missing)} tensors are missing, such as {_listed([name for name, _ in missing])}."
-        raise WeightError(
-            f"{path}: no tensor {missing[0][0]!r}, which {missing[0][1]} needs.{more} "
-            "Name a folder of this family and size, or leave this part out."
-        )
+        to_do = "Name a folder of this family and size, or leave this part out."
+        if all(_is_further_layer(name, config) for name, _ in missing):
+            to_do = "It was saved without multi-token prediction: set num_nextn_predict_layers to 0 in its config.json."
+        raise WeightError(f"{path}: no tensor {missing[0][0]!r}, which {missing[0][1]} needs.{more} {to_do}")
 
 
 def _part(canonical: str) -> Part:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, Qwen3Model
+from transformers import AutoModel, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
@@ -23,7 +23,7 @@ class MindVLPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     input_modalities = ("image", "video", "text")  # type: ignore[assignment]
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Qwen3DecoderLayer", "Qwen2_5_VLVisionBlock"]  # noqa: RUF012
+    _no_split_modules = ["Qwen2_5_VLVisionBlock"]  # noqa: RUF012 - the language model names its own
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -35,7 +35,10 @@ class MindVLModel(MindVLPreTrainedModel):
     def __init__(self, config: MindVLConfig) -> None:
         super().__init__(config)
         self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
-        self.language_model = Qwen3Model._from_config(config.text_config)
+        self.language_model = AutoModel.from_config(config.text_config)
+        first, further = config.text_config.num_hidden_layers, getattr(config.text_config, "num_mtp_layers", 0)
+        # Layers of multi-token prediction are for training and for tools that guess ahead.
+        self._keys_to_ignore_on_load_unexpected = [rf"layers\.{first + depth}\." for depth in range(further)]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A section of a transformers folder's config.json, of which every key must be accounted for.
+
+Comes before folder_config.py and families.py take what they know. A key is taken, without effect on what is computed,
+or of the only value we can compute; anything else is refused by name.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mindvl_model.errors import WeightError
+
+_NEEDED = object()
+_BOOKKEEPING = {
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+}
+_TRAINING_AND_OUTPUT = {
+    "_attn_implementation_autoset",
+    "_experts_implementation_autoset",
+    "aux_loss_alpha",
+    "chunk_size_feed_forward",
+    "ep_size",
+    "id2label",
+    "is_encoder_decoder",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "seq_aux",
+    "use_cache",
+}
+_TOKENS = {  # read from the first section that has them
+    "bos_token_id",
+    "eos_token_id",
+    "image_token_id",
+    "pad_token_id",
+    "video_token_id",
+    "vision_end_token_id",
+    "vision_start_token_id",
+    "vision_token_id",
+}
+_OF_SLIDING_WINDOWS = {"max_window_layers", "sliding_window"}  # use_sliding_window itself is refused
+_WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING_AND_OUTPUT | _TOKENS | _OF_SLIDING_WINDOWS | {"spatial_patch_size"}
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "attention_dropout": (0, None),  # False and 0.0 are equal to 0
+    "hidden_act": ("silu",),
+    "quantization_config": (None,),
+    "use_sliding_window": (False, None),
+}
+
+
+class Keys:
+    """One section of a config.json, which knows which of its keys were asked for."""
+
+    def __init__(self, values: Any, place: str) -> None:
+        if not isinstance(values, dict):
+            raise WeightError(f"{place}: not a section of keys but {values!r:.60}. Fetch the file again.")
+        self.values, self.place = values, place
+        self._asked: set[str] = set()
+
+    def take(self, name: str, default: Any = _NEEDED) -> Any:
+        """The value of a key.
+
+        Raises:
+            WeightError: There is none, and no default.
+        """
+        self._asked.add(name)
+        value = self.values.get(name, default)
+        if value is _NEEDED:
+            raise WeightError(f"{self.place}: {name} is missing. Fetch the file again, or name another folder.")
+        return value
+
+    def number(self, name: str, default: Any = _NEEDED, *, whole: bool = True, least: int | None = None) -> Any:
+        """The value of a key that is a positive number, or one from `least` on.
+
+        Raises:
+            WeightError: It is none.
+        """
+        value = self.take(name, default)
+        kinds = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or (value <= 0 if least is None else value < least):
+            what = "no positive number" if least is None else f"no number from {least} on"
+            raise WeightError(f"{self.place}: {name}={value!r:.60} is {what}. Fetch the file again.")
+        return value
+
+    def only(self, name: str, *values: Any) -> None:
+        """Refuse any other value of a key; the first of them is what its absence means."""
+        value = self.take(name, values[0])
+        if value not in values:
+            raise WeightError(
+                f"{self.place}: {name}={value!r:.60}, but only {values[0]!r} is supported. "
+                "Name a folder of a model that has it."
+            )
+
+    def section(self, name: str) -> "Keys":
+        """A section inside of this one."""
+        return Keys(self.take(name), f"{self.place}: {name}")
+
+    def refuse_the_rest(self) -> None:
+        """Every key that was not taken must be known to change nothing.
+
+        Raises:
+            WeightError: One is not.
+        """
+        for name in sorted(set(self.values) - self._asked - _WITHOUT_EFFECT):
+            value = self.values[name]
+            if name == "layer_types" and isinstance(value, list) and set(value) <= {"full_attention"}:
+                continue
+            if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
+                continue  # WeightFolder gives such weights out as bfloat16
+            if name not in _ONLY_VALUES:
+                raise WeightError(
+                    f"{self.place}: key {name!r} ({value!r:.60}) is not known to this version, so the model it "
+                    "describes may compute something else. Remove the key if it changes nothing."
+                )
+            self.only(name, *_ONLY_VALUES[name])
+
+
+def read_keys(path: Path) -> Keys:
+    """The config.json of a folder.
+
+    Raises:
+        WeightError: There is none, or it is damaged.
+    """
+    file = path / "config.json"
+    return Keys(read_json(file), str(file))
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        WeightError: There is none, or it is damaged.
+    """
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        raise WeightError(f"{file}: there is no such file. Name a transformers model folder.") from None
+    except (OSError, ValueError) as error:
+        raise WeightError(f"{file}: not JSON ({error}). Fetch the file again.") from error

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json of each family of language models, both ways: as transformers 5 writes it, and read as published.
+
+Comes between language_config.py and the files that read and write whole folders. A family enters LANGUAGE_JSON here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.hf.config_keys import Keys
+from mindvl_model.language_config import (
+    DecoderConfig,
+    DeepSeekV3LanguageConfig,
+    GroupedQueryConfig,
+    LanguageConfig,
+    Qwen2LanguageConfig,
+    Qwen3LanguageConfig,
+    Qwen3MoELanguageConfig,
+    YarnConfig,
+)
+
+LATENT_NORM_EPSILON = 1e-6  # of the norms inside DeepSeek-V3's attention; stands in transformers' code
+
+
+@dataclass(frozen=True)
+class LanguageJson:
+    """One family's keys in config.json; its name there is that of our `kind`."""
+
+    read: Callable[[Keys, Keys], LanguageConfig]  # the section of the decoder, and the whole document
+    write: Callable[[Any], dict[str, Any]]
+
+
+def read_language(kind: str, text: Keys, root: Keys) -> LanguageConfig:
+    """The language model that a section describes.
+
+    Raises:
+        WeightError: A key is missing, damaged, or of a value that we cannot compute.
+    """
+    try:
+        return LANGUAGE_JSON[kind].read(text, root)
+    except WeightError:
+        raise
+    except ModelError as error:
+        raise WeightError(f"{text.place}: {error}") from error
+
+
+def write_language(language: LanguageConfig) -> dict[str, Any]:
+    """The keys of a language model, without those of its tokens.
+
+    Raises:
+        ModelError: transformers has no configuration for it.
+    """
+    return LANGUAGE_JSON[language.kind].write(language)
+
+
+def _read_qwen2(text: Keys, root: Keys) -> Qwen2LanguageConfig:
+    sizes = _grouped(text, root)
+    theta, kind, more = _rotary(text, 1_000_000.0)
+    sections = more.pop("mrope_section", None)
+    _refuse_stretched(text, "default" if kind == "mrope" else kind, more)
+    if not isinstance(sections, list) or len(sections) != 3:
+        raise WeightError(
+            f"{text.place}: rope_scaling has mrope_section={sections}, not three numbers. Name a Qwen2.5-VL folder."
+        )
+    time, height, width = sections
+    head_dim = sizes["hidden_size"] // sizes["num_heads"]
+    return Qwen2LanguageConfig(**sizes, head_dim=head_dim, rotary_base=theta, mrope_sections=(time, height, width))
+
+
+def _write_qwen2(language: Qwen2LanguageConfig) -> dict[str, Any]:
+    if language.head_dim * language.num_heads != language.hidden_size:
+        raise ModelError(
+            f"language.head_dim={language.head_dim} times num_heads={language.num_heads} is not hidden_size="
+            f"{language.hidden_size}, which Qwen2.5-VL takes for granted. Such a model cannot be exported."
+        )
+    return _write_grouped(language) | {
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "max_window_layers": language.num_layers,
+        "rope_theta": language.rotary_base,
+        "rope_scaling": {"type": "mrope", "mrope_section": list(language.mrope_sections)},
+        "use_sliding_window": False,
+    }
+
+
+def _read_qwen3(text: Keys, root: Keys) -> Qwen3LanguageConfig:
+    return Qwen3LanguageConfig(**_qwen3_sizes(text, root))
+
+
+def _write_qwen3(language: Qwen3LanguageConfig | Qwen3MoELanguageConfig) -> dict[str, Any]:
+    return _write_grouped(language) | {
+        "model_type": language.kind,
+        "head_dim": language.head_dim,
+        "rope_parameters": {"rope_type": "default", "rope_theta": language.rotary_base},
+    }
+
+
+def _read_qwen3_moe(text: Keys, root: Keys) -> Qwen3MoELanguageConfig:
+    # Every layer has experts here; a folder with dense layers between them says so with one of these.
+    text.only("decoder_sparse_step", 1)
+    text.only("mlp_only_layers", [], None)
+    count = text.number("num_experts", text.take("num_local_experts", None))  # published; transformers 5
+    return Qwen3MoELanguageConfig(
+        **_qwen3_sizes(text, root),
+        num_experts=count,
+        experts_per_token=text.number("num_experts_per_tok"),
+        expert_ffn_hidden_size=text.number("moe_intermediate_size"),
+        normalize_router=bool(text.take("norm_topk_prob", False)),
+        aux_loss_weight=text.number("router_aux_loss_coef", 0.001, whole=False, least=0),
+    )
+
+
+def _write_qwen3_moe(language: Qwen3MoELanguageConfig) -> dict[str, Any]:
+    return _write_qwen3(language) | {
+        "num_experts": language.num_experts,
+        "num_experts_per_tok": language.experts_per_token,
+        "moe_intermediate_size": language.expert_ffn_hidden_size,
+        "norm_topk_prob": language.normalize_router,
+        "router_aux_loss_coef": language.aux_loss_weight,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _read_deepseek_v3(text: Keys, root: Keys) -> DeepSeekV3LanguageConfig:
+    sizes = _decoder(text, root)
+    text.only("num_key_value_heads", sizes["num_heads"])
+    text.only("rms_norm_eps", LATENT_NORM_EPSILON)
+    for name, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("norm_topk_prob", True)):
+        text.only(name, value)
+    text.only("moe_layer_freq", 1)
+    text.only("rope_interleave", True)
+    theta, kind, more = _rotary(text, 10_000.0)
+    yarn = _yarn(text, more, sizes["max_positions"]) if kind == "yarn" else None
+    _refuse_stretched(text, "default" if yarn else kind, more)
+    nope, rope = text.number("qk_nope_head_dim"), text.number("qk_rope_head_dim")
+    text.only("qk_head_dim", nope + rope)  # both are derived, and written by transformers 5
+    text.only("head_dim", rope)
+    return DeepSeekV3LanguageConfig(
+        **sizes,
+        rotary_base=theta,
+        yarn=yarn,
+        q_lora_rank=text.number("q_lora_rank"),
+        kv_lora_rank=text.number("kv_lora_rank"),
+        nope_head_dim=nope,
+        rope_head_dim=rope,
+        value_head_dim=text.number("v_head_dim"),
+        num_dense_layers=text.number("first_k_dense_replace", least=0),
+        num_experts=text.number("n_routed_experts"),
+        experts_per_token=text.number("num_experts_per_tok"),
+        expert_ffn_hidden_size=text.number("moe_intermediate_size"),
+        num_shared_experts=text.number("n_shared_experts"),
+        num_expert_groups=text.number("n_group"),
+        groups_per_token=text.number("topk_group"),
+        routed_scale=text.number("routed_scaling_factor", whole=False),
+        num_mtp_layers=text.number("num_nextn_predict_layers", text.take("num_mtp_layers", 0), least=0),
+    )
+
+
+def _write_deepseek_v3(language: DeepSeekV3LanguageConfig) -> dict[str, Any]:
+    needed = {"norm_epsilon": LATENT_NORM_EPSILON, "num_shared_experts": max(language.num_shared_experts, 1)}
+    for name, value in needed.items():
+        if getattr(language, name) != value:
+            raise ModelError(
+                f"language.{name}={getattr(language, name)}: transformers' DeepSeek-V3 always has {value}. "
+                "A model with another one cannot be exported."
+            )
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": language.rotary_base}
+    if language.yarn is not None:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": language.yarn.factor,
+            "original_max_position_embeddings": language.yarn.original_max_positions,
+            "beta_fast": language.yarn.beta_fast,
+            "beta_slow": language.yarn.beta_slow,
+            "mscale": language.yarn.mscale,
+            "mscale_all_dim": language.yarn.mscale_all_dim,
+        }
+    return _write_decoder(language) | {
+        "model_type": language.kind,
+        "num_key_value_heads": language.num_heads,
+        "q_lora_rank": language.q_lora_rank,
+        "kv_lora_rank": language.kv_lora_rank,
+        "qk_nope_head_dim": language.nope_head_dim,
+        "qk_rope_head_dim": language.rope_head_dim,
+        "v_head_dim": language.value_head_dim,
+        "first_k_dense_replace": language.num_dense_layers,
+        "n_routed_experts": language.num_experts,
+        "num_experts_per_tok": language.experts_per_token,
+        "moe_intermediate_size": language.expert_ffn_hidden_size,
+        "n_shared_experts": language.num_shared_experts,
+        "n_group": language.num_expert_groups,
+        "topk_group": language.groups_per_token,
+        "routed_scaling_factor": language.routed_scale,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": language.num_mtp_layers,
+        "rope_interleave": True,
+        "rope_parameters": rope,
+    }
+
+
+LANGUAGE_JSON: dict[str, LanguageJson] = {
+    "qwen2": LanguageJson(_read_qwen2, _write_qwen2),
+    "qwen3": LanguageJson(_read_qwen3, _write_qwen3),
+    "qwen3_moe": LanguageJson(_read_qwen3_moe, _write_qwen3_moe),
+    "deepseek_v3": LanguageJson(_read_deepseek_v3, _write_deepseek_v3),
+}
+
+
+def _decoder(text: Keys, root: Keys) -> dict[str, Any]:
+    tied = [place.take("tie_word_embeddings", False) for place in (text, root)]  # either counts for transformers
+    return {
+        "hidden_size": text.number("hidden_size"),
+        "num_layers": text.number("num_hidden_layers"),
+        "num_heads": text.number("num_attention_heads"),
+        "ffn_hidden_size": text.number("intermediate_size"),
+        "vocab_size": text.number("vocab_size"),
+        "tie_embeddings": any(tied),
+        "norm_epsilon": text.number("rms_norm_eps", 1e-6, whole=False),
+        "max_positions": text.number("max_position_embeddings"),
+        "init_std": text.take("initializer_range", 0.02),
+    }
+
+
+def _write_decoder(language: DecoderConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": language.vocab_size,
+        "hidden_size": language.hidden_size,
+        "intermediate_size": language.ffn_hidden_size,
+        "num_hidden_layers": language.num_layers,
+        "num_attention_heads": language.num_heads,
+        "max_position_embeddings": language.max_positions,
+        "rms_norm_eps": language.norm_epsilon,
+        "tie_word_embeddings": language.tie_embeddings,
+        "initializer_range": language.init_std or 0.02,
+    }
+
+
+def _grouped(text: Keys, root: Keys) -> dict[str, Any]:
+    return _decoder(text, root) | {"num_kv_heads": text.number("num_key_value_heads")}
+
+
+def _write_grouped(language: GroupedQueryConfig) -> dict[str, Any]:
+    return _write_decoder(language) | {"num_key_value_heads": language.num_kv_heads}
+
+
+def _qwen3_sizes(text: Keys, root: Keys) -> dict[str, Any]:
+    sizes = _grouped(text, root)
+    theta, kind, more = _rotary(text, 1_000_000.0)
+    if "mrope_section" in more:
+        raise WeightError(
+            f"{text.place}: mrope_section={more['mrope_section']}, but Qwen3 counts along one axis. "
+            "Name another folder."
+        )
+    _refuse_stretched(text, kind, more)
+    return sizes | {"head_dim": text.number("head_dim", 128), "rotary_base": theta}
+
+
+def _rotary(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
+    """Base, kind, and what else is said of rotary embedding; old folders keep the base outside."""
+    given = {**(text.take("rope_scaling", None) or {}), **(text.take("rope_parameters", None) or {})}
+    theta = given.pop("rope_theta", text.take("rope_theta", default))
+    kinds = {given.pop(name) for name in ("type", "rope_type") if name in given} or {"default"}
+    if len(kinds) > 1:
+        kinds -= {"default"}  # Qwen2.5-VL folders saved by transformers say mrope and default
+    return theta, " and ".join(sorted(map(str, kinds))), given
+
+
+def _refuse_stretched(text: Keys, kind: str, more: dict[str, Any]) -> None:
+    if more or kind != "default":
+        raise WeightError(
+            f"{text.place}: rotary embedding of kind {kind!r} with {sorted(more)} is not supported. "
+            "Use a folder without stretched positions."
+        )
+
+
+def _yarn(text: Keys, given: dict[str, Any], max_positions: int) -> YarnConfig:
+    """Takes YaRN's keys out of `given`; what is left out means what it means to transformers."""
+    rope = Keys(dict(given), f"{text.place}: rope_scaling")
+    rope.only("truncate", True, None)
+    rope.only("attention_factor", None)
+    original = rope.number("original_max_position_embeddings")
+    factor = rope.take("factor", None)
+    yarn = YarnConfig(
+        factor=max_positions / original if factor is None else rope.number("factor", whole=False),
+        original_max_positions=original,
+        beta_fast=rope.take("beta_fast", None) or 32.0,
+        beta_slow=rope.take("beta_slow", None) or 1.0,
+        mscale=rope.take("mscale", None) or 0.0,
+        mscale_all_dim=rope.take("mscale_all_dim", None) or 0.0,
+    )
+    rope.refuse_the_rest()
+    given.clear()
+    return yarn

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families with experts in config.json: as published, as transformers 5 saves it; what we cannot compute is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig, WeightError, named_config
+from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.families import write_language
+from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
+from mindvl_model.language_config import YarnConfig
+from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+
+# config.json of DeepSeek-V3 as it was published.
+DEEPSEEK_V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+# config.json of Qwen3-30B-A3B as it was published.
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def write(folder: Path, document: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_the_published_deepseek_v3_is_the_language_half_of_our_named_size(tmp_path: Path) -> None:
+    assert language_config_from_folder(write(tmp_path, DEEPSEEK_V3)) == named_config("mindvl-671b-a37b").language
+    with pytest.raises(WeightError, match=r"model_type='deepseek_v3' .*name it as init.language"):
+        config_from_folder(tmp_path)
+
+
+def test_the_published_qwen3_moe_is_read(tmp_path: Path) -> None:
+    assert language_config_from_folder(write(tmp_path, QWEN3_30B_A3B)) == Qwen3MoELanguageConfig(
+        hidden_size=2048,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        ffn_hidden_size=6144,
+        vocab_size=151936,
+        num_experts=128,
+        experts_per_token=8,
+        expert_ffn_hidden_size=768,
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        smallest_qwen3_moe(normalize_router=False, tie_embeddings=True, aux_loss_weight=0.0),
+        smallest_deepseek_v3(num_mtp_layers=0, num_shared_experts=2, routed_scale=1.5, num_dense_layers=0),
+        smallest_deepseek_v3(yarn=None),
+        smallest_deepseek_v3(yarn=YarnConfig(factor=4.0, original_max_positions=128, mscale=0.0, mscale_all_dim=0.0)),
+    ],
+)
+def test_what_transformers_5_saves_gives_the_same_model(tmp_path: Path, config: MindVLConfig) -> None:
+    AutoConfig.for_model(**write_language(config.language)).save_pretrained(tmp_path)
+    assert language_config_from_folder(tmp_path) == config.language
+    assert config_from_folder(write(tmp_path, hf_config(config, torch.float32))) == config
+
+
+def test_what_yarn_leaves_out_means_what_it_means_to_transformers(tmp_path: Path) -> None:
+    """factor: what stretches 4096 to 163840; no magnitudes; 32 turns and 1."""
+    rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "factor": None}
+    language: Any = language_config_from_folder(write(tmp_path, DEEPSEEK_V3 | {"rope_scaling": rope}))
+    assert language.yarn == YarnConfig(factor=40.0, mscale=0.0, mscale_all_dim=0.0)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (QWEN3_30B_A3B | {"mlp_only_layers": [0, 3]}, r"mlp_only_layers=\[0, 3\], but only \[\] is supported"),
+        (QWEN3_30B_A3B | {"decoder_sparse_step": 2}, "decoder_sparse_step=2, but only 1 is supported"),
+        (QWEN3_30B_A3B | {"num_experts": None}, "num_experts=None is no positive number"),
+        (QWEN3_30B_A3B | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "kind 'yarn' .* is not supported"),
+        (QWEN3_30B_A3B | {"num_experts_per_tok": 200}, "config.json: experts_per_token=200 of num_experts=128"),
+        (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq=2, but only 1"),
+        (DEEPSEEK_V3 | {"scoring_func": "softmax"}, "scoring_func='softmax', but only 'sigmoid'"),
+        (DEEPSEEK_V3 | {"topk_method": "greedy"}, "topk_method='greedy', but only 'noaux_tc'"),
+        (DEEPSEEK_V3 | {"norm_topk_prob": False}, "norm_topk_prob=False, but only True"),
+        (DEEPSEEK_V3 | {"rope_interleave": False}, "rope_interleave=False, but only True"),
+        (DEEPSEEK_V3 | {"q_lora_rank": None}, "q_lora_rank=None is no positive number"),
+        (DEEPSEEK_V3 | {"num_key_value_heads": 8}, "num_key_value_heads=8, but only 128"),
+        (DEEPSEEK_V3 | {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05, but only 1e-06"),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": -1}, "first_k_dense_replace=-1 is no number from 0 on"),
+        (DEEPSEEK_V3 | {"n_group": 7}, "num_experts=256 in num_expert_groups=7"),
+        (DEEPSEEK_V3 | {"index_topk": 2048}, r"key 'index_topk' \(2048\) is not known"),
+        (
+            DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"attention_factor": 2.0}},
+            r"config.json: rope_scaling: attention_factor=2.0, but only None",
+        ),
+        (
+            DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"bend": 2}},
+            r"rope_scaling: key 'bend' \(2\) is not known",
+        ),
+        (DEEPSEEK_V3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "kind 'linear' .* is not supported"),
+    ],
+)
+def test_what_we_cannot_compute_is_refused_by_file_and_key(
+    tmp_path: Path, document: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WeightError, match=message) as caught:
+        language_config_from_folder(write(tmp_path, document))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_whole_folder_with_another_decoder_is_refused_by_name(tmp_path: Path) -> None:
+    document = hf_config(smallest_qwen3_moe(), torch.float32)
+    document["text_config"]["model_type"] = "llama"
+    with pytest.raises(WeightError, match="text_config: model_type='llama' is none of qwen3"):
+        config_from_folder(write(tmp_path, document))
