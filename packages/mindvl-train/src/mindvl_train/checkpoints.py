@@ -1,69 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: saved whole or not at all, found again, pruned.
+"""Checkpoints: found again, looked at for damage, loaded into any layout.
 
-One folder per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, versions, parents),
-`ledger.json` (position in the data) and `tensors/` (megatron-core's distributed format). A folder is complete when it
-has its final name; while being written it ends in `.unfinished` and is never chosen.
+One folder per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, layout, versions,
+parents), `ledger.json` (position in the data), `tensors/` (weights and optimizer, torch's distributed format under
+megatron-core's names) and `files.json` (what all of it was when it was finished). A folder is complete when it has its
+final name; while being written (saving.py) it ends in `.unfinished` and is never chosen.
 """
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import logging
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindvl_train.errors import CheckpointError
-from mindvl_train.megatron.checkpoint import LOAD_ERRORS, load_tensors, save_tensors
+from mindvl_train.errors import CheckpointError, DamagedCheckpointError
+from mindvl_train.integrity import find_damage, seal, write_json
+from mindvl_train.megatron.checkpoint import LOAD_ERRORS, set_optimizer_steps, wanted_pieces
 from mindvl_train.megatron.tensor_files import Place, TensorReader
+from mindvl_train.parallel import said_by_any
 from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _COMPLETE = re.compile(r"step-(\d{8})")
 _VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "megatron-core", "transformers")
-
-
-def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: int) -> Path:
-    """Save the state under folder, drop the oldest beyond keep_last and all later ones; called by every rank.
-
-    Later ones exist only when the run went back to an older checkpoint: they are of the branch it left.
-
-    Args:
-        described: What the manifest says of the run: configuration and parents, plain JSON values.
-    """
-    final = folder / f"step-{state.step:08d}"
-    unfinished = folder / f"{final.name}.unfinished"
-    first = dist.get_rank() == 0
-    if first:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        (unfinished / "tensors").mkdir(parents=True)
-    dist.barrier()
-    save_tensors(unfinished / "tensors", state.models[0], state.optimizer)
-    dist.barrier()
-    if first:
-        _write_json(unfinished / "ledger.json", state.source.state_dict())
-        _write_json(unfinished / "manifest.json", _manifest(state, described))
-        _sync_tree(unfinished)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(unfinished, final)
-        _sync(folder)
-        found = complete(folder)
-        place = found.index(final) + 1
-        for left in found[: max(0, place - keep_last)] + found[place:]:
-            shutil.rmtree(left)
-    dist.barrier()
-    return final
+Result = TypeVar("Result")
+_NOT_LAYOUT = ("overlap",)  # of the section `parallel`: when things are sent, not what is computed where
 
 
 def save_weights(folder: Path, described: dict[str, Any], write: Callable[[Path], None]) -> Path:
@@ -76,8 +48,8 @@ def save_weights(folder: Path, described: dict[str, Any], write: Callable[[Path]
     (checkpoint / "tensors").mkdir(parents=True)
     write(checkpoint / "tensors")
     counters = dict.fromkeys(("step", "tokens", "label_tokens"), 0)
-    _write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
-    _sync_tree(folder.parent)
+    write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
+    seal(checkpoint)
     return checkpoint
 
 
@@ -86,6 +58,13 @@ def complete(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _COMPLETE.fullmatch(path.name))
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, newest first, as the first process sees them; called by every process."""
+    seen = [complete(folder)[::-1]]
+    dist.broadcast_object_list(seen)
+    return seen[0]
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -103,18 +82,51 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return manifest
 
 
+def resume_first(
+    found: Sequence[Path], state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
+) -> Path:
+    """Resume from the first of these that is not damaged; each one passed over is a warning that names it.
+
+    Raises:
+        CheckpointError: All are damaged, or the first whole one is of another model or phase.
+    """
+    for checkpoint, older in itertools.pairwise(found):
+        try:
+            resume(checkpoint, state, described, accept_data_change=accept_data_change)
+        except DamagedCheckpointError as error:
+            logger.warning("DAMAGED: %s Going back to %s.", error, older.name)
+        else:
+            return checkpoint
+    resume(found[-1], state, described, accept_data_change=accept_data_change)
+    return found[-1]
+
+
 def resume(
     checkpoint: Path, state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
 ) -> None:
-    """Restore everything, so that the next step is the one that would have followed.
+    """Restore everything, so that the next step is the one that would have followed; called by every process.
 
     Args:
         accept_data_change: Who accepts that sources changed, came or went since the checkpoint was written.
 
     Raises:
-        CheckpointError: The checkpoint is of another model or phase, or damaged.
+        DamagedCheckpointError: The checkpoint is not as it was written.
+        CheckpointError: It is of another model or phase.
     """
-    manifest = read_manifest(checkpoint)
+    manifest = _on_all(lambda: _read_whole(checkpoint))
+    _check_origin(checkpoint, manifest, described)
+    _load(checkpoint, state.models, state.optimizer)
+    set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
+    state.source.load_state_dict(_read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
+    state.restore(manifest)
+    differing = sorted(_changed(_circumstances(manifest), _circumstances(manifest_of(state, described, 0))))
+    if differing:
+        logger.info("the same data follows; numbers agree to rounding only (%s)", ", ".join(differing))
+    else:
+        logger.info("the layout is that of %s: what follows is what would have followed, bit for bit", checkpoint.name)
+
+
+def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[str, Any]) -> None:
     if manifest["model"] != described["model"]:
         differing = sorted(
             f"{part}.{name}"
@@ -136,19 +148,16 @@ def resume(
     changed = sorted(_changed(manifest["run"], described["run"]))
     if changed:
         logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
-    _load_tensors(checkpoint, state.models[0], state.optimizer)
-    state.source.load_state_dict(_read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
-    state.step, state.tokens, state.label_tokens = (manifest[name] for name in ("step", "tokens", "label_tokens"))
 
 
 def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
-    """Take only the weights of a checkpoint, as the hand-over between phases does.
+    """Take only the weights of a checkpoint, as the hand-over between phases does; called by every process.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    read_manifest(checkpoint)
-    _load_tensors(checkpoint, model, None)
+    _on_all(lambda: _read_whole(checkpoint))
+    _load(checkpoint, [model], None)
 
 
 class WeightReader:
@@ -173,7 +182,7 @@ class WeightReader:
         try:
             yield
         except LOAD_ERRORS as error:
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]}). "
                 "Name another checkpoint."
             ) from error
@@ -204,14 +213,66 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _load_tensors(checkpoint: Path, model: torch.nn.Module, optimizer: Any | None) -> None:
+def manifest_of(state: TrainState, described: dict[str, Any], optimizer_steps: int) -> dict[str, Any]:
+    """What a checkpoint of this state says of itself.
+
+    Args:
+        optimizer_steps: Updates the optimizer has made; fewer than state.step where steps were left out.
+    """
+    device = next(state.models[0].parameters()).device.type
+    return {
+        "format": FORMAT,
+        "optimizer_steps": optimizer_steps,
+        "world_size": dist.get_world_size(),
+        "device": device,
+        "versions": _versions(),
+        **state.counters(),
+        **described,
+    }
+
+
+def _circumstances(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal for equal bits."""
+    parallel = manifest["run"].get("parallel", {})
+    layout = {name: value for name, value in parallel.items() if name not in _NOT_LAYOUT}
+    return {**layout, **{name: manifest.get(name) for name in ("world_size", "device", "versions")}}
+
+
+def _on_all(action: Callable[[], Result]) -> Result:
+    """The same on every process; damage that one of them meets is an error on all."""
+    error: str | None = None
     try:
-        load_tensors(checkpoint / "tensors", model, optimizer)
-    except LOAD_ERRORS as error:
-        raise CheckpointError(
-            f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
-            "Name an older checkpoint with --resume PATH."
-        ) from error
+        result = action()
+    except DamagedCheckpointError as problem:
+        error = str(problem)
+    said = said_by_any(error)
+    if said is not None:
+        raise DamagedCheckpointError(said)
+    return result
+
+
+def _read_whole(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there, as large as they were."""
+    manifest = read_manifest(checkpoint)
+    damage = (
+        find_damage(checkpoint) if dist.get_rank() == 0 else None
+    )  # a thousand files, but not by each of a thousand
+    if damage is not None:
+        raise DamagedCheckpointError(f"{checkpoint}: {damage}. Name an older checkpoint with --resume PATH.")
+    return manifest
+
+
+def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | None) -> None:
+    def read() -> None:
+        try:
+            TensorReader(checkpoint / "tensors").fill(wanted_pieces(models, optimizer))
+        except LOAD_ERRORS as error:
+            raise DamagedCheckpointError(
+                f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
+                "Name an older checkpoint with --resume PATH."
+            ) from error
+
+    _on_all(read)
 
 
 def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
@@ -223,34 +284,16 @@ def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
         yield f"{path} {before} -> {now}"
 
 
-def _manifest(state: TrainState, described: dict[str, Any]) -> dict[str, Any]:
-    counters = {"step": state.step, "tokens": state.tokens, "label_tokens": state.label_tokens}
-    return {"format": FORMAT, **counters, "versions": _versions(), **described}
-
-
 def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _VERSIONS}
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file. Name a complete checkpoint folder.") from None
+        raise DamagedCheckpointError(f"{path}: there is no such file. Name a complete checkpoint folder.") from None
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({error}). Name an older checkpoint with --resume PATH.") from error
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+        raise DamagedCheckpointError(
+            f"{path}: damaged ({error}). Name an older checkpoint with --resume PATH."
+        ) from error

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, enter, for_tokenizer
-from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
+from mindvl_model.hf.folder_config import WHOLE_MODELS, config_from_folder, language_config_from_folder
 from mindvl_model.hf.load import FolderSource, LoadReport
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
 from mindvl_model.weights.layout import Share, cut_of
 from mindvl_model.weights.rules import WeightRule
 
 FILE_BYTES = 4 << 30
+NO_TOKENS = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)  # until the tokenizer says them
 Progress = Callable[[int, int], None]
 
 
@@ -90,7 +91,7 @@ def convert_to_checkpoint(
     from mindvl_model.megatron.process import single_process
     from mindvl_train import checkpoints
     from mindvl_train.megatron.tensor_files import places_of, write_tensors
-    from mindvl_train.weights import DTYPES
+    from mindvl_train.parallel import DTYPES
 
     if out.exists():
         raise WeightError(f"{out}: exists already. Name a new folder or remove it first.")
@@ -101,14 +102,14 @@ def convert_to_checkpoint(
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     with single_process():
-        model = places_of(config, DTYPES[precision])
+        places = places_of(config, DTYPES[precision])
         from_folder = {rule.param_name: (rule, folder) for folder in folders.values() for rule in folder.rules}
         for name, (rule, folder) in from_folder.items():
-            folder.check(rule, model.places[name].shape)
-        fresh = sorted(set(model.places) - set(from_folder))
+            folder.check(rule, places[name].shape)
+        fresh = sorted(set(places) - set(from_folder))
 
         def tensors() -> Iterator[tuple[str, int, Tensor]]:
-            for done, (name, place) in enumerate(model.places.items()):
+            for done, (name, place) in enumerate(places.items()):
                 if name in from_folder:
                     rule, folder = from_folder[name]
                     yield from _pieces(rule, folder, place.shape[0], place.dtype)
@@ -116,7 +117,7 @@ def convert_to_checkpoint(
                     tensor = torch.empty(place.shape, dtype=place.dtype)
                     initialize_parameter(name, tensor, config, seed)
                     yield name, 0, tensor
-                progress(done + 1, len(model.places))
+                progress(done + 1, len(places))
 
         described = {
             "model": checkpoints.plain(config),
@@ -124,7 +125,7 @@ def convert_to_checkpoint(
             "parents": [str(path) for path in folders],
         }
         checkpoints.save_weights(
-            unfinished / "checkpoints", described, lambda folder: write_tensors(folder, model, tensors(), file_bytes)
+            unfinished / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors(), file_bytes)
         )
     os.replace(unfinished, out)
     return ConvertReport(
@@ -155,15 +156,11 @@ def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Pat
     else:
         if source.vision is None or source.language is None:
             raise ModelError("vision and language are both needed to know the model. Name both, or a size.")
-        tower = config_from_folder(source.vision)
-        kind = _json(source.language / "config.json").get("model_type")
-        whole = kind in ("mindvl", "qwen2_5_vl")
-        read: Callable[[Path], Any] = config_from_folder if whole else language_config_from_folder
-        found = read(source.language)
+        whole = _json(source.language / "config.json").get("model_type") in WHOLE_MODELS
         config = MindVLConfig(
-            vision=tower.vision,
-            language=found.language if whole else found,
-            tokens=found.tokens if whole else TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0),
+            vision=config_from_folder(source.vision).vision,
+            language=language_config_from_folder(source.language),
+            tokens=config_from_folder(source.language).tokens if whole else NO_TOKENS,
         )
     if tokenizer is None:
         if given is None:

@@ -39,7 +39,7 @@ def export_checkpoint(
     from mindvl_model.megatron.process import single_process
     from mindvl_train import checkpoints
     from mindvl_train.megatron.tensor_files import places_of
-    from mindvl_train.weights import DTYPES
+    from mindvl_train.parallel import DTYPES
 
     checkpoint = checkpoints.newest(source)
     manifest = checkpoints.read_manifest(checkpoint)
@@ -53,7 +53,7 @@ def export_checkpoint(
     if None in picture_sizes.values():
         raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
     with single_process():
-        places = places_of(config, stored).places
+        places = places_of(config, stored)
 
         reader = checkpoints.WeightReader(checkpoint)
         write_hf_folder(

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One parameter at a time to and from the tensors/ of a checkpoint, without a model in memory.
+"""The tensors/ of a checkpoint: boxes of tensors written by many processes, read by any.
 
-Conversion's side of checkpoint.py: the same files (torch.distributed.checkpoint, megatron-core's names and places), one
-process. torch's own writer keeps every tensor until its file is closed, so files are written here.
+Comes after checkpoint.py and conversion, which say what is where. The format is torch.distributed.checkpoint's under
+megatron-core's names, so that both their loaders read it. Its own writer agrees on a plan by collectives, which must
+not run beside those of training; here each process writes its boxes and a list of them, and one joins the lists.
 """
 
-import math
+import io
+import json
+import os
 import pickle
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
-from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
@@ -25,12 +29,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.megatron.blocks import Layout
 from mindvl_model.parameters import named_tensors
-from mindvl_train.megatron.checkpoint import SHARDING, SaveInProcess
+from mindvl_train.megatron.checkpoint import MASTER, Piece
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,13 @@ class Place:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class ModelPlaces:
-    """Everything a checkpoint of a model holds: parameters by name, and what is not a tensor."""
-
-    places: dict[str, Place]
-    objects: dict[str, ShardedObject]
-
-
-def places_of(config: MindVLConfig, dtype: torch.dtype) -> ModelPlaces:
-    """From a model without storage; megatron-core's groups of one process must exist."""
+def places_of(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Place]:
+    """Everything a checkpoint holds of a model, by name; megatron-core's groups of one process must exist."""
     with torch.device("meta"):
         model: Any = MindVLModel(config, Layout(dtype=dtype))
-    held, places, objects = named_tensors(model), {}, {}
+    held, places = named_tensors(model), {}
     for name, entry in model.sharded_state_dict(metadata={"singleton_local_shards": False}).items():
         if isinstance(entry, ShardedObject):
-            objects[name] = entry
             continue
         # A factory cuts a gated matrix into halves; one process holds both, one after the other.
         first = entry.build()[0] if isinstance(entry, ShardedTensorFactory) else entry
@@ -71,110 +65,211 @@ def places_of(config: MindVLConfig, dtype: torch.dtype) -> ModelPlaces:
             tuple(tensor.shape),
             tensor.dtype,
         )
-    return ModelPlaces(places, objects)
+    return places
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box that was written, and where."""
+
+    key: str
+    whole: list[int]
+    dtype: str  # such as "float32"
+    offset: list[int]
+    sizes: list[int]
+    file: str
+    start: int  # in the file, bytes
+    length: int
+    crc32: int
+
+
+class ChunkWriter:
+    """Writes boxes into files of its own, `__RANK_NUMBER.distcp`; at the end of the with block they are on disk.
+
+    Args:
+        file_bytes: A file that would grow beyond this is followed by another one; None: one file.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0, file_bytes: int | None = None) -> None:
+        self.chunks: list[Chunk] = []
+        self._folder, self._rank, self._file_bytes = folder, rank, file_bytes
+        self._count = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "ChunkWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._file is not None:
+            self._finish_file(sync=kind is None)
+
+    def add(self, piece: Piece) -> None:
+        """Write one box; its content may lie on any device."""
+        tensor = piece.content.detach().cpu()
+        # A view of a larger storage would be saved with all of it.
+        tensor = tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+        if self._file is not None and self._file_bytes and self._file.tell() + tensor.nbytes > self._file_bytes:
+            self._finish_file()
+        if self._file is None:
+            self._name = f"__{self._rank}_{self._count}.distcp"
+            self._count += 1
+            self._file = (self._folder / self._name).open("xb")
+        start = self._file.tell()
+        counted = _Counted(self._file)
+        torch.save(tensor, counted)  # type: ignore[arg-type]  # it only writes
+        self.chunks.append(
+            Chunk(
+                piece.key,
+                list(piece.whole),
+                str(tensor.dtype).removeprefix("torch."),
+                list(piece.offset),
+                list(tensor.shape),
+                self._name,
+                start,
+                self._file.tell() - start,
+                counted.crc32,
+            )
+        )
+
+    def _finish_file(self, sync: bool = True) -> None:
+        file, self._file = self._file, None
+        assert file is not None
+        with file:
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+
+
+class _Counted:
+    """A file that is only written to, with the checksum of what went in."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.crc32 = 0
+
+    def write(self, content: Any) -> int:
+        self.crc32 = zlib.crc32(content, self.crc32)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_list(path: Path, writer: ChunkWriter) -> None:
+    """Say which boxes a process wrote; the file appears when it is whole."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps([asdict(chunk) for chunk in writer.chunks]))
+    os.replace(unfinished, path)
+
+
+def read_list(path: Path) -> list[Chunk]:
+    """The counterpart."""
+    return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
+
+
+def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
+    """Make one checkpoint of the boxes of all processes."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    for chunk in chunks:
+        described = tensors.setdefault(
+            chunk.key,
+            TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, chunk.dtype)), torch.Size(chunk.whole), chunks=[]
+            ),
+        )
+        offset = torch.Size(chunk.offset)
+        described.chunks.append(ChunkStorageMetadata(offset, torch.Size(chunk.sizes)))
+        info = _StorageInfo(chunk.file, chunk.start, chunk.length)
+        info.__dict__["crc32"] = chunk.crc32  # an attribute more is pickled with it, and ignored by torch's reader
+        stored[MetadataIndex(chunk.key, offset)] = info
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(dict(tensors), storage_data=stored)))
+    # What megatron-core's loader wants beside torch's index.
+    save_config(CheckpointingConfig("torch_dist"), str(folder))
+    torch.save({}, folder / "common.pt")
 
 
 def write_tensors(
-    folder: Path, model: ModelPlaces, tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
+    folder: Path, places: dict[str, Place], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
 ) -> None:
-    """Write every parameter into an existing folder, in files of at most file_bytes (or one tensor).
+    """Write parameters of a whole model into an existing folder, in files of at most file_bytes (or one tensor).
 
     Args:
         tensors: Name of a parameter, first row of this piece of it, the piece [rows, ...].
     """
-    dist_checkpointing.save(
-        {"model": dict(model.objects)}, str(folder), SaveInProcess("torch_dist", 1), content_metadata=SHARDING
-    )
-    metadata_file = folder / ".metadata"
-    metadata = pickle.loads(metadata_file.read_bytes())
-    with _Files(folder, file_bytes) as files:
+    with ChunkWriter(folder, file_bytes=file_bytes) as writer:
         for name, first_row, tensor in tensors:
-            place = model.places[name]
+            place = places[name]
             offset = (*place.position, *((first_row, *(0,) * (tensor.ndim - 1)) if tensor.ndim else ()))
-            piece = tensor.detach().to(place.dtype).contiguous()
-            chunk = piece[(None,) * len(place.stack)]
-            described = metadata.state_dict_metadata.setdefault(
-                place.key,
-                TensorStorageMetadata(
-                    TensorProperties(dtype=place.dtype), torch.Size((*place.stack, *place.shape)), chunks=[]
-                ),
-            )
-            described.chunks.append(ChunkStorageMetadata(torch.Size(offset), chunk.shape))
-            metadata.storage_data[MetadataIndex(place.key, offset)] = files.add(chunk)
-    metadata_file.write_bytes(pickle.dumps(metadata))
+            content = tensor.detach().to(place.dtype).contiguous()[(None,) * len(place.stack)]
+            writer.add(Piece(place.key, (*place.stack, *place.shape), offset, content))
+    write_index(folder, writer.chunks)
 
 
 class TensorReader:
-    """Parameters of a checkpoint of any layout, one at a time. What it raises is among checkpoint.LOAD_ERRORS."""
+    """Boxes of a checkpoint that any number of processes wrote. What it raises is among checkpoint.LOAD_ERRORS."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._metadata: Metadata = FileSystemReader(folder).read_metadata()
 
     def read(self, place: Place) -> Tensor:
-        """One parameter, from all pieces that lie in it."""
-        described = self._metadata.state_dict_metadata[place.key]
-        whole = (*place.stack, *place.shape)
-        if not isinstance(described, TensorStorageMetadata) or tuple(described.size) != whole:
-            raise ValueError(f"{place.key} has shape {list(getattr(described, 'size', ()))}, wanted {list(whole)}")
-        first = (*place.position, *(0 for _ in place.shape))
-        sizes = (*(1 for _ in place.stack), *place.shape)
-        result: Tensor | None = None
-        filled = 0
-        for chunk in described.chunks:
-            starts = [max(one, other) for one, other in zip(first, chunk.offsets, strict=True)]
-            ends = [
-                min(a + length, b + other)
-                for a, length, b, other in zip(first, sizes, chunk.offsets, chunk.sizes, strict=True)
-            ]
-            if any(start >= end for start, end in zip(starts, ends, strict=True)):
-                continue
-            stored = self._load(MetadataIndex(place.key, chunk.offsets))
-            if tuple(chunk.sizes) == sizes:
-                return stored.reshape(place.shape)
-            if result is None:
-                result = torch.empty(sizes, dtype=place.dtype)
-            taken = stored[_slices(starts, ends, chunk.offsets)]
-            result[_slices(starts, ends, first)] = taken
-            filled += taken.numel()
-        if result is None or filled != result.numel():
-            raise ValueError(f"{place.key}: {filled} of {math.prod(place.shape)} values are stored")
-        return result.reshape(place.shape)
+        """One parameter."""
+        content = torch.empty((*(1 for _ in place.stack), *place.shape), dtype=place.dtype)
+        offset = (*place.position, *(0 for _ in place.shape))
+        self.fill([Piece(place.key, (*place.stack, *place.shape), offset, content)])
+        return content.reshape(place.shape)
+
+    @torch.no_grad()
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Fill the contents of all pieces; each stored box they touch is read once."""
+        wanted: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            wanted.setdefault(self._stored_key(piece), []).append(piece)
+        for key, sharing in wanted.items():
+            described = self._metadata.state_dict_metadata[key]
+            whole = sharing[0].whole
+            if not isinstance(described, TensorStorageMetadata) or tuple(described.size) != whole:
+                raise ValueError(f"{key} has shape {list(getattr(described, 'size', ()))}, wanted {list(whole)}")
+            filled = 0
+            for chunk in described.chunks:
+                touched = [(piece, both) for piece in sharing if (both := _overlap(piece, chunk)) is not None]
+                if touched:
+                    stored = self._load(MetadataIndex(key, chunk.offsets))
+                    for piece, (starts, ends) in touched:
+                        taken = stored[_slices(starts, ends, chunk.offsets)]
+                        piece.content[_slices(starts, ends, piece.offset)] = taken.to(piece.content.device)
+                        filled += taken.numel()
+            needed = sum(piece.content.numel() for piece in sharing)
+            if filled != needed:
+                raise ValueError(f"{key}: {filled} of {needed} values are stored")
+
+    def _stored_key(self, piece: Piece) -> str:
+        """Where the weights are fp32 they are their own master weights, and stored once."""
+        if piece.key.startswith(MASTER) and piece.key not in self._metadata.state_dict_metadata:
+            return piece.key.removeprefix(MASTER)
+        return piece.key
 
     def _load(self, index: MetadataIndex) -> Tensor:
         info = self._metadata.storage_data[index]
         with (self._folder / info.relative_path).open("rb") as file:
-            view = cast(IO[bytes], _create_file_view(file, info.offset, info.length))
-            tensor: Tensor = torch.load(view, map_location="cpu", weights_only=True)
+            file.seek(info.offset)
+            content = file.read(info.length)
+        if len(content) != info.length or zlib.crc32(content) != info.crc32:
+            raise ValueError(f"{info.relative_path}: {index.fqn} at byte {info.offset} is not what was written")
+        tensor: Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return tensor
+
+
+def _overlap(piece: Piece, chunk: ChunkStorageMetadata) -> tuple[list[int], list[int]] | None:
+    """Where both lie in the whole tensor: first and last + 1 along each axis."""
+    starts = [max(one, other) for one, other in zip(piece.offset, chunk.offsets, strict=True)]
+    ends = [
+        min(a + length, b + other)
+        for a, length, b, other in zip(piece.offset, piece.content.shape, chunk.offsets, chunk.sizes, strict=True)
+    ]
+    return None if any(start >= end for start, end in zip(starts, ends, strict=True)) else (starts, ends)
 
 
 def _slices(starts: Sequence[int], ends: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(a - zero, b - zero) for a, b, zero in zip(starts, ends, origin, strict=True))
-
-
-class _Files:
-    """The next file is begun when one is full."""
-
-    def __init__(self, folder: Path, file_bytes: int) -> None:
-        self._folder, self._file_bytes = folder, file_bytes
-        self._count = 0
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def add(self, tensor: Tensor) -> _StorageInfo:
-        if self._file is None or self._file.tell() + tensor.nbytes > self._file_bytes:
-            if self._file is not None:
-                self._file.close()
-            self._count += 1  # 0 is taken by what is not a tensor
-            self._file = (self._folder / f"__{self._count}_0.distcp").open("wb")
-        start = self._file.tell()
-        # A view of a larger storage would be saved with all of it.
-        torch.save(tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor, self._file)
-        return _StorageInfo(f"__{self._count}_0.distcp", start, self._file.tell() - start)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint was when it was finished: sizes of all its files, checksums of the small ones.
+
+Written last, before the folder gets its name; looked at before a checkpoint is chosen. The large files hold boxes of
+tensors with a checksum each, which whoever reads a box compares (megatron/tensor_files.py).
+"""
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+FILES = "files.json"
+_LARGE = ".distcp"
+
+
+def seal(folder: Path) -> None:
+    """Write files.json, and everything but the tensor files, which their writers did, to the disk."""
+    listed: dict[str, dict[str, int]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        listed[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size} | _checksum(path)
+    (folder / FILES).write_text(json.dumps(listed, indent=1) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        if path.suffix != _LARGE:
+            sync(path)
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is not as it was written: a sentence that names the file; None where nothing is."""
+    try:
+        listed: dict[str, dict[str, int]] = json.loads((folder / FILES).read_text())
+        for name, told in listed.items():
+            size = (folder / name).stat().st_size
+            if size != told["bytes"]:
+                return f"{name} has {size} bytes, but {told['bytes']} were written"
+            if "crc32" in told and _checksum(folder / name) != {"crc32": told["crc32"]}:
+                return f"{name} has another content than what was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(folder)} is missing"
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        return f"{FILES} cannot be read ({type(error).__name__}: {error})"
+    return None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """One document of a checkpoint."""
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(path: Path) -> dict[str, int]:
+    return {} if path.suffix == _LARGE else {"crc32": zlib.crc32(path.read_bytes())}
