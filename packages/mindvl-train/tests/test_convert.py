@@ -86,7 +86,16 @@ def assert_bitwise(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> No
         assert torch.equal(actual[name], tensor), name
 
 
-@pytest.mark.parametrize(("config", "dtype"), [(QWEN2, torch.bfloat16), (QWEN3, torch.float32)], ids=["qwen2", "tied"])
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (QWEN2, torch.bfloat16),
+        (QWEN3, torch.float32),
+        (smallest_qwen3_moe(vocab_size=264), torch.float32),
+        (smallest_deepseek_v3(vocab_size=264, num_mtp_layers=2), torch.bfloat16),
+    ],
+    ids=["qwen2", "tied", "qwen3_moe", "deepseek_v3"],
+)
 def test_a_folder_comes_back_bit_for_bit_through_a_checkpoint(
     config: MindVLConfig, dtype: torch.dtype, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -115,25 +124,23 @@ def test_a_folder_comes_back_bit_for_bit_through_a_checkpoint(
     assert len(sizes) > 2
 
 
-def test_experts_go_one_by_one_into_a_checkpoint_that_the_model_loads(tmp_path: Path) -> None:
-    config = smallest_qwen3_moe()
-    model, other = make_model(config, torch.float32), make_model(config, torch.float32, seed=1)
-    folder = write_folder(model, tmp_path / "folder", {"model_type": "mindvl"})
-    report = convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run", config=config)
-    load_weights(report.checkpoint, other)
-    assert_bitwise(named_tensors(other), named_tensors(model))
-
-
-def test_a_folder_in_fp8_becomes_a_checkpoint_in_bf16(tmp_path: Path) -> None:
-    config = smallest_deepseek_v3()
+def test_a_language_model_in_fp8_as_deepseek_publishes_it_joins_a_tower(tokenizer_folder: Path, tmp_path: Path) -> None:
+    config, tower = smallest_deepseek_v3(vocab_size=264), make_model(QWEN2, torch.bfloat16, seed=2)
     model, other = make_model(config, torch.bfloat16), make_model(config, torch.bfloat16, seed=1)
-    told = {"quant_method": "fp8", "weight_block_size": [8, 8]}
-    folder = write_folder(model, tmp_path / "folder", {"model_type": "mindvl", "quantization_config": told})
-    tensors = read_folder(folder)
+    document = hf_config(config, torch.bfloat16)["text_config"]
+    document |= {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}, "bos_token_id": 0}
+    rope = document.pop("rope_parameters")
+    document |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope | {"type": rope.pop("rope_type")}}
+    folder = write_folder(model, tmp_path / "language", document)
+    vision = write_folder(tower, tmp_path / "vision")
+    named = read_folder(folder)
+    tensors = {
+        name.replace("model.language_model.", "model."): one for name, one in named.items() if "visual" not in name
+    }
     rounded = dict(tensors)
     for file in folder.glob("*safetensors*"):
         file.unlink()
-    quantised = [name for name in tensors if name.endswith("_proj.weight") and "language_model" in name]
+    quantised = [name for name in tensors if name.endswith("_proj.weight") and "eh_proj" not in name]
     for name in quantised:
         rows, columns = tensors[name].shape
         scales = torch.rand(-(-rows // 8), -(-columns // 8)) + 0.5
@@ -142,14 +149,18 @@ def test_a_folder_in_fp8_becomes_a_checkpoint_in_bf16(tmp_path: Path) -> None:
         tensors[f"{name}_scale_inv"] = scales
         rounded[name] = (tensors[name].float() * spread).bfloat16()
     write_weights(folder, tensors.items())
-    report = convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run", config=config)
+    source = ConvertSource(vision=vision, language=folder)
+    report = convert_to_checkpoint(source, tmp_path / "run", tokenizer=tokenizer_folder)
     assert report.precision == "bf16"
     assert report.folders[folder].converted == {"float8_e4m3fn to bfloat16": len(quantised)}
+    assert {name.split(".")[0] for name in report.fresh} == {"projector"}
     load_weights(report.checkpoint, other)
     held = named_tensors(other)
     for rule in weight_rules(config):
         for name, tensor in split(rule, held[rule.param_name].detach()):
-            assert torch.equal(tensor, rounded[name]), name
+            if "language_model" in name:
+                assert torch.equal(tensor, rounded[name.replace("model.language_model.", "model.")]), name
+    assert torch.equal(other.vision.patch_embed.weight, tower.vision.patch_embed.weight)
 
 
 def test_vision_and_language_from_two_folders_with_a_fresh_projector(tokenizer_folder: Path, tmp_path: Path) -> None:
