@@ -6,7 +6,7 @@ checkpoints, so that a comparison proves them, too.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
-from mindvl_model.megatron.blocks import Layout
-from mindvl_model.megatron.router import record_routing
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.router import RouterStatistics, record_routing
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
 
@@ -31,33 +31,39 @@ Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of t
 class Place:
     """Coordinates of this process."""
 
-    rank: int
     tp_rank: int
     dp_rank: int
-    is_first_stage: bool
-    is_last_stage: bool
+    dp_size: int
 
 
 @contextmanager
-def launched_process(layout: Layout) -> Iterator[Place]:
-    """Groups of a layout over the processes a launcher started."""
+def launched_process() -> Iterator[int]:
+    """The group of all processes that a launcher started, for the body; yields the rank of this one."""
     dist.init_process_group("gloo")
+    yield dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def layout_groups(layout: Layout) -> Iterator[Place]:
+    """Groups of a layout over all processes, for the body."""
     parallel_state.initialize_model_parallel(
         layout.tp_size,
         layout.pp_size,
+        layout.virtual_stages if layout.virtual_stages > 1 else None,
+        context_parallel_size=layout.cp_size,
         expert_model_parallel_size=layout.ep_size,
         expert_tensor_parallel_size=1,
     )
     model_parallel_cuda_manual_seed(0)
     yield Place(
-        rank=dist.get_rank(),
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
-        is_first_stage=parallel_state.is_pipeline_first_stage(),
-        is_last_stage=parallel_state.is_pipeline_last_stage(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
     )
     dist.barrier()
-    dist.destroy_process_group()
+    parallel_state.destroy_model_parallel()
 
 
 def pieces(model: torch.nn.Module) -> list[Piece]:
@@ -78,46 +84,67 @@ def pieces(model: torch.nn.Module) -> list[Piece]:
     ]
 
 
-def step(model: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Forward and backward over rows by megatron-core's schedule, gradients reduced; then the routers' step."""
-    config = model.config
-    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
-    config.finalize_model_grads_func = finalize_model_grads
-    wrapped.zero_grad_buffer()
+def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Forward and backward over rows by megatron-core's schedule, gradients reduced; then the routers' step.
+
+    Args:
+        models: The chunks of this pipeline stage.
+    """
+    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    wrapped = [DistributedDataParallel(model.config, options, model) for model in models]
+    models[0].config.finalize_model_grads_func = finalize_model_grads
+    for model in wrapped:
+        model.zero_grad_buffer()
+    # Stages hand on activations of one shape, so all rows are as long as the longest.
+    length = models[0].layout.padded_length(max(len(row["input_ids"]) for row in rows))
+    counts_labels = parallel_state.get_context_parallel_rank() == 0  # megatron-core adds up those of all peers
 
     def forward_step(batches: Any, stage: torch.nn.Module) -> tuple[Tensor, Any]:
         row = next(batches)
-        output = stage(**row)
+        output = stage(**row, pad_to=length)
 
         def report(loss_sum: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return loss_sum, (row["labels"] != -100).sum().int(), {"loss_sum": loss_sum.detach()}
+            count = (row["labels"] != -100).sum().int() * counts_labels
+            return loss_sum, count, {"loss_sum": loss_sum.detach()}
 
         return output, report
 
-    with record_routing(model) as choices:
+    with ExitStack() as recording:
+        chosen = [recording.enter_context(record_routing(model)) for model in models]
         reports = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(rows),
+            data_iterator=[iter(rows) for _ in models],
             model=wrapped,
             num_microbatches=len(rows),
-            seq_length=len(rows[0]["input_ids"]),
+            seq_length=length,
             micro_batch_size=1,
         )
-    mtp_loss = model.take_mtp_loss()
+    mtp_loss = models[-1].take_mtp_loss()
+    statistics = [one for model in models for one in _routed(model)]
+    for model in models:
+        _show_gradients(model)
+    return {
+        "loss_sum": sum(float(report["loss_sum"]) for report in reports),
+        "gradients": [piece for model in models for piece in pieces(model)],
+        "load": {one.layer: one.tokens_per_expert for one in statistics},
+        "bias": {one.layer: one.bias for one in statistics if one.bias is not None},
+        "mtp_loss": 0.0 if mtp_loss is None else float(mtp_loss[:, 0].sum()),
+        "choices": {layer: rows for choices in chosen for layer, rows in choices.items()},
+        "dp_rank": parallel_state.get_data_parallel_rank(),
+        "dp_size": parallel_state.get_data_parallel_world_size(),
+    }
+
+
+def _routed(model: Any) -> list[RouterStatistics]:
     model.finish_router_step()
-    statistics = model.router_statistics()
+    statistics: list[RouterStatistics] = model.router_statistics()
+    return statistics
+
+
+def _show_gradients(model: Any) -> None:
+    """Put gradients where weights were, under whose names they are then taken."""
     for parameter in model.parameters():
         parameter.data.copy_(parameter.main_grad)
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):  # a weight without a gradient
             buffer.zero_()
-    return {
-        "loss_sum": sum(float(report["loss_sum"]) for report in reports),
-        "gradients": pieces(model),
-        "load": {one.layer: one.tokens_per_expert for one in statistics},
-        "bias": {one.layer: one.bias for one in statistics if one.bias is not None},
-        "mtp_loss": 0.0 if mtp_loss is None else float(mtp_loss[:, 0].sum()),
-        "choices": choices,
-        "dp_rank": parallel_state.get_data_parallel_rank(),
-        "dp_size": parallel_state.get_data_parallel_world_size(),
-    }

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mindvl_model.accelerator import enter
 from mindvl_model.config import MindVLConfig
+from mindvl_model.layout import Layout
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
 
@@ -37,37 +38,70 @@ class Outcome:
     choices: dict[tuple[int, int], Tensor]  # experts [T, K] by layer and row
 
 
-def in_one_process(config: MindVLConfig, rows: Sequence[dict[str, Any]], seed: int = 0) -> tuple[Outcome, Any]:
-    """Outcome of random weights in the groups of this process, and the weights for in_processes."""
-    from mindvl_model.megatron.blocks import Layout
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One step in one layout."""
+
+    config: MindVLConfig
+    rows: Sequence[dict[str, Any]]
+    weights: dict[str, Tensor]
+    layout: Layout
+    dp_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Processes it takes."""
+        return self.dp_size * self.layout.tp_size * self.layout.pp_size * self.layout.cp_size
+
+
+def in_one_process(
+    config: MindVLConfig, rows: Sequence[dict[str, Any]], seed: int = 0, **layout: Any
+) -> tuple[Outcome, Any]:
+    """Outcome of random weights in the groups of this process, and the weights for in_processes.
+
+    Args:
+        layout: Fields of Layout, such as recompute.
+    """
     from mindvl_model.megatron.one_step import pieces, step
     from mindvl_model.model import MindVLModel
     from mindvl_model.testing.tiny import randomize
 
-    model = MindVLModel(config, Layout())
+    model = MindVLModel(config, Layout(**layout))
     randomize(model, seed)
     weights = join([pieces(model)])
-    return _merge([step(model, rows)]), weights
+    return _merge([step([model], rows)]), weights
 
 
 def in_processes(
-    config: MindVLConfig, rows: Sequence[dict[str, Any]], weights: dict[str, Tensor], folder: Path, **sizes: int
+    config: MindVLConfig,
+    rows: Sequence[dict[str, Any]],
+    weights: dict[str, Tensor],
+    folder: Path,
+    *,
+    dp_size: int = 1,
+    **layout: Any,
 ) -> Outcome:
-    """The same in a layout (tp_size, pp_size, ep_size, dp_size); rows are dealt to data-parallel ranks in turn.
+    """The same in a layout, of which its fields are given; rows are dealt to data-parallel ranks in turn."""
+    job = Job(config=config, rows=rows, weights=weights, layout=Layout(**layout), dp_size=dp_size)
+    return run_jobs([job], folder)[0]
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path) -> list[Outcome]:
+    """Outcomes of jobs that take equally many processes, started once for all of them.
 
     Raises:
         AssertionError: A process failed, or ranks that hold the same tensor disagree about its gradient.
     """
-    job = folder / f"job-{'-'.join(f'{name}{size}' for name, size in sizes.items())}"
-    job.write_bytes(pickle.dumps((config, list(rows), weights, sizes)))
-    world = sizes.get("dp_size", 1) * sizes.get("tp_size", 1) * sizes.get("pp_size", 1)
+    (world,) = {job.world_size for job in jobs}
+    file = folder / "jobs"
+    file.write_bytes(pickle.dumps(list(jobs)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launcher = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(job)],
+            [sys.executable, "-m", __spec__.name, str(file)],
             env=os.environ | launcher | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -77,12 +111,13 @@ def in_processes(
     ]
     try:
         for process in processes:
-            said, _ = process.communicate(timeout=120)
+            said, _ = process.communicate(timeout=120 + 30 * len(jobs))
             assert process.returncode == 0, said[-4000:]
     finally:
         for process in processes:
             process.kill()
-    return _merge([pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(world)])
+    results = [pickle.loads(Path(f"{file}.{rank}").read_bytes()) for rank in range(world)]
+    return [_merge(of_ranks) for of_ranks in zip(*results, strict=True)]
 
 
 def join(parts: Sequence[Sequence[Piece]]) -> dict[str, Tensor]:
@@ -118,23 +153,25 @@ def _slices(place: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(place, content.shape, strict=True))
 
 
-def _run(job: Path) -> None:
+def _run(file: Path) -> None:
     enter()
-    from mindvl_model.megatron.blocks import Layout
-    from mindvl_model.megatron.one_step import launched_process, pieces, step
-    from mindvl_model.model import MindVLModel
+    from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces, step
+    from mindvl_model.megatron.stages import build_stages
 
-    config, rows, weights, sizes = pickle.loads(job.read_bytes())
-    dp_size = sizes.pop("dp_size", 1)
-    layout = Layout(**sizes)
-    with launched_process(layout) as place:
-        model = MindVLModel(config, layout, pre_process=place.is_first_stage, post_process=place.is_last_stage)
-        for name, _, start, content in pieces(model):
-            content.copy_(weights[name][_slices(start, content)])
-        result = step(model, rows[place.dp_rank :: dp_size])
-        if place.tp_rank:
-            result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # said by the first of each group
-        Path(f"{job}.{place.rank}").write_bytes(pickle.dumps(result))
+    # The program's own classes are others than those of the module that wrote the file.
+    sys.modules[__spec__.name] = sys.modules["__main__"]
+    results = []
+    with launched_process() as rank:
+        for job in pickle.loads(file.read_bytes()):
+            with layout_groups(job.layout) as place:
+                models = build_stages(job.config, job.layout)
+                for name, _, start, content in (piece for model in models for piece in pieces(model)):
+                    content.copy_(job.weights[name][_slices(start, content)])
+                result = step(models, job.rows[place.dp_rank :: place.dp_size])
+                if place.tp_rank:
+                    result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # said by the first of each group
+                results.append(result)
+    Path(f"{file}.{rank}").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":
