@@ -16,24 +16,25 @@ from mindvl_train.state import TrainState
 
 @pytest.fixture
 def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    from mindvl_train import checkpoints, loop
+    from mindvl_train import loop
     from mindvl_train.metrics import Metrics
+    from mindvl_train.saving import Saver
     from mindvl_train.step import StepReport
 
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
-        seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": []}
+        seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": [], "parts": []}
 
         def count(*_: Any, num_microbatches: int, learning_rate: float, place: Place) -> StepReport:
             seen["rates"].append(learning_rate)
             seen["rows"].append(num_microbatches)
             return StepReport(torch.tensor(3.0), torch.tensor(3), 1.0, learning_rate, 8, 0)
 
-        def save(folder: Path, state: TrainState, described: dict[str, Any], keep_last: int) -> Path:
-            seen["saved"].append((state.step, state.tokens))
-            return folder / str(state.step)
+        class CountingSaver(Saver):
+            def save(self, state: TrainState) -> Path:
+                seen["saved"].append((state.step, state.tokens))
+                return config.out / "checkpoints" / str(state.step)
 
         monkeypatch.setattr(loop, "train_step", count)
-        monkeypatch.setattr(checkpoints, "save", save)
         state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=None, step=start)  # type: ignore[arg-type]
         with process_groups(enter(), seed=0) as place:
             seen["last"] = loop.train(
@@ -41,7 +42,8 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
                 state,
                 Metrics([], config.metrics.every_steps, place.device),
                 place,
-                {},
+                CountingSaver(config.out / "checkpoints", config.checkpoints, {}),
+                begin=lambda part, step: seen["parts"].append((step, part)),
                 on_step=lambda step, loss: seen["told"].append((step, loss)),
                 should_stop=lambda: state.step == stop_after,
             )
@@ -62,6 +64,7 @@ def test_it_saves_on_schedule_and_at_the_end_with_counters_of_that_step(
     assert seen["saved"] == [(2, 16), (4, 32), (5, 40)]
     assert seen["told"] == [(1, None), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
     assert seen["rows"] == [2] * 5
+    assert seen["parts"][:3] == [(1, "report"), (2, "report"), (2, "checkpoint")]
     assert seen["last"] == config.out / "checkpoints" / "5"
 
 

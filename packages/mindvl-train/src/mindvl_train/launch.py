@@ -85,6 +85,11 @@ def local_place() -> tuple[int, int]:
     return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def world_size() -> int:
+    """Number of processes of the run, on all machines."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def end_with_launcher() -> None:
     """In a launched process: leave at once when the launcher is gone, so that no rank trains on alone.
 

@@ -3,15 +3,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mindvl_train import checkpoints
 from mindvl_train.config import RunConfig
+from mindvl_train.faults import BadSteps
 from mindvl_train.metrics import Metrics
 from mindvl_train.parallel import Place, any_process
+from mindvl_train.saving import Saver
 from mindvl_train.schedule import learning_rate
 from mindvl_train.state import TrainState
 from mindvl_train.step import train_step
+from mindvl_train.stragglers import Stragglers
 
 
 def train(
@@ -19,21 +21,29 @@ def train(
     state: TrainState,
     metrics: Metrics,
     place: Place,
-    described: dict[str, Any],
+    saver: Saver,
     *,
+    begin: Callable[[str, int], None],
     on_step: Callable[[int, float | None], None],
     should_stop: Callable[[], bool],
 ) -> Path:
     """Run steps from state.step to the end of the schedule; returns the last checkpoint.
 
     Args:
-        described: What manifests say of the run.
+        saver: When a checkpoint in the background failed, the run is stopped, and its next save says why.
+        begin: Told which part of which step begins.
         on_step: Told the number of finished steps after each one, and the mean loss when it was just reported.
         should_stop: Asked after each step; when it says yes, a checkpoint is saved and the loop ends.
     """
-    folder = config.out / "checkpoints"
     steps = config.schedule.steps
     saved: Path | None = None
+    bad_steps = BadSteps(config.faults, config.out, state, place)
+    stragglers = Stragglers(every_steps=config.metrics.every_steps, device=place.device)
+
+    def begin_part(part: str) -> None:
+        begin(part, state.step + 1)
+        stragglers.begin(part)
+
     while state.step < steps:
         report = train_step(
             state.models,
@@ -42,14 +52,20 @@ def train(
             num_microbatches=config.packs_per_step // place.dp_size,
             learning_rate=learning_rate(config.schedule, state.step),
             place=place,
+            may_update=bad_steps.accepts,
+            begin=begin_part,
         )
+        begin("report", state.step + 1)
         state.step += 1
-        stop = any_process(should_stop(), place.device)  # a signal may reach one process only
+        stop = any_process(should_stop() or saver.failed, place.device)  # a signal may reach one process only
         save_now = stop or state.step == steps or state.step % config.checkpoints.every_steps == 0
         # Counters in a checkpoint are those of its step, so a report always comes before a save.
         loss = metrics.add(state, report, report_now=save_now)
+        stragglers.finish_step(state.step)
         on_step(state.step, loss)
-        saved = checkpoints.save(folder, state, described, config.checkpoints.keep_last) if save_now else None
+        if save_now:
+            begin("checkpoint", state.step)
+        saved = saver.save(state) if save_now else None
         if stop:
             break
     return saved or checkpoints.newest(config.out)

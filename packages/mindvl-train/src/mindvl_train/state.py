@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What changes while training and must survive a stop: everything a checkpoint restores."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mindvl_train.interfaces import BatchSource
+
+_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "norms"}
 
 
 @dataclass
@@ -19,6 +21,18 @@ class TrainState:
     models: list[torch.nn.Module]  # chunks of the model on this pipeline stage, wrapped in gradient buffers
     optimizer: Any
     source: BatchSource
-    step: int = 0  # finished updates
+    step: int = 0  # finished steps, those that were left out included
     label_tokens: int = 0  # learned tokens so far, over all ranks
     tokens: int = 0  # tokens so far, over all ranks, padding included
+    skipped: int = 0  # steps left out because they were bad
+    skipped_in_a_row: int = 0
+    norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
+
+    def counters(self) -> dict[str, Any]:
+        """What a manifest keeps, as plain JSON values."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def restore(self, counters: dict[str, Any]) -> None:
+        """Take the counters of a manifest; those that an older one lacks stay as they are."""
+        for name in _COUNTERS & counters.keys():
+            setattr(self, name, counters[name])

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad step: loss or gradient norm not finite, or a spike. It ends the run, or is left out and written down.
+
+Comes between backward and update, inside the step; every rank sees the same numbers and decides alike.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from mindvl_train.config import FaultsConfig
+from mindvl_train.errors import TrainError
+from mindvl_train.interfaces import Batch
+from mindvl_train.parallel import Place
+from mindvl_train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+NORMS_KEPT = 100
+NORMS_NEEDED = 10  # the first norms of a run differ by factors, so nothing is called a spike before
+
+
+class BadSteps:
+    """Decides of every step whether its gradients may be applied.
+
+    Keeps its memory in the train state, so that a resumed run decides like one that never stopped.
+
+    Args:
+        out: Folder of the run; a bad step becomes a line of OUT/skipped.jsonl, with every sample.
+    """
+
+    def __init__(self, config: FaultsConfig, out: Path, state: TrainState, place: Place) -> None:
+        self._config, self._state, self._place = config, state, place
+        self._path = out / "skipped.jsonl"
+        if place.is_first:
+            _drop_after(self._path, state.step)
+
+    def accepts(self, grad_norm: float, loss_sum: Tensor, rows: Sequence[Batch]) -> bool:
+        """Whether the step that follows state.step may update; called by every rank.
+
+        Args:
+            grad_norm: Over all ranks, before clipping.
+            loss_sum: Of this rank.
+            rows: Of this rank.
+
+        Raises:
+            TrainError: The step is bad and the policy is to stop, or too many in a row were left out.
+        """
+        total = loss_sum.detach().clone()
+        dist.all_reduce(total)
+        why = self._why_bad(grad_norm, float(total))
+        state = self._state
+        if why is None:
+            state.norms = [*state.norms, grad_norm][-NORMS_KEPT:]
+            state.skipped_in_a_row = 0
+            return True
+        stops = self._config.on_bad_step == "stop" or state.skipped_in_a_row >= self._config.max_skipped
+        record = self._record(why, grad_norm, loss_sum, rows, action="stopped" if stops else "skipped")
+        if self._place.is_first:
+            _append(self._path, record)
+        if stops:
+            raise TrainError(self._message(why, record))
+        state.skipped += 1
+        state.skipped_in_a_row += 1
+        if self._place.is_first:
+            logger.warning("step %d: %s; left out, its samples stand in %s", record["step"], why, self._path)
+        return False
+
+    def _why_bad(self, grad_norm: float, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if not math.isfinite(grad_norm):
+            return f"the gradient norm is {grad_norm}"
+        factor, norms = self._config.spike_factor, self._state.norms
+        if factor is not None and len(norms) >= NORMS_NEEDED and grad_norm > factor * (usual := median(norms)):
+            return (
+                f"the gradient norm {grad_norm:.4g} is more than faults.spike_factor={factor:g} times {usual:.4g}, "
+                f"the median of the last {len(norms)} steps"
+            )
+        return None
+
+    def _record(
+        self, why: str, grad_norm: float, loss_sum: Tensor, rows: Sequence[Batch], *, action: str
+    ) -> dict[str, Any]:
+        mine = {
+            "rank": dist.get_rank(),
+            "dp_rank": self._place.dp_rank,
+            "loss_sum": _finite_or_text(float(loss_sum)),
+            "num_label_tokens": sum(row.num_label_tokens for row in rows),
+            "rows": [[[s.source, s.epoch, s.shard, s.row, s.key] for s in row.segments] for row in rows],
+        }
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        # Tensor, pipeline and context peers train the same rows; a loss that is not finite is told in any case.
+        seen: dict[int, dict[str, Any]] = {}
+        for one in everyone:
+            if one["dp_rank"] not in seen or isinstance(one["loss_sum"], str):
+                seen[one["dp_rank"]] = one
+        return {
+            "step": self._state.step + 1,
+            "action": action,
+            "why": why,
+            "grad_norm": _finite_or_text(grad_norm),
+            "ranks": [seen[dp_rank] for dp_rank in sorted(seen)],
+        }
+
+    def _message(self, why: str, record: dict[str, Any]) -> str:
+        ranks = record["ranks"]
+        guilty = next((one for one in ranks if isinstance(one["loss_sum"], str)), ranks[0])
+        samples = [sample for row in guilty["rows"] for sample in row]
+        named = ", ".join(f"{source} {shard} row {row} ({key})" for source, _, shard, row, key in samples[:3])
+        left_out = self._state.skipped_in_a_row
+        before = f", after {left_out} steps in a row that were left out (faults.max_skipped)" if left_out else ""
+        return (
+            f"step {record['step']}: {why}{before}, so nothing was updated. Rank {guilty['rank']} trained on "
+            f"{len(guilty['rows'])} rows of {len(samples)} samples, the first: {named}; all of them, and those of the "
+            f"other ranks, are in {self._path}. Look at them, lower schedule.peak_lr, or go on without such steps by "
+            "faults.on_bad_step=skip."
+        )
+
+
+def _finite_or_text(value: float) -> float | str:
+    """JSON knows no nan and no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Steps after the one that was resumed run again, and are written down again where they are bad again."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:  # cut off by a kill
+            break
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept))
+    os.replace(temporary, path)
