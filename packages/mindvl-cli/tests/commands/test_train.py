@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `mindvl train`: how a recipe is refused; tests/demo/test_pipeline.py sees it train."""
+"""Tests of `mindvl train`: how a recipe is refused, how a plan goes on; tests/demo/test_pipeline.py sees it train."""
 
 import getpass
+import importlib
+import json
+import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from mindvl_cli.commands.train import train
 from mindvl_cli.load import ConfigError
+from mindvl_train import RunConfig, TrainError
+
+train_module = importlib.import_module("mindvl_cli.commands.train")
+RECIPES = Path(__file__).parents[4] / "recipes"
 
 RECIPE = """
 phase: sft
@@ -72,3 +80,75 @@ def test_changed_data_are_accepted_by_user_and_host_only_when_asked(
     monkeypatch.setattr(mindvl_train, "run_training", stop_here)
     assert CliRunner().invoke(train, [str(recipe), *words]).exit_code == 3
     assert given["accept_data_change"] == (f"{getpass.getuser()}@{socket.gethostname()}" if who else None)
+
+
+SHORT = ["schedule.steps=2", "checkpoints.every_steps=1", "metrics.tensorboard=false", "data.num_threads=0"]
+
+
+def run_plan(place: Path, *words: str) -> Result:
+    return CliRunner().invoke(train, [str(RECIPES / "tiny" / "plan.yaml"), *SHORT, *words])
+
+
+def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed_recipe(
+    tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    out = f"out={tmp_path}"
+    told: list[str] = []
+    real = train_module._train_here
+
+    def watched(config: RunConfig, *arguments: Any, **options: Any) -> dict[str, Any]:
+        told.append(config.out.name)
+        if config.out.name == "multitask" and told.count("multitask") == 1:
+            return real(config, *arguments, **options) | {"finished": False}  # as if asked to stop there
+        return real(config, *arguments, **options)
+
+    monkeypatch.setattr(train_module, "_train_here", watched)
+    stopped = run_plan(tmp_path, out)
+    assert (stopped.exit_code, told) == (75, ["warmup", "multitask"])
+    # The stop came after the last save here, so the stage counts as finished: only the others are left.
+    result = run_plan(tmp_path, out, "--json")
+    assert result.exit_code == 0
+    assert told == ["warmup", "multitask", "sft-256", "sft-512", "sft-1024"]
+    document = json.loads(result.stdout)
+    assert document["finished"]
+    assert [stage["step"] for stage in document["stages"]] == [2] * 5
+    manifest = json.loads((tmp_path / "sft-512/checkpoints/step-00000002/manifest.json").read_text())
+    assert manifest["parents"] == [str(tmp_path / "multitask")]
+    again = run_plan(tmp_path, out)
+    assert again.exit_code == 0
+    assert len(told) == 5
+    assert again.stdout.startswith("warmup: finished at step 2")
+
+    changed = run_plan(tmp_path, out, "schedule.peak_lr=0.5")
+    assert isinstance(changed.exception, TrainError)
+    assert "'warmup' has finished with other settings than the plan has now: schedule.peak_lr was 0.001, is 0.5" in str(
+        changed.exception
+    )
+    shutil.rmtree(tmp_path / "warmup" / "checkpoints")
+    orphan = run_plan(tmp_path, out)
+    assert isinstance(orphan.exception, TrainError)
+    assert "'multitask' has finished, but 'warmup', which it starts from, has not" in str(orphan.exception)
+
+
+def test_a_dry_run_lists_what_is_missing_and_makes_nothing(recipe: Path) -> None:
+    result = CliRunner().invoke(train, [str(recipe), "--dry-run"])
+
+    assert result.exit_code == 1
+    assert "problem     data.tokenizer: tokenizer does not exist." in result.stdout
+    assert not (recipe.parent / "run").exists()
+
+
+def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
+    tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    result = run_plan(tmp_path, f"out={tmp_path / 'run'}", "--dry-run", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["ok"]) == (0, True)
+    assert [stage["start"]["from_stage"] for stage in document["stages"]] == [None, "warmup", *["multitask"] * 3]
+    assert document["stages"][1]["data"]["samples_per_row"] > 1
+    assert not (tmp_path / "run").exists()
+    text = run_plan(tmp_path, f"out={tmp_path / 'run'}", "--dry-run").stdout
+    assert "weights     all parts from stage warmup" in text
+    assert "problem" not in text

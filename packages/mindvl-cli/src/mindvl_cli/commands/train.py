@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Go on although shards of a source changed, or sources came or went; who said so is kept in the ledger.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what would run, and what is missing; --nproc may be any number.")
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
 @click.option(
     "--max-restarts",
@@ -55,6 +56,7 @@ def train(
     overrides: tuple[str, ...],
     resume: str,
     accept_data_change: bool,
+    dry_run: bool,
     nproc: int,
     max_restarts: int,
     as_json: bool,
@@ -71,6 +73,9 @@ def train(
     planned = is_plan(recipe)
     if planned and resume != "auto":
         raise click.UsageError("--resume: a plan always goes on where it stopped. Name a recipe, or another out=.")
+    if dry_run:
+        _show(stages, nproc, as_json)
+        return
     if nproc > 1 and "RANK" not in os.environ:  # not started by torchrun or a scheduler already
         from mindvl_cli.machine import num_cores
         from mindvl_train.errors import ProcessError
@@ -104,6 +109,19 @@ def train(
         from mindvl_train.signals import STOPPED
 
         sys.exit(STOPPED)
+
+
+def _show(stages: "Sequence[Stage]", nproc: int, as_json: bool) -> None:
+    """Print what would run; exit code 1 when something it needs is missing."""
+    from mindvl_cli.dry_run import show_dry_run
+
+    if int(os.environ.get("RANK", "0")):
+        return
+    is_given = click.get_current_context().get_parameter_source("nproc") is click.core.ParameterSource.COMMANDLINE
+    launched = os.environ.get("WORLD_SIZE")
+    processes = nproc if is_given else int(launched) if launched else None
+    if not show_dry_run(stages, processes, as_json=as_json):
+        sys.exit(1)
 
 
 def _train_stages(

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `mindvl train --dry-run` prints: the runs of a recipe or a plan as text or JSON.
+
+Comes after plan_file.py; mindvl_train.dry_run finds out, here it is said.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mindvl_train.dry_run import DryRun, StageCounts
+    from mindvl_train.phases import Stage
+
+
+def show_dry_run(stages: "Sequence[Stage]", num_processes: int | None, *, as_json: bool) -> bool:
+    """Print what each stage would do; returns whether it could start here and now."""
+    from mindvl_train.dry_run import dry_run
+
+    reports = {
+        stage.name: dry_run(stage.config, num_processes=num_processes, from_stage=stage.start_from) for stage in stages
+    }
+    startable = not any(report.problems for report in reports.values())
+    if as_json:
+        documents = [{"name": name} | report.as_dict() for name, report in reports.items()]
+        click.echo(json.dumps({"ok": startable, "stages": documents}))
+    else:
+        click.echo("\n\n".join(dry_run_text(name, report) for name, report in reports.items()))
+    return startable
+
+
+def dry_run_text(name: str, report: "DryRun") -> str:
+    """One run in a few lines, its problems last."""
+    lines = [f"{name}: {report.phase} into {report.out}"]
+    lines += [f"  {head:<12}{text}" for head, text in _facts(report)]
+    lines += [f"  problem     {problem}" for problem in report.problems]
+    return "\n".join(lines)
+
+
+def _facts(report: "DryRun") -> list[tuple[str, str]]:
+    model, layout, schedule, saved = report.model, report.layout, report.schedule, report.checkpoints
+    trained = sum(model["trained"].values())
+    parts = ", ".join(
+        f"{part} {_count(number)}{'' if part in model['trained'] else ' (frozen)'}"
+        for part, number in model["parameters"].items()
+    )
+    whole = sum(model["parameters"].values())
+    sizes = ("tp", "pp", "cp", "ep", "dp")
+    spread = " ".join(f"{size} {layout[f'{size}_size']}" for size in sizes)
+    rates = ", ".join(f"{rate:.2g} at step {step:,}" for step, rate in schedule["learning_rate"].items())
+    return [
+        ("model", f"{model['family']}, {model['precision']}: {parts}; trained {_count(trained)} of {_count(whole)}"),
+        ("layout", f"{layout['processes']:,} processes: {spread}; recompute {layout['recompute']}"),
+        ("groups", "; ".join(f"{size} {_ranks(layout['groups_of_rank_0'][size])}" for size in sizes)),
+        *(("stages", line) for line in _stages(report.stages)),
+        (
+            "step",
+            f"{schedule['rows_per_step']:,} rows of {schedule['seq_length']:,} tokens, {layout['microbatches']:,} on "
+            f"each data-parallel rank; pipeline bubble {layout['pipeline_bubble']:.0%}",
+        ),
+        ("schedule", f"{schedule['steps']:,} steps, {_count(schedule['tokens'])} tokens; learning rate {rates}"),
+        ("weights", _start(report.start)),
+        (
+            "saves",
+            f"{saved['written']:,} checkpoints of {_bytes(saved['bytes'])}, up to {_bytes(saved['bytes_at_once'])} at "
+            f"once; {_bytes(saved['free_bytes'])} free",
+        ),
+        ("operators", _operators(report.operators)),
+        *([("data", _data(report.data))] if report.data is not None else []),
+    ]
+
+
+def _stages(stages: "Sequence[StageCounts]") -> list[str]:
+    """One line for each run of equal stages."""
+
+    def content(stage: "StageCounts") -> str:
+        layers = "+".join(str(number) for number in stage.layers)
+        more = ["vision and projector"] * stage.has_vision + ["head"] * stage.has_head
+        memory = (stage.weight_bytes, stage.gradient_bytes, stage.optimizer_bytes)
+        return (
+            f"{layers} layers{' with ' * bool(more)}{' and '.join(more)}; on each rank {_count(stage.parameters)} parameters, "
+            "weights {}, gradients {}, optimizer {}".format(*(_bytes(number) for number in memory))
+        )
+
+    lines = []
+    numbered = [(number, content(stage)) for number, stage in enumerate(stages)]
+    for text, same in groupby(numbered, key=lambda one: one[1]):
+        numbers = [number for number, _ in same]
+        lines.append(f"{_ranks(numbers)}: {text}")
+    return lines
+
+
+def _start(start: dict[str, Any]) -> str:
+    if start["resumes"]:
+        return f"goes on from {start['resumes']}"
+    given = [f"{name} from {path}" for name, path in start["init"].items()]
+    if start["from_stage"]:
+        given = [f"all parts from stage {start['from_stage']}"]
+    return ", ".join([*given, *(f"{part} at random" for part in start["at_random"])])
+
+
+def _operators(chosen: dict[str, str]) -> str:
+    backends = sorted(set(chosen.values()))
+    if len(backends) == 1:
+        return f"all {len(chosen)} by {backends[0]}"
+    return "; ".join(
+        f"{backend}: {', '.join(name for name, one in chosen.items() if one == backend)}" for backend in backends
+    )
+
+
+def _data(figures: dict[str, Any]) -> str:
+    sources = ", ".join(f"{source['name']} {source['samples_share']:.0%}" for source in figures["sources"])
+    return f"first step planned: {figures['samples_per_row']:.1f} samples a row; samples by source: {sources}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """0, 4, 8, ... 60 in short."""
+    if len(ranks) == 1:
+        return str(ranks[0])
+    step = ranks[1] - ranks[0]
+    if list(ranks) != list(range(ranks[0], ranks[-1] + 1, step)):
+        return ", ".join(map(str, ranks))
+    if len(ranks) == 2:
+        return f"{ranks[0]}, {ranks[1]}"
+    return f"{ranks[0]} to {ranks[-1]}" + (f" by {step}" if step > 1 else "")
+
+
+def _count(number: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:,.2f}{unit}"
+    return f"{number:,.0f}"
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number / 1e3:,.1f} kB"

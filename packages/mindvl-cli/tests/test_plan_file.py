@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans are read stage by stage, with the words of the command line where they belong."""
+
+from pathlib import Path
+
+import pytest
+
+from mindvl_cli.load import ConfigError
+from mindvl_cli.plan_file import is_plan, load_stages
+
+RECIPE = """
+phase: sft
+out: elsewhere
+model: {size: tiny}
+init: {vision: tower}
+data:
+  sources: [{name: pages, path: shards}]
+  tokenizer: tokenizer
+  packing: {seq_length: 1024}
+schedule: {steps: 5, peak_lr: 1.0e-3}
+packs_per_step: 1
+"""
+PLAN = """
+out: runs
+overrides: [packs_per_step=2, seed=1]
+stages:
+  - {name: first, recipe: recipe.yaml}
+  - {name: second, recipe: recipe.yaml, start_from: first, overrides: [seed=2]}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def test_a_recipe_is_one_stage(plan: Path) -> None:
+    (stage,) = load_stages(plan.parent / "recipe.yaml", ["seed=7"])
+    assert (stage.name, stage.start_from, stage.config.seed) == ("sft", None, 7)
+    assert is_plan(plan)
+    assert not is_plan(plan.parent / "recipe.yaml")
+
+
+def test_the_command_line_speaks_after_the_stage_and_the_stage_after_the_plan(plan: Path) -> None:
+    first, second = load_stages(plan)
+    assert [stage.config.seed for stage in (first, second)] == [1, 2]
+    assert [stage.config.packs_per_step for stage in (first, second)] == [2, 2]
+    assert [stage.config.seed for stage in load_stages(plan, ["seed=9"])] == [9, 9]
+
+
+def test_a_stage_stands_below_the_plan_and_starts_where_an_earlier_one_ended(plan: Path) -> None:
+    first, second = load_stages(plan, ["out=/big disk"])
+    assert (first.config.out, second.config.out) == (Path("/big disk/first"), Path("/big disk/second"))
+    assert (first.config.init.vision, first.config.init.checkpoint) == (Path("tower"), None)
+    assert (second.config.init.vision, second.config.init.checkpoint) == (None, Path("/big disk/first"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            "start_from: first",
+            "start_from: third",
+            "start_from='third' of stage 'second' is no earlier stage. Use one of",
+        ),
+        ("name: second", "name: first", "two stages are called 'first'"),
+        ("name: first", "name: a/b", "name='a/b' is no name of a folder"),
+        ("[seed=2]", "[sead=2]", "Did you mean 'seed'"),
+        ("recipe: recipe.yaml}", "recipe: gone.yaml}", "gone.yaml: cannot be read"),
+        ("overrides: [packs", "override: [packs", "override: is an unknown key"),
+    ],
+)
+def test_a_wrong_plan_is_refused_by_name(plan: Path, before: str, after: str, said: str) -> None:
+    plan.write_text(PLAN.replace(before, after))
+    with pytest.raises(ConfigError) as caught:
+        load_stages(plan)
+    assert said in str(caught.value)

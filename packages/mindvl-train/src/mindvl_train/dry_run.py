@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run would do, without doing it: every stage is built on the meta device, nothing is read or written.
+
+Beside run.py, which does it. Takes seconds and little memory for any model on any number of processes; what is missing
+on this machine is listed.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindvl_data import DataError, load_tokenizer
+from mindvl_model import MindVLConfig, enter, for_tokenizer
+from mindvl_model.counts import count_parameters
+from mindvl_model.parameters import PARTS, parameter_group
+from mindvl_ops import select_backends
+from mindvl_ops.backend import backend_table
+from mindvl_train.config import RunConfig
+from mindvl_train.errors import TrainError
+from mindvl_train.schedule import learning_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCounts:
+    """What one process of a pipeline stage holds; gradients are kept for what is trained, in fp32."""
+
+    rank: int  # its first process
+    layers: tuple[int, ...]  # language layers of each of its chunks
+    has_vision: bool
+    has_head: bool
+    parameters: int
+    trained: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int  # two moments, and fp32 weights beside bf16 ones; spread over ranks with the same weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The answer; `as_dict` gives JSON values."""
+
+    phase: str
+    out: str
+    model: dict[str, Any]  # family, parameters by part, which are trained
+    layout: dict[str, Any]  # sizes, processes, ranks of each group of rank 0, microbatches, share of the bubble
+    stages: tuple[StageCounts, ...]
+    schedule: dict[str, Any]  # steps, rates, rows and tokens
+    checkpoints: dict[str, Any]  # how many, bytes of each and at most at once, free bytes at their place
+    operators: dict[str, str]  # operator -> backend
+    start: dict[str, Any]  # what weights and position come from
+    data: dict[str, Any] | None  # figures of the first step's plan; None where it cannot be planned
+    problems: tuple[str, ...]  # why this run could not start here and now
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: str | None = None) -> DryRun:
+    """Say what `run_training` would do.
+
+    Args:
+        num_processes: Of the whole run; None: as few as the layout takes.
+        from_stage: The stage of a plan that will have written init.checkpoint by then, so that it need not exist yet.
+
+    Raises:
+        ModelError: The layout does not fit the model.
+        TrainError: The layout does not fit the number of processes or rows.
+    """
+    enter()
+    from mindvl_train.megatron.imagined import imagined_models, imagined_process
+    from mindvl_train.layouts import layout_of
+
+    problems = list(_missing(config, from_stage))
+    model_config = _model_config(config, problems)
+    processes = num_processes or fewest_processes(config)
+    dp_size = data_parallel_size(config, processes)
+    layout = layout_of(config)
+    stages: list[StageCounts] = []
+    groups: dict[str, list[int]] = {}
+    for stage in range(config.parallel.pp_size):
+        rank = stage * (processes // config.parallel.pp_size)
+        with imagined_process(rank, processes, config.parallel) as found:
+            models = imagined_models(model_config, layout)
+            groups = groups or found
+            stages.append(_count(config, models, rank, processes))
+    select_backends(config.ops)
+    trained, all_parameters = _trained(config, model_config)
+    return DryRun(
+        phase=config.phase,
+        out=str(config.out),
+        model={
+            "family": model_config.language.kind,
+            "parameters": all_parameters,
+            "trained": trained,
+            "precision": config.precision,
+        },
+        layout=_layout(config, processes, dp_size, groups),
+        stages=tuple(stages),
+        schedule=_schedule(config),
+        checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
+        operators={row.operator: row.chosen for row in backend_table()},
+        start=_start(config, from_stage),
+        data=_first_step(config, dp_size) if not problems else None,
+        problems=tuple(problems),
+    )
+
+
+def fewest_processes(config: RunConfig) -> int:
+    """The smallest number of processes a layout can be spread over."""
+    parallel = config.parallel
+    stage = parallel.tp_size * parallel.cp_size
+    dp_size = next(size for size in range(1, parallel.ep_size + 1) if stage * size % parallel.ep_size == 0)
+    return parallel.model_parallel_size * dp_size
+
+
+def data_parallel_size(config: RunConfig, processes: int) -> int:
+    """What the layout leaves for data parallel.
+
+    Raises:
+        TrainError: It does not fit the number of processes, or of rows in a step.
+    """
+    parallel = config.parallel
+    dp_size, rest = divmod(processes, parallel.model_parallel_size)
+    if rest or not dp_size:
+        raise TrainError(
+            f"{processes} processes cannot be spread over tp_size * pp_size * cp_size = "
+            f"{parallel.model_parallel_size}. parallel. Start a multiple of it, or change the layout."
+        )
+    if (parallel.tp_size * parallel.cp_size * dp_size) % parallel.ep_size:
+        raise TrainError(
+            f"ep_size={parallel.ep_size} does not divide the {parallel.tp_size * parallel.cp_size * dp_size} processes "
+            f"of a pipeline stage. parallel. Start a multiple of {fewest_processes(config)} processes."
+        )
+    if config.packs_per_step % dp_size:
+        raise TrainError(
+            f"packs_per_step={config.packs_per_step} cannot be dealt to {dp_size} data-parallel ranks. "
+            f"Use a multiple of {dp_size}."
+        )
+    return dp_size
+
+
+def _count(config: RunConfig, models: list[Any], rank: int, processes: int) -> StageCounts:
+    parallel = config.parallel
+    per_stage = processes // parallel.pp_size
+    sizes: Counter[str] = Counter()
+    weight_bytes, optimizer_bytes = 0, 0.0
+    for model in models:
+        for name, parameter in model.named_parameters():
+            sizes["all"] += parameter.numel()
+            weight_bytes += parameter.numel() * parameter.element_size()
+            if parameter_group(name) in config.trained_parts:
+                sizes["trained"] += parameter.numel()
+                copies = per_stage // (parallel.ep_size if ".experts." in name else parallel.tp_size)
+                optimizer_bytes += parameter.numel() * _state_bytes(config) / copies
+    return StageCounts(
+        rank=rank,
+        layers=tuple(len(model.language.decoder.layers) for model in models),
+        has_vision=any(model.vision is not None for model in models),
+        has_head=any(model.post_process for model in models),
+        parameters=sizes["all"],
+        trained=sizes["trained"],
+        weight_bytes=weight_bytes,
+        gradient_bytes=4 * sizes["trained"],
+        optimizer_bytes=round(optimizer_bytes),
+    )
+
+
+def _state_bytes(config: RunConfig) -> int:
+    """Of one trained parameter in the optimizer, beside the weight itself: two fp32 moments, fp32 copy of a bf16 weight."""
+    return 12 if config.precision == "bf16" else 8
+
+
+def _trained(config: RunConfig, model_config: MindVLConfig) -> tuple[dict[str, int], dict[str, int]]:
+    counts = count_parameters(model_config)
+    all_parameters = {
+        "vision": counts.vision,
+        "projector": counts.projector,
+        "language": counts.language + counts.mtp,
+    }
+    return {part: all_parameters[part] for part in PARTS if part in config.trained_parts}, all_parameters
+
+
+def _layout(config: RunConfig, processes: int, dp_size: int, groups: dict[str, list[int]]) -> dict[str, Any]:
+    parallel = config.parallel
+    microbatches = config.packs_per_step // dp_size
+    chunks_under_way = microbatches * parallel.virtual_stages
+    return {
+        "processes": processes,
+        "tp_size": parallel.tp_size,
+        "pp_size": parallel.pp_size,
+        "virtual_stages": parallel.virtual_stages,
+        "cp_size": parallel.cp_size,
+        "ep_size": parallel.ep_size,
+        "dp_size": dp_size,
+        "groups_of_rank_0": groups,
+        "microbatches": microbatches,
+        "pipeline_bubble": (parallel.pp_size - 1) / (chunks_under_way + parallel.pp_size - 1),
+        "recompute": config.recompute.kind,
+    }
+
+
+def _schedule(config: RunConfig) -> dict[str, Any]:
+    schedule = config.schedule
+    peak = max(0, round(schedule.steps * schedule.lr_warmup_ratio) - 1)
+    rates = {step + 1: learning_rate(schedule, step) for step in (0, peak, schedule.steps - 1)}
+    tokens_per_step = config.packs_per_step * config.data.packing.seq_length
+    return {
+        "steps": schedule.steps,
+        "learning_rate": rates,
+        "rows_per_step": config.packs_per_step,
+        "seq_length": config.data.packing.seq_length,
+        "tokens_per_step": tokens_per_step,
+        "tokens": tokens_per_step * schedule.steps,
+    }
+
+
+def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: list[str]) -> dict[str, Any]:
+    every, steps, keep = config.checkpoints.every_steps, config.schedule.steps, config.checkpoints.keep_every_steps
+    count = -(-steps // every)
+    weight = 2 if config.precision == "bf16" else 4
+    # The optimizer's part holds fp32 weights and both moments of what is trained.
+    size = parameters * weight + trained * 12
+    kept_for_good = steps // keep if keep else 0
+    at_once = min(count, config.checkpoints.keep_last + kept_for_good + 1)  # one more while it is written
+    free = _free_bytes(config.out)
+    if size * at_once > free:
+        problems.append(
+            f"{config.out}: checkpoints take up to {size * at_once / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB are free. "
+            "Name an `out` with more room, or lower checkpoints.keep_last."
+        )
+    return {"written": count, "bytes": size, "at_once": at_once, "bytes_at_once": size * at_once, "free_bytes": free}
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.absolute().parent
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
+    from mindvl_train import checkpoints
+
+    found = checkpoints.complete(config.out / "checkpoints")
+    takes = {name: str(path) for name, path in vars(config.init).items() if path is not None}
+    return {
+        "resumes": str(found[-1]) if found else None,
+        "init": takes,
+        "from_stage": from_stage,
+        "at_random": [] if {"checkpoint", "model"} & takes.keys() else [part for part in PARTS if part not in takes],
+    }
+
+
+def _missing(config: RunConfig, from_stage: str | None) -> Iterator[str]:
+    """Paths that the recipe names and that are not there."""
+    named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
+    named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
+    named += [
+        (f"init.{name}", path)
+        for name, path in vars(config.init).items()
+        if path is not None and not (name == "checkpoint" and from_stage is not None)
+    ]
+    for key, path in named:
+        if isinstance(path, Path) and not path.exists():
+            yield f"{key}: {path} does not exist. Make it, or name another place by {key}=PATH."
+
+
+def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
+    """The model with the ids of the tokenizer, or with its own where there is none yet."""
+    resolved = config.model.resolve()
+    if not config.data.tokenizer.exists():
+        return resolved
+    try:
+        tokenizer = load_tokenizer(config.data.tokenizer)
+    except DataError as error:
+        problems.append(str(error))
+        return resolved
+    return for_tokenizer(resolved, tokenizer.special_ids, len(tokenizer.hf))
+
+
+def _first_step(config: RunConfig, dp_size: int) -> dict[str, Any]:
+    from mindvl_data.plan.stats import plan_stats
+
+    rows = config.packs_per_step
+    return plan_stats(config.data, num_rows=rows, dp_size=dp_size, microbatches=rows // dp_size)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a cluster that is not there: groups that send nothing, and the model it would hold, without storage.
+
+Comes before dry_run.py counts what stands where. torch's "fake" backend makes groups of any size in one process.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mindvl_model import MindVLConfig, MindVLModel
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.stages import build_stages
+from mindvl_train.config import ParallelConfig
+
+
+@contextmanager
+def imagined_process(rank: int, num_processes: int, parallel: ParallelConfig) -> Iterator[dict[str, list[int]]]:
+    """Be one rank of a layout; gives the ranks in its groups, such as `tp`."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_processes)
+    try:
+        parallel_state.initialize_model_parallel(
+            parallel.tp_size,
+            parallel.pp_size,
+            parallel.virtual_stages if parallel.virtual_stages > 1 else None,
+            context_parallel_size=parallel.cp_size,
+            expert_model_parallel_size=parallel.ep_size,
+            expert_tensor_parallel_size=1,
+            create_gloo_process_groups=False,
+        )
+        groups = {
+            "tp": parallel_state.get_tensor_model_parallel_group(),
+            "cp": parallel_state.get_context_parallel_group(),
+            "ep": parallel_state.get_expert_model_parallel_group(),
+            "dp": parallel_state.get_data_parallel_group(),
+            "pp": parallel_state.get_pipeline_model_parallel_group(),
+        }
+        yield {name: list(dist.get_process_group_ranks(group)) for name, group in groups.items()}
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def imagined_models(config: MindVLConfig, layout: Layout) -> list[MindVLModel]:
+    """The chunks this process would hold, on the meta device.
+
+    Raises:
+        ModelError: The layout does not fit the model.
+    """
+    with torch.device("meta"):
+        return build_stages(config, layout)
