@@ -174,6 +174,7 @@ class RowMaker:
             tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)
         segment = Segment(
             source=source.name, epoch=planned.epoch, shard=shard.name, row=planned.row, key=key,
-            length=planned.length, bad=bad is not None,
+            length=planned.length, num_images=len(tokenized.image_grid_thw),
+            num_videos=len(tokenized.video_grid_thw), bad=bad is not None,
         )  # fmt: skip
         return tokenized, segment, bad

@@ -106,6 +106,8 @@ class Segment:
     row: int  # position inside the shard
     key: str
     length: int  # tokens
+    num_images: int = 0
+    num_videos: int = 0
     bad: bool = False  # could not be decoded; a zero-loss placeholder stands here
 
 
