@@ -42,6 +42,22 @@ def test_a_packed_row_gives_the_loss_and_gradients_of_its_segments_alone(make_mo
         assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * scale, name
 
 
+def test_each_segment_of_a_row_has_a_loss_of_its_own_until_it_is_taken(make_model: Callable[..., Any]) -> None:
+    model, segments = make_model(CONFIG), three_segments()
+    with torch.no_grad():
+        alone = [model(**pack([segment])) for segment in segments]
+    rows = [pack(segments, padding=5), pack(segments[1:])]
+    for row in rows:
+        model(**row)
+    first, second = model.take_segment_losses()
+    assert model.take_segment_losses() == []
+    learned = [int((segment.labels != -100).sum()) for segment in segments]
+    assert first[1].tolist() == [*learned, 0]
+    assert second[1].tolist() == learned[1:]
+    torch.testing.assert_close(first[0], torch.stack([*alone, torch.zeros(())]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(second[0], torch.stack(alone[1:]), rtol=1e-5, atol=0)
+
+
 def test_the_loss_counts_learned_tokens_only(make_model: Callable[..., Any]) -> None:
     model, row = make_model(CONFIG), pack(three_segments(), padding=4)
     logits = model.logits(**row).double()

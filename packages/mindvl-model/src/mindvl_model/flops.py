@@ -7,6 +7,7 @@ products is counted. Causal attention is the triangle with its diagonal, not the
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.counts import num_mtp_layers
@@ -138,8 +139,7 @@ def _tower(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid])
     grids = [*images, *videos]
     if not grids:
         return _Products()
-    plan = plan_vision(grids, config)
-    full, windows = (sum(n * n for n in segments.lengths) for segments in (plan.full, plan.windows))
+    full, windows = map(sum, zip(*(_pairs(grid, config) for grid in grids), strict=True))
     num_full = len(config.full_attention_layers)
     pairs = num_full * full + (config.num_layers - num_full) * windows
     hidden, patches = config.hidden_size, _patches(grids)
@@ -149,6 +149,13 @@ def _tower(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid])
     embed += _matmul(_patches(videos), frame * config.temporal_patch_size, hidden)
     layer = _matmul(patches, hidden, 4 * hidden) + _matmul(patches, hidden, 3 * config.ffn_hidden_size)
     return _Products(linear=config.num_layers * layer, first=embed, attention=4 * pairs * hidden)
+
+
+@lru_cache(maxsize=1 << 16)
+def _pairs(grid: Grid, config: VisionConfig) -> tuple[int, int]:
+    """Pairs of patches that attend to each other in a full layer and in a windowed one; kept, as sizes come back."""
+    plan = plan_vision([grid], config)
+    return sum(n * n for n in plan.full.lengths), sum(n * n for n in plan.windows.lengths)
 
 
 def _projector(config: MindVLConfig, grids: Sequence[Grid]) -> _Products:
