@@ -47,6 +47,7 @@ class Router(MegatronModule):
         assert config.num_moe_experts is not None
         self.num_experts: int = config.num_moe_experts
         self.layer_number = 0  # from 1, set by the layer
+        self.computed_again = config.recompute_granularity == "full"
         self.row_is_split = config.sequence_parallel or config.context_parallel_size > 1
         self.weight = torch.nn.Parameter(
             torch.empty(self.num_experts, config.hidden_size, dtype=config.params_dtype),
@@ -75,9 +76,10 @@ class Router(MegatronModule):
             renormalize=sigmoid or not config.moe_router_pre_softmax,
             scaling=config.moe_router_topk_scaling_factor or 1.0,
         )
-        if self.recorder is not None:
+        # A layer that is computed again runs twice in training: the first time without gradients, the second with.
+        is_first_of_two = self.computed_again and self.training and not torch.is_grad_enabled()
+        if self.recorder is not None and not is_first_of_two:
             self.recorder(self.layer_number - 1, self._of_whole_row(experts.detach()))
-        # The first pass of a recomputed layer runs without gradients; the second one counts.
         if self.training and torch.is_grad_enabled():
             weights = self._balance(logits, weights, experts)
         return weights, experts
@@ -98,7 +100,7 @@ class Router(MegatronModule):
         all losses are sums over them until they are divided once by their global count.
         """
         config, row = self.config, self.row
-        real = self._real_tokens(logits)  # [T/tp] float32
+        real = self._real_tokens(logits)  # [T/(cp*tp)] float32
         detached = logits.detach()
         if config.moe_router_score_function == "sigmoid":
             scores = detached.sigmoid()
@@ -132,7 +134,7 @@ class Router(MegatronModule):
         return values[: self.row.num_tokens]
 
     def _real_tokens(self, logits: Tensor) -> Tensor:
-        """1 for tokens, 0 for padding, [T/tp] float32."""
+        """1 for tokens, 0 for padding, [T/(cp*tp)] float32."""
         if self.row.is_token is None:
             return torch.ones(len(logits), device=logits.device)
         real = self.row.is_token.float()
