@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives are noticed while a run trains, and torch is as before when it ends."""
+"""Collectives are noticed while it is wanted, and torch is as before when it ends."""
 
 import threading
 
@@ -8,45 +8,30 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from mindvl_model import enter
-from mindvl_train.collectives import last_collective, watched_collectives
+from mindvl_train.collectives import notice_collectives
 from mindvl_train.parallel import process_groups
-from mindvl_train.step_clock import StepClock, current_phase
 
 
-def test_the_last_collective_is_known_by_name_and_group_until_the_run_ends() -> None:
+def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_are_not() -> None:
+    told: list[str] = []
     values = torch.ones(3)
-    with process_groups(enter(), seed=0), watched_collectives():
-        assert last_collective() is None
+    with process_groups(enter(), seed=0):
+        restore = notice_collectives(told.append, lambda: told.append("end"))
         dist.all_reduce(values)
-        first = last_collective()
+        assert told == ["communication", "end"] * 2  # the call and the wait
+        told.clear()
         handle = dist.broadcast(values, 0, async_op=True)
-        second = last_collective()
+        assert told == ["communication", "end"]
         assert handle is not None
         handle.wait()
-        assert current_phase() == "host"
-    assert first is not None
-    assert second is not None
-    assert (first.name, second.name) == ("allreduce", "broadcast")
-    assert first.group == second.group != ""
-    assert first.started <= second.started
-    assert last_collective() is None
-
-
-def test_time_in_collectives_is_communication_but_for_those_of_another_thread() -> None:
-    clock, values = StepClock(torch.device("cpu")), torch.ones(3)
-    with process_groups(enter(), seed=0), watched_collectives():
-        with clock.measure(True):
-            dist.all_reduce(values)
-        own = clock.take()
-        with clock.measure(True):
-            thread = threading.Thread(target=dist.all_reduce, args=(values,))  # as a save in the background does
-            thread.start()
-            thread.join()
-        other = clock.take()
-    assert own is not None
-    assert other is not None
-    assert own["communication"] > 0
-    assert other["communication"] == 0
+        assert told == ["communication", "end"] * 2
+        told.clear()
+        thread = threading.Thread(target=dist.all_reduce, args=(values,))
+        thread.start()
+        thread.join()
+        restore()
+        dist.all_reduce(values)
+        assert told == []
 
 
 def test_torch_is_left_as_it_was() -> None:
@@ -55,8 +40,9 @@ def test_torch_is_left_as_it_was() -> None:
 
     before = methods()
     with process_groups(enter(), seed=0):
-        with watched_collectives():
-            assert methods() != before
+        restore = notice_collectives(lambda kind: None, lambda: None)
+        assert all(one is not other for one, other in zip(methods(), before, strict=True))
+        restore()
         assert methods() == before
         values = torch.ones(2)
         dist.all_reduce(values)
