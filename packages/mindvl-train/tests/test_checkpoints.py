@@ -2,7 +2,7 @@
 """Checkpoints appear whole or not at all, are pruned, and say what is wrong with a damaged one."""
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,35 +34,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_kill_between_tensors_and_rename_leaves_the_older_checkpoint_in_charge(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(steps=4, checkpoints=CheckpointConfig(every_steps=2))
-
-    def killed(source: Any, target: Any) -> None:
-        if str(target).endswith("step-00000004"):
-            raise OSError("killed")
-        rename(source, target)
-
-    rename = os.replace
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", killed)
-        with pytest.raises(OSError, match="killed"):
-            run_training(config)
-    folder = config.out / "checkpoints"
-    assert names(folder) == ["step-00000002", "step-00000004.unfinished"]
-    seen: list[int] = []
-    run_training(config, on_step=lambda step, loss: seen.append(step))
-    assert seen == [3, 4]
-    assert names(folder) == ["step-00000002", "step-00000004"]
-
-
-def test_only_the_newest_are_kept(make_config: Callable[..., RunConfig]) -> None:
-    config = make_config(steps=5, checkpoints=CheckpointConfig(every_steps=1, keep_last=2))
-    run_training(config)
-    assert names(config.out / "checkpoints") == ["step-00000004", "step-00000005"]
-
-
 def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     from mindvl_train.checkpoints import complete, newest
 
@@ -80,7 +51,8 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
 def test_the_manifest_says_what_the_checkpoint_is(saved: tuple[RunConfig, Path]) -> None:
     config, folder = saved
     manifest = json.loads((folder / "step-00000002" / "manifest.json").read_text())
-    assert (manifest["format"], manifest["step"]) == (1, 2)
+    assert (manifest["format"], manifest["step"], manifest["optimizer_steps"]) == (2, 2, 2)
+    assert (manifest["world_size"], manifest["device"]) == (1, "cpu")
     assert 4 * 96 * 0.8 < manifest["tokens"] <= 4 * 96  # two steps of two rows
     assert manifest["run"]["schedule"]["peak_lr"] == config.schedule.peak_lr
     assert manifest["model"]["language"]["vocab_size"] == 264
@@ -88,80 +60,103 @@ def test_the_manifest_says_what_the_checkpoint_is(saved: tuple[RunConfig, Path])
     assert 0 < manifest["label_tokens"] < manifest["tokens"]
 
 
-def cut_tensors(checkpoint: Path) -> None:
-    for file in (checkpoint / "tensors").glob("*.distcp"):
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        (file,) = checkpoint.glob(name)
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
-
-def remove_tensors(checkpoint: Path) -> None:
-    for file in (checkpoint / "tensors").glob("*.distcp"):
-        file.unlink()
+    return damage
 
 
-def cut_metadata(checkpoint: Path) -> None:
-    file = checkpoint / "tensors" / ".metadata"
-    file.write_bytes(file.read_bytes()[:100])
+def remove(name: str) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        (path,) = checkpoint.glob(name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return damage
 
 
-def empty_metadata(checkpoint: Path) -> None:
-    (checkpoint / "tensors" / ".metadata").write_bytes(b"")
+def turn_a_bit(name: str) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        (file,) = checkpoint.glob(name)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
 
-
-def remove_tensor_folder(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint / "tensors")
-
-
-def cut_common(checkpoint: Path) -> None:
-    (checkpoint / "tensors" / "common.pt").write_bytes(b"")
-
-
-def cut_manifest(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").write_text('{"format": 1, "st')
-
-
-def write_noise(checkpoint: Path) -> None:
-    (checkpoint / "ledger.json").write_bytes(b"\xff\xfe\x00")
-
-
-def remove_ledger(checkpoint: Path) -> None:
-    (checkpoint / "ledger.json").unlink()
-
-
-def change_format(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").write_text('{"format": 99}')
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_tensors, "its tensors cannot be read"),
-        (remove_tensors, "its tensors cannot be read"),
-        (cut_metadata, "its tensors cannot be read"),
-        (empty_metadata, "its tensors cannot be read"),
-        (remove_tensor_folder, "its tensors cannot be read"),
-        (cut_common, "its tensors cannot be read"),
-        (cut_manifest, r"manifest\.json: damaged"),
-        (write_noise, r"ledger\.json: damaged"),
-        (remove_ledger, r"ledger\.json: there is no such file"),
-        (change_format, "format 99, but this version reads 1"),
+        (cut("tensors/*.distcp"), r"tensors/__0_0\.distcp has \d+ bytes, but \d+ were written"),
+        (remove("tensors/*.distcp"), r"tensors/__0_0\.distcp is missing"),
+        (turn_a_bit("tensors/*.distcp"), r"its tensors cannot be read .*__0_0\.distcp: .* is not what was written"),
+        (turn_a_bit("tensors/.metadata"), r"tensors/\.metadata has another content than what was written"),
+        (cut("ledger.json"), r"ledger\.json has \d+ bytes"),
+        (remove("tensors"), "is missing"),
+        (cut("manifest.json"), r"manifest\.json: damaged"),
+        (remove("manifest.json"), r"manifest\.json: there is no such file"),
+        (remove("files.json"), r"files\.json is missing"),
+        (cut("files.json"), r"files\.json cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_one_error_that_names_it(
-    saved: tuple[RunConfig, Path], damage: Callable[[Path], None], message: str
+def test_a_damaged_checkpoint_is_never_chosen_and_named(
+    saved: tuple[RunConfig, Path], damage: Callable[[Path], None], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, folder = saved
+    config = replace(config, schedule=replace(config.schedule, steps=3))
     damage(folder / "step-00000002")
-    with pytest.raises(CheckpointError, match=message) as caught:
-        run_training(config)
+    with pytest.raises(CheckpointError, match=message) as caught:  # named, it is an error
+        run_training(config, resume=folder / "step-00000002")
     assert str(folder / "step-00000002") in str(caught.value)
+    seen: list[int] = []
+    run_training(config, on_step=lambda step, loss: seen.append(step))
+    assert seen == [2, 3]  # from the older one, and the damaged one was written anew
+    lines = [record.getMessage() for record in caplog.records if "DAMAGED" in record.getMessage()]
+    assert len(lines) == 1
+    assert re.search(message, lines[0])
+    assert "Going back to step-00000001" in lines[0]
+    shutil.rmtree(folder / "step-00000003")
+    assert run_training(config).finished
 
 
-def test_beside_a_damaged_checkpoint_the_older_one_can_be_named(saved: tuple[RunConfig, Path]) -> None:
+def test_when_all_are_damaged_the_run_does_not_start_anew(saved: tuple[RunConfig, Path]) -> None:
     config, folder = saved
-    cut_tensors(folder / "step-00000002")
-    assert run_training(config, resume=folder / "step-00000001").finished  # what the message advises
-    shutil.rmtree(folder / "step-00000001")
-    assert run_training(config).finished  # and the damaged one was written anew
+    for checkpoint in folder.iterdir():
+        remove("ledger.json")(checkpoint)
+    with pytest.raises(CheckpointError, match=r"step-00000001: ledger\.json is missing"):
+        run_training(config)
+
+
+def test_a_newer_format_is_not_taken_for_damage(saved: tuple[RunConfig, Path]) -> None:
+    config, folder = saved
+    (folder / "step-00000002" / "manifest.json").write_text('{"format": 99}')
+    with pytest.raises(CheckpointError, match="format 99, but this version reads 2"):
+        run_training(config)
+
+
+def test_resuming_says_whether_numbers_stay_the_same(
+    saved: tuple[RunConfig, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = saved
+    caplog.set_level("INFO")
+    run_training(config, resume=folder / "step-00000001")
+    assert "the layout is that of step-00000001: what follows is what would have followed, bit for bit" in caplog.text
+    manifest = json.loads((folder / "step-00000002" / "manifest.json").read_text())
+    manifest["run"]["parallel"]["tp_size"] = 2
+    rewrite(folder / "step-00000002", manifest)
+    run_training(replace(config, schedule=replace(config.schedule, steps=3)))
+    assert "the same data follows; numbers agree to rounding only (tp_size 2 -> 1)" in caplog.text
+
+
+def rewrite(checkpoint: Path, manifest: dict[str, Any]) -> None:
+    """As if it had been saved so."""
+    from mindvl_train.integrity import FILES, seal, write_json
+
+    write_json(checkpoint / "manifest.json", manifest)
+    (checkpoint / FILES).unlink()
+    seal(checkpoint)
 
 
 def wider(config: RunConfig) -> ModelSection:

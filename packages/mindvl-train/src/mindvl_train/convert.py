@@ -90,8 +90,8 @@ def convert_to_checkpoint(
     enter()
     from mindvl_model.megatron.process import single_process
     from mindvl_train import checkpoints
+    from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.tensor_files import places_of, write_tensors
-    from mindvl_train.parallel import DTYPES
 
     if out.exists():
         raise WeightError(f"{out}: exists already. Name a new folder or remove it first.")

@@ -38,8 +38,8 @@ def export_checkpoint(
     from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.process import single_process
     from mindvl_train import checkpoints
+    from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.tensor_files import places_of
-    from mindvl_train.parallel import DTYPES
 
     checkpoint = checkpoints.newest(source)
     manifest = checkpoints.read_manifest(checkpoint)

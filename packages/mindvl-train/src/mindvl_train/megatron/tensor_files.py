@@ -116,7 +116,10 @@ class ChunkWriter:
             self._file = (self._folder / self._name).open("xb")
         start = self._file.tell()
         counted = _Counted(self._file)
-        torch.save(tensor, counted)  # type: ignore[arg-type]  # it only writes
+        try:
+            torch.save(tensor, counted)  # type: ignore[arg-type]  # it only writes
+        except RuntimeError as error:  # torch's word for whatever went wrong in write
+            raise counted.error or error from None
         self.chunks.append(
             Chunk(
                 piece.key,
@@ -146,10 +149,15 @@ class _Counted:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.crc32 = 0
+        self.error: OSError | None = None
 
     def write(self, content: Any) -> int:
         self.crc32 = zlib.crc32(content, self.crc32)
-        return self._file.write(content)
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
