@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison with transformers: it holds where it should, and finds what is wrong where something is."""
 
+import gc
+import json
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mindvl_model import WeightError
+from mindvl_model import MindVLConfig, WeightError
 from mindvl_model.hf import parity
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.export import export_hf_folder
+from mindvl_model.hf.families import write_language
 from mindvl_model.hf.parity import check_parity, random_inputs
 from mindvl_model.hf.processor_files import ProcessorSettings
-from mindvl_model.testing.published import save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
+from mindvl_model.testing.published import pack_for, save_qwen2_5_vl
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
 
 
 @pytest.fixture
@@ -68,6 +72,66 @@ def test_mindvl_and_a_language_model_alone_hold(
     assert max(one.mre for one in report.inputs) <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_model_at_a_time_finds_the_same_errors(
+    qwen2_5_vl: Path, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    both, told = check_parity(qwen2_5_vl, num_inputs=6, dtype=dtype), []
+    alive: list[weakref.ref[Any]] = []
+    load = {name: getattr(parity, name) for name in ("_load_ours", "_load_theirs")}
+
+    def alone(name: str) -> Any:
+        def make(*arguments: Any) -> Any:
+            assert not [one for one in alive if one() is not None]
+            model = load[name](*arguments)
+            alive.append(weakref.ref(model))
+            return model
+
+        return make
+
+    for name in load:
+        monkeypatch.setattr(parity, name, alone(name))
+    gc.disable()  # what is let go must not wait for it
+    try:
+        turned = check_parity(
+            qwen2_5_vl, num_inputs=6, dtype=dtype, one_at_a_time=True, on_inputs=lambda *each: told.append(each)
+        )
+    finally:
+        gc.enable()
+    assert turned == both
+    assert len(alive) == (2 if dtype == "fp32" else 3)
+    assert told[-1] == (6 * len(alive), 6 * len(alive))
+    assert not list(tmp_path.glob("mindvl-parity-*"))
+
+
+@pytest.mark.parametrize("config", [smallest_qwen3_moe(), smallest_deepseek_v3(num_mtp_layers=0)])
+def test_language_models_with_experts_hold_in_fp8_too(config: MindVLConfig, tmp_path: Path) -> None:
+    published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in published.parameters():
+            parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator))
+    published.save_pretrained(tmp_path)
+    report = check_parity(tmp_path, num_inputs=5)
+    assert (report.model_type, report.failing) == (config.language.kind, ())
+    assert max(one.mre for one in report.inputs) <= 1e-5
+
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.full((1, 1), 1.25)
+    save_file(tensors, file, metadata={"format": "pt"})
+    document = json.loads((tmp_path / "config.json").read_text())
+    document["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    rounded = check_parity(tmp_path, num_inputs=5)
+    assert rounded.failing == ()
+    assert max(one.mre for one in rounded.inputs) <= 1e-5
+    assert rounded.inputs[0].max_logit != report.inputs[0].max_logit
+
+
 def test_a_wrong_number_in_our_tower_fails_where_there_is_a_picture(
     qwen2_5_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +169,8 @@ def test_errors_are_those_of_hand_work() -> None:
     theirs.model = torch.nn.Module()
     segment = random_inputs(config, 1, seed=0)[0][1]
     segment = replace(segment, input_ids=segment.input_ids[:2], labels=segment.labels[:2])
-    (errors,) = parity._compare(Model(), theirs, None, [segment], config, torch.device("cpu"))
+    answers = parity._ask(theirs, [segment], config, torch.device("cpu"))
+    (errors,) = parity._judge(Model(), pack_for(theirs, [segment], config), [answers], torch.device("cpu"))
     # differences 0, 1, 1, 0.5; theirs 1, 1, 4, 0
     expected = {"mae": 0.625, "mre": 0.625 / 1.5, "max_difference": 1.0, "max_logit": 4.0}
     assert errors == expected | {"rounding_mae": 0.0, "rounding_mre": 0.0}

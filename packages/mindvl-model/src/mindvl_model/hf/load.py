@@ -51,9 +51,9 @@ def load_hf_folder(
     Raises:
         WeightError: A tensor is missing, damaged, unknown, or of another shape or type than the model's.
     """
-    from mindvl_model.megatron.share import global_name, share_of_this_rank
+    from mindvl_model.megatron.share import global_name, share_of
 
-    source, share = FolderSource(path, config, parts), share_of_this_rank()
+    source = FolderSource(path, config, parts)
     own: dict[str, list[Tensor]] = {}
     for name, parameter in named_tensors(model).items():
         if parameter_group(name) in source.parts:
@@ -62,11 +62,11 @@ def load_hf_folder(
     assert not unknown, f"no rule makes {unknown}"
     for rule in source.rules:
         if rule.param_name in own:
-            source.check(rule, own[rule.param_name][0].shape, share)
+            source.check(rule, own[rule.param_name][0].shape, share_of(model, rule.param_name))
     for rule in source.rules:
         parameters = own.get(rule.param_name, [])
         if parameters:
-            tensor = source.read(rule, parameters[0].dtype, share)
+            tensor = source.read(rule, parameters[0].dtype, share_of(model, rule.param_name))
             for parameter in parameters:
                 parameter.copy_(tensor)
     return source.report()

@@ -5,10 +5,14 @@ Comes after loading. The forward check of the paper (A.2): hundreds of inputs, m
 within five thousandths. Ours runs packed rows, theirs one call for each input: packing is part of what is compared.
 """
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -23,7 +27,7 @@ from mindvl_model.parameters import PARTS, Part
 from mindvl_model.testing.published import hf_inputs, pack_for
 from mindvl_model.testing.rows import RandomSegment, random_segment
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_model.weights.folder import WeightFolder
+from mindvl_model.weights.folder import WeightFolder, write_weights
 from mindvl_model.weights.names import TEXT_MODELS
 
 BOUND = 0.005  # of both errors (paper, A.2)
@@ -34,6 +38,8 @@ HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  
 
 Kind = Literal["text", "picture", "pictures", "video", "mixed"]
 Grid = tuple[int, int, int]
+Groups = list[list[RandomSegment]]  # inputs of one row each
+Models = dict[str, Callable[[], Any]]  # what loads "theirs", in bf16 "exact", and "ours"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +91,16 @@ def check_parity(
     num_inputs: int = 200,
     dtype: Literal["fp32", "bf16"] = "fp32",
     seed: int = 0,
+    one_at_a_time: bool = False,
     on_inputs: Callable[[int, int], None] = lambda done, total: None,
 ) -> ParityReport:
-    """Compare the model of a transformers folder: MindVL, Qwen2.5-VL, or Qwen3 (text only).
+    """Compare the model of a transformers folder: MindVL, Qwen2.5-VL, or a language model alone (text only).
 
     Both models are in memory at once, with bf16 also theirs in fp32. The code that a MindVL folder carries is run.
 
     Args:
-        on_inputs: Told the number of inputs done, and of all.
+        one_at_a_time: Never hold two models; theirs runs first, and its logits wait in files of the temporary folder.
+        on_inputs: Told the number of inputs done, and of all; one at a time, those of every model count.
 
     Raises:
         ModelError: The folder cannot be read.
@@ -103,27 +111,26 @@ def check_parity(
     model_type = WeightFolder(path).model_type
     config, parts = _config(path, model_type)
     inputs = random_inputs(config, num_inputs, seed, text_only=parts != PARTS)
+    models = {"theirs": lambda: _load_theirs(path, model_type, DTYPES[dtype]).to(device)}
+    if dtype != "fp32":
+        models["exact"] = lambda: _load_theirs(path, model_type, torch.float32).to(device)
+    models["ours"] = lambda: _load_ours(config, path, parts, DTYPES[dtype]).to(device)
+    groups = [[one for _, one in inputs[at : at + INPUTS_IN_A_ROW]] for at in range(0, len(inputs), INPUTS_IN_A_ROW)]
     results: list[InputParity] = []
     with single_process(), torch.no_grad():
-        ours = _load_ours(config, path, parts, DTYPES[dtype]).to(device)
-        theirs = _load_theirs(path, model_type, DTYPES[dtype]).to(device)
-        exact = None if dtype == "fp32" else _load_theirs(path, model_type, torch.float32).to(device)
-        for first in range(0, len(inputs), INPUTS_IN_A_ROW):
-            group = inputs[first : first + INPUTS_IN_A_ROW]
-            segments = [segment for _, segment in group]
-            for place, errors in enumerate(_compare(ours, theirs, exact, segments, config, device)):
-                kind, segment = group[place]
-                results.append(
-                    InputParity(
-                        number=first + place,
-                        kind=kind,
-                        num_tokens=len(segment.input_ids),
-                        images=_sizes(segment.image_grid_thw),
-                        videos=_sizes(segment.video_grid_thw),
-                        **errors,
-                    )
+        compare = _in_turn if one_at_a_time else _together
+        for errors in compare(models, groups, config, device, on_inputs):
+            kind, segment = inputs[len(results)]
+            results.append(
+                InputParity(
+                    number=len(results),
+                    kind=kind,
+                    num_tokens=len(segment.input_ids),
+                    images=_sizes(segment.image_grid_thw),
+                    videos=_sizes(segment.video_grid_thw),
+                    **errors,
                 )
-            on_inputs(len(results), len(inputs))
+            )
     return ParityReport(model_type=model_type, dtype=dtype, seed=seed, inputs=tuple(results))
 
 
@@ -153,23 +160,59 @@ def random_inputs(
     return inputs
 
 
-def _compare(
-    ours: Any,
-    theirs: Any,
-    exact: Any | None,
-    segments: Sequence[RandomSegment],
-    config: MindVLConfig,
-    device: torch.device,
+def _together(
+    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: Callable[[int, int], None]
 ) -> Iterator[dict[str, float]]:
-    row = pack_for(theirs, segments, config)
+    """Errors of every input, with all models in memory."""
+    loaded = {name: load() for name, load in models.items()}
+    total = sum(map(len, groups))
+    for number, group in enumerate(groups):
+        row = pack_for(loaded["theirs"], group, config)
+        answers = [_ask(loaded[name], group, config, device) for name in models if name != "ours"]
+        yield from _judge(loaded["ours"], row, answers, device)
+        on_inputs(min((number + 1) * INPUTS_IN_A_ROW, total), total)
+
+
+def _in_turn(
+    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: Callable[[int, int], None]
+) -> Iterator[dict[str, float]]:
+    """The same with one model in memory: logits of theirs wait in files."""
+    rivals = [name for name in models if name != "ours"]
+    done, total = 0, len(models) * sum(map(len, groups))
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="mindvl-parity-") as folder:
+        for name in rivals:
+            model = models[name]()
+            for number, group in enumerate(groups):
+                if name == "theirs":
+                    rows.append(pack_for(model, group, config))
+                torch.save(_ask(model, group, config, device), f"{folder}/{name}-{number}")
+                done += len(group)
+                on_inputs(done, total)
+            del model  # before the next is loaded
+        ours = models["ours"]()
+        for number, group in enumerate(groups):
+            files = [Path(folder, f"{name}-{number}") for name in rivals]
+            yield from _judge(ours, rows[number], [torch.load(file, map_location=device) for file in files], device)
+            for file in files:
+                file.unlink()
+            done += len(group)
+            on_inputs(done, total)
+
+
+def _judge(
+    ours: Any, row: dict[str, Any], answers: Sequence[list[Tensor]], device: torch.device
+) -> Iterator[dict[str, float]]:
+    """Errors of each input of a row against theirs, and what rounding alone brings where the second answer is exact."""
     row = {name: value if name in HOST_INPUTS else value.to(device) for name, value in row.items()}
     packed: Tensor = ours.logits(**row)
-    for logits, segment in zip(packed.split([len(one.input_ids) for one in segments]), segments, strict=True):
-        arguments = {name: value.to(device) for name, value in hf_inputs(segment, config).items()}
-        expected = _their_logits(theirs, arguments)
-        errors = _errors(logits, expected)
-        rounding = {"mae": 0.0, "mre": 0.0} if exact is None else _errors(expected, _their_logits(exact, arguments))
-        yield errors | {
+    theirs, exact = answers[0], answers[-1]
+    for place, logits in enumerate(packed.split([len(one) for one in theirs])):
+        expected = theirs[place].double()
+        rounding = {"mae": 0.0, "mre": 0.0}
+        if len(answers) > 1:
+            rounding = _errors(expected, exact[place].double())
+        yield _errors(logits, expected) | {
             "max_difference": float((logits.double() - expected).abs().max()),
             "max_logit": float(expected.abs().max()),
             "rounding_mae": rounding["mae"],
@@ -177,11 +220,15 @@ def _compare(
         }
 
 
-def _their_logits(theirs: Any, arguments: dict[str, Tensor]) -> Tensor:
-    if hasattr(theirs.model, "rope_deltas"):
-        theirs.model.rope_deltas = None  # what it keeps of the call before
-    logits: Tensor = theirs(**arguments, use_cache=False).logits[0].double()
-    return logits
+def _ask(theirs: Any, group: Sequence[RandomSegment], config: MindVLConfig, device: torch.device) -> list[Tensor]:
+    """Their logits [S, V] of each input, one call for each."""
+    answers = []
+    for segment in group:
+        if hasattr(theirs.model, "rope_deltas"):
+            theirs.model.rope_deltas = None  # what it keeps of the call before
+        arguments = {name: value.to(device) for name, value in hf_inputs(segment, config).items()}
+        answers.append(theirs(**arguments, use_cache=False).logits[0])
+    return answers
 
 
 def _errors(logits: Tensor, expected: Tensor) -> dict[str, float]:
@@ -213,12 +260,30 @@ def _load_theirs(path: Path, model_type: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if model_type in TEXT_MODELS else AutoModelForImageTextToText
-    try:
-        return auto.from_pretrained(
-            path, dtype=dtype, trust_remote_code=model_type == "mindvl", local_files_only=True
-        ).eval()
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: transformers cannot load it ({error}). Fetch or export the folder again.") from error
+    with _without_fp8(path) as plain:
+        try:
+            return auto.from_pretrained(
+                plain, dtype=dtype, trust_remote_code=model_type == "mindvl", local_files_only=True
+            ).eval()
+        except (ImportError, OSError, ValueError, KeyError) as error:
+            raise ModelError(
+                f"{path}: transformers cannot load it ({error}). Fetch or export the folder again."
+            ) from error
+
+
+@contextmanager
+def _without_fp8(path: Path) -> Iterator[Path]:
+    """The folder, or a copy for a while with weights in bf16: transformers itself reads fp8 with more packages only."""
+    folder = WeightFolder(path)
+    if folder.config.pop("quantization_config", None) is None:
+        yield path
+        return
+    with TemporaryDirectory(prefix="mindvl-parity-") as copy:
+        write_weights(Path(copy), ((name, folder.read(name)) for name in folder.names()))
+        for file in path.glob("*.py"):
+            shutil.copyfile(file, Path(copy, file.name))
+        Path(copy, "config.json").write_text(json.dumps(folder.config))
+        yield Path(copy)
 
 
 def _sizes(grids: Tensor) -> str:
