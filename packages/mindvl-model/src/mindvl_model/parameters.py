@@ -45,11 +45,11 @@ def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
     Norms start at one, biases at zero, matrices at a normal of init_std, scaled down by sqrt(2 * num_layers) where they
     write to the residual stream, as in Megatron; without an init_std, at a normal of 1 / sqrt(inputs).
     """
-    from mindvl_model.megatron.share import global_name, share_of_this_rank  # here: it imports megatron-core
+    from mindvl_model.megatron.share import global_name, share_of  # here: it imports megatron-core
 
-    share = share_of_this_rank()
     for name, parameter in model.named_parameters():
-        initialize_parameter(global_name(model, name), parameter, config, seed, share)
+        param_name = global_name(model, name)
+        initialize_parameter(param_name, parameter, config, seed, share_of(model, param_name))
 
 
 @torch.no_grad()

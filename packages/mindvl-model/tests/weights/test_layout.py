@@ -28,65 +28,39 @@ from mindvl_model.weights.rules import same
 
 WORKER = """
     import pickle, sys
-    from dataclasses import replace
     from pathlib import Path
 
-    import torch.distributed as dist
     from mindvl_model import enter
     enter()
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from mindvl_model.hf.load import load_hf_folder
-    from mindvl_model.megatron import blocks
-    from mindvl_model.model import MindVLModel
+    from mindvl_model.layout import Layout
+    from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces
+    from mindvl_model.megatron.stages import build_stages
     from mindvl_model.parameters import initialize, named_tensors
-    from mindvl_model.megatron.one_step import pieces
 
-    dist.init_process_group("gloo")
-    plain, results = blocks.transformer_config, []
-    for config, folder, vp_size, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
-        layout = replace(blocks.Layout(), **sizes)
-        parallel_state.initialize_model_parallel(
-            layout.tp_size,
-            layout.pp_size,
-            vp_size,
-            expert_model_parallel_size=layout.ep_size,
-            expert_tensor_parallel_size=1,
-        )
-        model_parallel_cuda_manual_seed(0)
-        if vp_size:
-            blocks.transformer_config = lambda *given, **more: plain(
-                *given, **more, virtual_pipeline_model_parallel_size=vp_size
-            )
-        for stage in range(vp_size or 1):
-            where = {"ignore_virtual": False, "vp_stage": stage} if vp_size else {}
-            model = MindVLModel(
-                config,
-                layout,
-                pre_process=parallel_state.is_pipeline_first_stage(**where),
-                post_process=parallel_state.is_pipeline_last_stage(**where),
-                vp_stage=stage if vp_size else None,
-            )
-            report = load_hf_folder(model, config, folder)
-            held = sum(tensor.nbytes for tensor in named_tensors(model).values())
-            loaded = pickle.dumps(pieces(model))  # now: they share memory with the model
-            initialize(model, config, seed=5)
-            results.append((pickle.loads(loaded), report.bytes_read, held, pieces(model)))
-        blocks.transformer_config = plain
-        parallel_state.destroy_model_parallel()
-    Path(f"{sys.argv[1]}.{dist.get_rank()}").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    results = []
+    with launched_process() as rank:
+        for config, folder, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
+            layout = Layout(**sizes)
+            with layout_groups(layout):
+                for model in build_stages(config, layout):
+                    report = load_hf_folder(model, config, folder)
+                    held = sum(tensor.nbytes for tensor in named_tensors(model).values())
+                    loaded = pickle.dumps(pieces(model))  # now: they share memory with the model
+                    initialize(model, config, seed=5)
+                    results.append((pickle.loads(loaded), report.bytes_read, held, pieces(model)))
+    Path(f"{sys.argv[1]}.{rank}").write_bytes(pickle.dumps(results))
 """
 
 TIED = smallest_config(tie_embeddings=True)
-CASES: dict[str, tuple[MindVLConfig, int | None, dict[str, int]]] = {
-    "tp2": (TIED, None, {"tp_size": 2}),
-    "pp2": (TIED, None, {"pp_size": 2}),
-    "pp2 vpp2": (replace(TIED, language=replace(TIED.language, num_layers=4)), 2, {"pp_size": 2}),
-    "tp2 ep2, experts of Qwen3": (smallest_qwen3_moe(), None, {"tp_size": 2, "ep_size": 2}),
-    "tp2 ep2, DeepSeek-V3": (smallest_deepseek_v3(num_mtp_layers=1), None, {"tp_size": 2, "ep_size": 2}),
-    "pp2 ep1, DeepSeek-V3": (smallest_deepseek_v3(num_layers=4, num_mtp_layers=1), None, {"pp_size": 2}),
+CASES: dict[str, tuple[MindVLConfig, dict[str, Any]]] = {
+    "tp2": (TIED, {"tp_size": 2}),
+    "tp2, images spread": (TIED, {"tp_size": 2, "spread_images": True}),
+    "pp2, uneven": (TIED, {"pp_size": 2, "stage_layers": (0, 2)}),
+    "pp2 vpp2": (replace(TIED, language=replace(TIED.language, num_layers=4)), {"pp_size": 2, "virtual_stages": 2}),
+    "tp2 ep2, experts of Qwen3": (smallest_qwen3_moe(), {"tp_size": 2, "ep_size": 2}),
+    "tp2 ep2, DeepSeek-V3": (smallest_deepseek_v3(num_mtp_layers=1), {"tp_size": 2, "ep_size": 2}),
+    "pp2 ep1, DeepSeek-V3": (smallest_deepseek_v3(num_layers=4, num_mtp_layers=1), {"pp_size": 2}),
 }
 
 
@@ -143,16 +117,16 @@ def test_two_ranks_of_any_layout_hold_the_whole_model_read_only_their_own_and_st
     from mindvl_model.megatron.one_step import pieces
 
     jobs, expected, fresh = [], [], []
-    for number, (config, vp_size, sizes) in enumerate(CASES.values()):
+    for number, (config, sizes) in enumerate(CASES.values()):
         model = make_model(config, seed=number)
         expected.append(join([pieces(model)]))
-        jobs.append((config, write_folder(model, tmp_path / str(number)), vp_size, sizes))
+        jobs.append((config, write_folder(model, tmp_path / str(number)), sizes))
         initialize(model, config, seed=5)
         fresh.append(join([pieces(model)]))
     (tmp_path / "job").write_bytes(pickle.dumps(jobs))
     first, second = (iter(results) for results in run_two(tmp_path / "job"))
-    for (name, (config, vp_size, _)), weights, (_, folder, _, _) in zip(CASES.items(), expected, jobs, strict=True):
-        stages = [[next(rank) for _ in range(vp_size or 1)] for rank in (first, second)]
+    for (name, (config, sizes)), weights, (_, folder, _) in zip(CASES.items(), expected, jobs, strict=True):
+        stages = [[next(rank) for _ in range(sizes.get("virtual_stages", 1))] for rank in (first, second)]
         assert_equal(join([held for rank in stages for held, _, _, _ in rank]), weights)
         assert_equal(join([held for rank in stages for _, _, _, held in rank]), fresh.pop(0))
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -9,15 +9,18 @@ import re
 import torch
 from megatron.core import parallel_state
 
-from mindvl_model.weights.layout import Share
+from mindvl_model.weights.layout import WHOLE, Share
 
 _LAYER = re.compile(r"(language\.decoder\.layers\.)(\d+)\.")
 EMBEDDING = "language.embedding.word_embeddings.weight"
 HEAD = "language.output_layer.weight"
 
 
-def share_of_this_rank() -> Share:
-    """This process's ranks in its tensor- and expert-parallel groups."""
+def share_of(model: torch.nn.Module, param_name: str) -> Share:
+    """This process's ranks among those that a parameter is split over, by its global name."""
+    layout = getattr(model, "layout", None)
+    if layout is not None and layout.spread_images and not param_name.startswith("language."):
+        return WHOLE  # tower and projector are not split where each rank encodes other images
     return Share(
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         tp_size=parallel_state.get_tensor_model_parallel_world_size(),
