@@ -64,11 +64,11 @@ class Stragglers:
         return lines
 
     def _compare(self, seconds: Sequence[float]) -> list[str]:
-        slow = slow_ranks(seconds)
+        slow, usual = slow_ranks(seconds), median(seconds)
         self._in_a_row = [windows + 1 if rank in slow else 0 for rank, windows in enumerate(self._in_a_row)]
         return [
-            f"rank {rank} ({self._hosts[rank]}) is slow: {seconds[rank]:.4g} s of its own work in a step, the "
-            f"median rank {median(seconds):.4g} s, for {self._in_a_row[rank] * self._every_steps} steps; all others wait"
+            f"rank {rank} ({self._hosts[rank]}) is slow: {seconds[rank]:.4g} s of its own work in a step, the median "
+            f"rank {usual:.4g} s, for {self._in_a_row[rank] * self._every_steps} steps; all others wait for it"
             for rank in slow
             if self._in_a_row[rank] % SLOW_WINDOWS == 0
         ]

@@ -179,7 +179,7 @@ def _innermost(thread: int) -> str:
     words = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
     collective = None
     while frame is not None:
-        if frame.f_code.co_filename.endswith("distributed_c10d.py") and frame.f_code.co_name != "wrapper":
+        if frame.f_code.co_filename.endswith("distributed_c10d.py"):
             collective = frame.f_code.co_name
         frame = frame.f_back
     return words if collective is None else f"{words}, collective {collective}"
