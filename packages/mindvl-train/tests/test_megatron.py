@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient buffers, optimizer, schedule and tensors of a checkpoint, each alone."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mindvl_model import MindVLModel, enter
+from mindvl_model import MindVLConfig, MindVLModel, enter
 from mindvl_model.parameters import set_trainable
-from mindvl_model.testing.tiny import randomize, smallest_config
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_train import OptimizerConfig
 
 CONFIG = smallest_config()
@@ -36,14 +38,45 @@ def test_the_optimizer_holds_what_is_trained_and_nothing_else(model: MindVLModel
     assert held == sum(parameter.numel() for parameter in model.projector.parameters())  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("make", [smallest_config, smallest_qwen3_moe, smallest_deepseek_v3])
+def test_with_overlap_every_parameter_is_waited_for_before_it_is_read(make: Callable[[], MindVLConfig]) -> None:
+    """megatron-core waits when the module of a parameter is called; the patch embedding's is read without a call."""
+    from mindvl_model.megatron.blocks import Layout
+    from mindvl_train.megatron.optimizer import wrap_models
+    from mindvl_train.parallel import process_groups
+
+    with process_groups(enter(), seed=0):
+        config = make()
+        model = MindVLModel(config, Layout())
+        randomize(model)
+        wrapped: Any = wrap_models([model], overlap=True)[0]
+        waited: set[torch.nn.Parameter] = set()
+        for parameter, group in wrapped.param_to_bucket_group.items():
+            wrapped.param_to_bucket_group[parameter] = Waiter(parameter, waited, group)
+        wrapped(**pack([random_segment(config, [(1, 4, 6)], seed=1)]))
+        assert {name for name, parameter in model.named_parameters() if parameter not in waited} == set()
+
+
+class Waiter:
+    """Stands where gathered parameters are waited for, and notes which one it was."""
+
+    def __init__(self, parameter: torch.nn.Parameter, waited: set[torch.nn.Parameter], group: Any) -> None:
+        self.parameter, self.waited, self.group = parameter, waited, group
+
+    def finish_param_sync(self, **options: Any) -> None:
+        self.waited.add(self.parameter)
+        self.group.finish_param_sync(**options)
+
+
 def test_vectors_are_not_decayed_and_matrices_are(model: MindVLModel) -> None:
-    from mindvl_train.megatron.optimizer import build_optimizer, update, wrap_models
+    from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
 
     wrapped = wrap_models([model])
     optimizer = build_optimizer(wrapped, OptimizerConfig(weight_decay=0.5, clip_grad_norm=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     wrapped[0].zero_grad_buffer()  # type: ignore[operator]
-    assert update(optimizer, 0.1) == 0.0  # without gradients only decay is left
+    assert (norm := gradient_norm(optimizer)) == 0.0
+    update(optimizer, 0.1, norm)  # without gradients only decay is left
     for name, parameter in model.named_parameters():
         kept = 1.0 if parameter.ndim == 1 else 1 - 0.1 * 0.5
         torch.testing.assert_close(parameter.detach(), before[name] * kept, msg=lambda text, n=name: f"{n}: {text}")
@@ -51,17 +84,60 @@ def test_vectors_are_not_decayed_and_matrices_are(model: MindVLModel) -> None:
 
 def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path) -> None:
     from mindvl_model.megatron.blocks import Layout
-    from mindvl_train.megatron.checkpoint import load_tensors, save_tensors, unwrap
+    from mindvl_train.megatron.checkpoint import owned_pieces, unwrap, wanted_pieces
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.tensor_files import ChunkWriter, TensorReader, write_index
 
     wrapped = wrap_models([model])
     assert unwrap(wrapped[0]) is model
     optimizer = build_optimizer(wrapped, OptimizerConfig())
     wrapped[0].zero_grad_buffer()  # type: ignore[operator]
     optimizer.step()
-    save_tensors(tmp_path, wrapped[0], optimizer)
+    with ChunkWriter(tmp_path) as writer:
+        for piece in owned_pieces(wrapped, optimizer):
+            writer.add(piece)
+    write_index(tmp_path, writer.chunks)
     other: Any = MindVLModel(CONFIG, Layout())
     randomize(other, seed=8)
-    load_tensors(tmp_path, other, None)
+    TensorReader(tmp_path).fill(wanted_pieces([other], None))
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, other.get_parameter(name)), name
+
+
+def test_megatrons_own_loader_reads_the_weights(model: MindVLModel, tmp_path: Path) -> None:
+    from megatron.core import dist_checkpointing
+
+    from mindvl_train.megatron.checkpoint import owned_pieces, wanted_pieces
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.tensor_files import ChunkWriter, write_index
+
+    pieces = wanted_pieces([model], None)
+    before = [piece.content.clone() for piece in pieces]
+    wrapped = wrap_models([model])
+    with ChunkWriter(tmp_path) as writer:
+        for piece in owned_pieces(wrapped, build_optimizer(wrapped, OptimizerConfig())):
+            writer.add(piece)
+    write_index(tmp_path, writer.chunks)
+    randomize(model, seed=8)
+    entries: dict[str, Any] = {
+        name: entry for name, entry in model.sharded_state_dict().items() if "_extra_state" not in name
+    }
+    model.load_state_dict(dist_checkpointing.load(entries, str(tmp_path)))
+    for piece, content in zip(wanted_pieces([model], None), before, strict=True):
+        assert torch.equal(piece.content, content), piece.key
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (1, 1, 5, 2), (2, 3, 4)])
+def test_every_flat_stretch_of_an_array_is_boxes_in_order(shape: tuple[int, ...]) -> None:
+    from mindvl_train.megatron.checkpoint import boxes
+
+    count = math.prod(shape)
+    numbers = torch.arange(count).reshape(shape)
+    for start in range(count + 1):
+        for end in range(start, count + 1):
+            found = [
+                numbers[tuple(slice(a, a + b) for a, b in zip(offset, size, strict=True))].flatten()
+                for offset, size in boxes(shape, start, end)
+            ]
+            assert torch.cat([torch.empty(0, dtype=torch.int64), *found]).tolist() == list(range(start, end))
+            assert len(found) < 2 * max(len(shape), 1)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig, TrainError, run_training
+from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig, run_training
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
@@ -115,19 +115,3 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     assert run_two(make_config(), tmp_path, signalled_rank="1") == ["3 False", "3 False"]
-
-
-def test_rows_that_cannot_be_dealt_evenly_are_refused(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from contextlib import contextmanager
-
-    from mindvl_train import parallel
-
-    @contextmanager
-    def three_ranks(*_: object) -> Any:
-        yield parallel.Place(rank=0, dp_rank=0, dp_size=3, device=torch.device("cpu"))
-
-    monkeypatch.setattr(parallel, "process_groups", three_ranks)
-    with pytest.raises(TrainError, match=r"packs_per_step=2 cannot be dealt to 3 .* Use a multiple of 3"):
-        run_training(make_config())

@@ -1,14 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training needs of data and model; both match these Protocols without importing them."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 
+class Segment(Protocol):
+    """Where one sample of a row comes from."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """How often the source was gone through before."""
+        ...
+
+    @property
+    def shard(self) -> str:
+        """Name of the shard."""
+        ...
+
+    @property
+    def row(self) -> int:
+        """Position inside the shard."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Name of the sample."""
+        ...
+
+    @property
+    def num_images(self) -> int:
+        """Its pictures."""
+        ...
+
+    @property
+    def num_videos(self) -> int:
+        """Its videos."""
+        ...
+
+    @property
+    def bad(self) -> bool:
+        """Whether it cannot be used, so that a placeholder that learns nothing stands for it."""
+        ...
+
+
 class Batch(Protocol):
     """One packed row."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Its samples, in order, without the padding."""
+        ...
 
     @property
     def num_label_tokens(self) -> int:
@@ -29,6 +79,10 @@ class BatchSource(Protocol):
 
     def __next__(self) -> Batch:
         """The next row."""
+        ...
+
+    def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
+        """A row of the newest step once more, with placeholders for these of its samples."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,11 +13,8 @@ import torch
 import torch.distributed as dist
 
 from mindvl_model import Accelerator
-from mindvl_model.layout import Layout
-from mindvl_train.config import ParallelConfig, RunConfig
-from mindvl_train.megatron.groups import destroy_groups, make_groups
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from mindvl_train.config import ParallelConfig
+from mindvl_train.megatron.groups import destroy_groups, group_of_row_peers, make_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +31,12 @@ class Place:
     cp_size: int = 1
     dp_rank: int = 0
     dp_size: int = 1
+    row_peers: dist.ProcessGroup | None = None  # those that train the same rows, over the host; None: only this one
+
+    @property
+    def num_ranks(self) -> int:
+        """All processes of the run."""
+        return self.tp_size * self.pp_size * self.cp_size * self.dp_size
 
     @property
     def is_first(self) -> bool:
@@ -72,27 +75,13 @@ def process_groups(accelerator: Accelerator, seed: int, parallel: ParallelConfig
     else:
         dist.init_process_group(accelerator.collective_backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield Place(rank=rank, device=device, **make_groups(seed, parallel or ParallelConfig()))
+        parallel = parallel or ParallelConfig()
+        coordinates = make_groups(seed, parallel)
+        peers = group_of_row_peers() if parallel.model_parallel_size > 1 else None
+        yield Place(rank=rank, device=device, row_peers=peers, **coordinates)
     finally:
         destroy_groups()
         dist.destroy_process_group()
-
-
-def layout_of(config: RunConfig) -> Layout:
-    """How the model of a run is spread and computed."""
-    parallel, recompute = config.parallel, config.recompute
-    return Layout(
-        tp_size=parallel.tp_size,
-        pp_size=parallel.pp_size,
-        cp_size=parallel.cp_size,
-        ep_size=parallel.ep_size,
-        virtual_stages=parallel.virtual_stages,
-        stage_layers=parallel.stage_layers,
-        spread_images=bool(parallel.spread_images),
-        recompute=recompute.kind,
-        recompute_layers=recompute.layers,
-        dtype=DTYPES[config.precision],
-    )
 
 
 def any_process(answer: bool, device: torch.device) -> bool:
@@ -100,3 +89,14 @@ def any_process(answer: bool, device: torch.device) -> bool:
     flag = torch.tensor(float(answer), device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
+
+
+def said_by_any(message: str | None) -> str | None:
+    """What the first process that has something to say says; every process must ask at the same point."""
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    said = [(rank, text) for rank, text in enumerate(messages) if text is not None]
+    if not said:
+        return None
+    rank, text = said[0]
+    return text if len(messages) == 1 else f"process {rank}: {text}"

@@ -6,10 +6,7 @@ Read this first: device, groups, tokenizer, model, weights, gradient buffers, op
 
 import logging
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +18,10 @@ from mindvl_ops.runtime.affinity import bind_thread
 from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
-from mindvl_train.launch import local_place
+from mindvl_train.launch import local_place, world_size
+from mindvl_train.layouts import data_parallel_size
+from mindvl_train.signals import stop_requests
+from mindvl_train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ def run_training(
     Raises:
         TrainError: The run cannot start or go on.
     """
+    data_parallel_size(config, world_size())
     local_rank, num_local_ranks = local_place()
     prepared = prepare_process(  # before torch_npu is imported, which reads the variables
         os.environ,
@@ -73,17 +74,21 @@ def run_training(
     from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.metrics import Metrics
     from mindvl_train.parallel import process_groups
+    from mindvl_train.run_card import run_facts, write_card
+    from mindvl_train.saving import Saver
+    from mindvl_train.sinks import open_sinks
     from mindvl_train.state import TrainState
     from mindvl_train.weights import build_models
 
     select_backends(config.ops)
-    with process_groups(accelerator, config.seed, config.parallel) as place, _stop_on_signal() as stop_asked:
-        if config.packs_per_step % place.dp_size:
-            raise TrainError(
-                f"packs_per_step={config.packs_per_step} cannot be dealt to {place.dp_size} data-parallel ranks. "
-                f"Use a multiple of {place.dp_size}."
-            )
-        found = _checkpoint_to_resume(config, resume)
+    with (
+        stop_requests() as stop_asked,
+        process_groups(accelerator, config.seed, config.parallel) as place,
+        Watchdog(
+            config.out, rank=place.rank, num_ranks=place.num_ranks, limit_s=config.faults.stuck_after_s
+        ) as watchdog,
+    ):
+        found = _checkpoints_to_resume(config, resume)
         model_config = model_config_of(config)
         described = {
             "model": checkpoints.plain(model_config),
@@ -91,37 +96,58 @@ def run_training(
             "parents": [str(path) for path in vars(config.init).values() if path is not None],
         }
         models = wrap_models(
-            build_models(config, model_config, place.device, load_init=found is None), overlap=config.parallel.overlap
+            build_models(config, model_config, place.device, load_init=not found),
+            # Where no other rank has the same weights there is nothing to wait for.
+            overlap=config.parallel.overlap and place.dp_size * place.cp_size > 1,
         )
         optimizer = build_optimizer(models, config.optimizer)
         prepare_schedule(models, optimizer)
         source = Loader(
-            _logged_data(config),
+            _logged_data(config, writes=place.counts_rows),
             packs_per_step=config.packs_per_step,
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
             position_kind=model_config.position_kind,
+            with_pixels=place.is_first_stage,
             on_thread_start=lambda: bind_thread(prepared.cores),
         )
         state = TrainState(models=models, optimizer=optimizer, source=source)
         try:
-            if found is not None:
-                checkpoints.resume(found, state, described, accept_data_change=accept_data_change)
-                logger.info("resumed at step %d from %s", state.step, found)
+            if found:
+                resumed = checkpoints.resume_first(found, state, described, accept_data_change=accept_data_change)
+                logger.info("resumed at step %d from %s", state.step, resumed)
             if place.is_first:
                 logger.info("operators:\n%s", table_text(check_operators(device=place.device)))
-            metrics = Metrics(
-                _sinks(config, state.step) if place.is_first else [], config.metrics.every_steps, place.device
-            )
-            last = train(config, state, metrics, place, described, on_step=on_step, should_stop=stop_asked)
+            sinks = open_sinks(config, state.step) if place.is_first else []
+            if place.is_first:
+                write_card(config, model_config, place, start_step=state.step)
+            facts = run_facts(config, model_config, place.device)
+            metrics = Metrics(sinks, config.metrics.every_steps, place, facts, models)
+            with Saver(config.out / "checkpoints", config.checkpoints, described) as saver:
+                last = train(
+                    config,
+                    state,
+                    metrics,
+                    place,
+                    saver,
+                    begin=watchdog.begin,
+                    on_step=on_step,
+                    should_stop=stop_asked,
+                )
             metrics.close()
             return RunResult(config.out, state.step, last, state.step >= config.schedule.steps, source.report())
         finally:
             source.close()
 
 
-def _logged_data(config: RunConfig) -> DataConfig:
-    """The data section with its logs in the folder of the run, where the recipe names no others."""
+def _logged_data(config: RunConfig, *, writes: bool) -> DataConfig:
+    """The data section with its logs in the folder of the run, where the recipe names no others.
+
+    Args:
+        writes: False for all but one of the processes that train the same rows.
+    """
+    if not writes:
+        return replace(config.data, audit_log=None, quarantine_log=None)
     return replace(
         config.data,
         audit_log=config.data.audit_log or config.out / "audit.jsonl",
@@ -135,38 +161,15 @@ def model_config_of(config: RunConfig) -> MindVLConfig:
     return for_tokenizer(config.model.resolve(), tokenizer.special_ids, len(tokenizer.hf))
 
 
-def _checkpoint_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path) -> Path | None:
+def _checkpoints_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path) -> list[Path]:
+    """The one that was named, or all of this run, newest first: older ones are for when it is damaged."""
     from mindvl_train import checkpoints
 
     if isinstance(resume, Path):
-        named = checkpoints.newest(resume)
-        config.out.mkdir(parents=True, exist_ok=True)
-        return named
-    found = checkpoints.complete(config.out / "checkpoints")
-    if found and resume == "never":
-        raise TrainError(f"{config.out}: holds {found[-1].name} already. Name a new `out`, or resume it.")
+        found = [checkpoints.newest(resume)]
+    else:
+        found = checkpoints.candidates(config.out / "checkpoints")
+        if found and resume == "never":
+            raise TrainError(f"{config.out}: holds {found[0].name} already. Name a new `out`, or resume it.")
     config.out.mkdir(parents=True, exist_ok=True)
-    return found[-1] if found else None
-
-
-def _sinks(config: RunConfig, resumed_step: int) -> list[Any]:
-    from mindvl_train.sinks import JsonLines, Log, TensorBoard
-
-    sinks: list[Any] = [JsonLines(config.out / "metrics.jsonl", resumed_step), Log()]
-    if config.metrics.tensorboard:
-        sinks.append(TensorBoard(config.out / "tensorboard", resumed_step))
-    return sinks
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """SIGTERM asks for a checkpoint and an end after the current step; schedulers send it before they kill."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return found

@@ -4,7 +4,7 @@
 Comes after the loader, inside the loop. The loss stays on the device until metrics.py asks for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
-from mindvl_train.megatron.optimizer import update
+from mindvl_train.megatron.optimizer import gradient_norm, update
 from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
 from mindvl_train.parallel import Place
+from mindvl_train.peers import agree
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class StepReport:
     learning_rate: float
     num_tokens: int  # tokens of this rank's rows, padding included; 0 where a peer says it
     num_patches: int  # image patches of this rank's rows; 0 where a peer says it
+    rows: Sequence[Batch] = ()  # of this rank; peers that train the same rows have them, too
+    was_applied: bool = True  # False: a bad step that was left out; its loss and learned tokens are 0
 
 
 def train_step(
@@ -38,37 +41,50 @@ def train_step(
     num_microbatches: int,
     learning_rate: float,
     place: Place,
+    may_update: Callable[[float, Tensor, Sequence[Batch]], bool],
+    begin: Callable[[str], None] = lambda part: None,
 ) -> StepReport:
     """Take the rows of one step from the source and update the model once.
 
     Args:
         models: The chunks of the model on this pipeline stage, in gradient buffers.
+        may_update: Told the gradient norm over all ranks, this rank's loss sum and rows; the same answer on every rank.
+        begin: Told which part of the step begins: data, compute, reduce, update.
 
     Raises:
-        TrainError: The gradient norm is not finite, or the data is used up; nothing was updated.
+        TrainError: The data is used up, or may_update ends the run; nothing was updated.
     """
-    microbatches: list[Batch] = [row.to(place.device) for row in _take(source, num_microbatches)]
+    begin("data")
+    microbatches: list[Batch] = [row.to(place.device) for row in _take(source, num_microbatches, place)]
+    begin("compute")
     for model in models:
         model.zero_grad_buffer()  # type: ignore[operator]
     optimizer.zero_grad()
-    loss_sum = forward_backward(models, microbatches)
-    grad_norm = update(optimizer, learning_rate)
-    finish_router_step(models)
+    loss_sum = forward_backward(models, microbatches, lambda: begin("reduce"))
+    begin("update")
+    grad_norm = gradient_norm(optimizer)
+    was_applied = may_update(grad_norm, loss_sum, microbatches)
+    if was_applied:
+        update(optimizer, learning_rate, grad_norm)
+    finish_router_step(models, was_applied=was_applied)
     counted = microbatches if place.counts_rows else []
     inputs = [batch.model_inputs() for batch in counted]
     return StepReport(
-        loss_sum=loss_sum if place.tp_rank == 0 else torch.zeros_like(loss_sum),
-        num_label_tokens=sum(batch.num_label_tokens for batch in counted),
+        loss_sum=loss_sum if place.tp_rank == 0 and was_applied else torch.zeros_like(loss_sum),
+        num_label_tokens=sum(batch.num_label_tokens for batch in counted) if was_applied else 0,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         num_tokens=sum(row["input_ids"].shape[0] for row in inputs),
         num_patches=sum(row["pixel_values"].shape[0] for row in inputs),
+        rows=microbatches,
+        was_applied=was_applied,
     )
 
 
-def _take(source: BatchSource, count: int) -> list[Batch]:
+def _take(source: BatchSource, count: int, place: Place) -> list[Batch]:
     try:
-        return [next(source) for _ in range(count)]
+        rows = [next(source) for _ in range(count)]
+        return rows if place.row_peers is None else agree(rows, source, place.row_peers)
     except StopIteration:
         raise TrainError(
             "data: every source has reached its max_epochs before the schedule ended. "

@@ -14,7 +14,7 @@ from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
 from mindvl_train import checkpoints
 from mindvl_train.config import InitSection, RunConfig
-from mindvl_train.parallel import layout_of
+from mindvl_train.layouts import layout_of
 
 logger = logging.getLogger(__name__)
 

@@ -132,7 +132,7 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     from mindvl_model.megatron.process import single_process
     from mindvl_train import checkpoints
     from mindvl_train.export import model_config
-    from mindvl_train.parallel import DTYPES
+    from mindvl_train.layouts import DTYPES
 
     is_folder = (path / "config.json").is_file()
     if is_folder:

@@ -5,6 +5,7 @@ Ranks next to each other are tensor-parallel peers, then context, then data; pip
 the busiest groups stay inside a machine.
 """
 
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
@@ -33,6 +34,15 @@ def make_groups(seed: int, parallel: ParallelConfig) -> dict[str, int]:
         "dp_rank": parallel_state.get_data_parallel_rank(),
         "dp_size": parallel_state.get_data_parallel_world_size(),
     }
+
+
+def group_of_row_peers() -> dist.ProcessGroup:
+    """The processes that train the same rows as this one, able to talk over the host; all processes must ask."""
+    mine: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
+    dist.all_gather_object(mine, mine[0])
+    members = [[rank for rank, dp_rank in enumerate(mine) if dp_rank == each] for each in range(max(mine) + 1)]
+    group, _ = dist.new_subgroups_by_enumeration(members, backend="gloo")
+    return group
 
 
 def destroy_groups() -> None:

@@ -17,7 +17,6 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.transformer.module import Float16Module
 
 from mindvl_train.config import OptimizerConfig
-from mindvl_train.errors import TrainError
 
 
 def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> list[torch.nn.Module]:
@@ -38,6 +37,11 @@ def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> 
         inner = Float16Module(config, model) if config.bf16 else model
         # Only the first chunk's gradients are waited for: those of the others travel while it computes.
         wrapped.append(DistributedDataParallel(config, ddp_config, inner, disable_bucketing=number > 0))
+        tower: Any = getattr(model, "vision", None)
+        if overlap and tower is not None:
+            # Every module waits for its own parameters when it is called; this one is read by the tower, not called.
+            wait: Any = wrapped[-1]._make_forward_pre_hook()  # type: ignore[operator]
+            tower.register_forward_pre_hook(lambda tower, _, wait=wait: wait(tower.patch_embed))
     return wrapped
 
 
@@ -61,19 +65,16 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
 
 
 @torch.no_grad()
-def update(optimizer: Any, learning_rate: float) -> float:
-    """Clip and apply the gradients left by forward_backward; returns their norm over all ranks, before clipping.
-
-    Raises:
-        TrainError: The norm is not finite (the same on every rank); nothing was updated.
-    """
+def gradient_norm(optimizer: Any) -> float:
+    """Norm over all ranks of the gradients left by forward_backward, the same on every rank."""
     found_inf = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
-    if found_inf or not math.isfinite(norm):
-        raise TrainError(
-            f"gradient norm is {norm}, so nothing was updated. Lower schedule.peak_lr, or look at the samples of this "
-            "step, the last line of OUT/audit.jsonl."
-        )
+    return math.inf if found_inf else norm
+
+
+@torch.no_grad()
+def update(optimizer: Any, learning_rate: float, norm: float) -> None:
+    """Clip and apply the gradients left by forward_backward, whose norm gradient_norm gave."""
     if optimizer.config.clip_grad > 0:
         for part in optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(part.get_parameters(), optimizer.config.clip_grad, norm)
@@ -82,4 +83,3 @@ def update(optimizer: Any, learning_rate: float) -> float:
         # megatron marks what is not decayed and leaves it to its own scheduler, which we do not use, to act on it.
         group["weight_decay"] = optimizer.config.weight_decay * group["wd_mult"]
     optimizer.step_with_ready_grads()
-    return norm

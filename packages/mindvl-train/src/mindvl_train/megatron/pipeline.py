@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward and backward over the microbatches of one step, by megatron-core's schedule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
     is_overlapped = models[0].ddp_config.overlap_grad_reduce
     for model in models:
         config = model.config
-        config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = optimizer.scale_loss
         if is_overlapped:  # reduce with the last microbatch only
             config.no_sync_func = [chunk.no_sync for chunk in models] if len(models) > 1 else models[0].no_sync
@@ -28,25 +27,41 @@ def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
             config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
 
-def forward_backward(models: Sequence[torch.nn.Module], microbatches: Sequence[Batch]) -> Tensor:
+def forward_backward(
+    models: Sequence[torch.nn.Module], microbatches: Sequence[Batch], before_reduce: Callable[[], None] = lambda: None
+) -> Tensor:
     """Run all microbatches and leave their gradients reduced.
 
     Gradients are sums over learned tokens, divided once by their global count (megatron's per-token loss).
 
     Args:
         models: The chunks of this pipeline stage.
-        microbatches: Rows of equal length, where there are several stages.
+        microbatches: Rows of one step.
+        before_reduce: Called when the own work is done and the ranks wait for each other.
 
     Returns:
         Summed loss of what this process computed: 0 on all but the last stage, a part with context parallel; the same
         on all tensor-parallel peers.
     """
+
+    def finish(*arguments: Any, **options: Any) -> None:
+        before_reduce()
+        finalize_model_grads(*arguments, **options)
+
+    for model in models:
+        config: Any = model.config
+        config.finalize_model_grads_func = finish
     # Context-parallel peers compute parts of one row, and megatron-core adds up the counts of all of them.
     counts_labels = parallel_state.get_context_parallel_rank() == 0
 
+    longest = max(len(batch.model_inputs()["input_ids"]) for batch in microbatches)
+    pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
+    # Stages hand on activations of one shape. megatron-core can send shapes ahead, but makes every send wait for that.
+    padding: dict[str, int] = {"pad_to": longest} if pipelined else {}
+
     def forward_step(batches: Iterator[Batch], stage: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
-        output = stage(**batch.model_inputs())
+        output = stage(**batch.model_inputs(), **padding)
 
         def report(loss_sum: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             count = batch.num_label_tokens if counts_labels else 0
@@ -55,22 +70,25 @@ def forward_backward(models: Sequence[torch.nn.Module], microbatches: Sequence[B
 
         return output, report
 
-    inputs = microbatches[0].model_inputs()["input_ids"]
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=[iter(microbatches) for _ in models],
         model=list(models),
         num_microbatches=len(microbatches),
-        seq_length=inputs.shape[0],
+        seq_length=unwrap_model(models[0]).layout.padded_length(longest),
         micro_batch_size=1,
     )
     if not reports:
-        return torch.zeros((), device=inputs.device)
+        return torch.zeros((), device=microbatches[0].model_inputs()["input_ids"].device)
     return torch.stack([report["loss_sum"] for report in reports]).sum()
 
 
-def finish_router_step(models: Sequence[torch.nn.Module]) -> None:
-    """Let routers of experts take the load of the step they have seen; call once after every update, on every rank."""
+def finish_router_step(models: Sequence[torch.nn.Module], *, was_applied: bool) -> None:
+    """Let routers of experts take the load of the step they have seen; call once after every step, on every rank.
+
+    Args:
+        was_applied: False where the step was left out: their biases stay as they are.
+    """
     for model in models:
         inner: Any = unwrap_model(model)
-        inner.finish_router_step()
+        inner.finish_router_step(move_bias=was_applied)
