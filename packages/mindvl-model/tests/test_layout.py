@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of a pipeline's chunks, the length of rows, and layouts that cannot be."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindvl_model.errors import ModelError
-from mindvl_model.layout import Layout, chunk_layers
+from mindvl_model.layout import Layout, check_layout, chunk_layers
+from mindvl_model.testing.tiny import smallest_config, smallest_qwen3_moe
 
 
 def test_layers_are_spread_evenly_and_the_first_chunks_take_fewer() -> None:
@@ -44,3 +47,26 @@ def test_a_row_is_padded_to_equal_slices() -> None:
     assert Layout(cp_size=2).padded_length(13) == 14
     assert Layout(cp_size=2, tp_size=4).padded_length(13) == 16
     assert Layout(cp_size=2, tp_size=4).padded_length(16) == 16
+
+
+def test_sizes_that_cannot_split_the_model_are_refused_by_name() -> None:
+    config = smallest_config()  # 4 query heads in 2 groups, 2 heads in the tower
+    check_layout(config, Layout(tp_size=2, cp_size=2))
+    with pytest.raises(ModelError, match=r"tp_size=1 times cp_size=3 cannot split language.num_heads=4"):
+        check_layout(config, Layout(cp_size=3))
+    with pytest.raises(ModelError, match=r"tp_size=2 times cp_size=4 cannot split language.num_heads=4"):
+        check_layout(config, Layout(tp_size=2, cp_size=4))
+    with pytest.raises(ModelError, match=r"tp_size=4 cannot split vision.num_heads=2. Layout. .* spread_images=True"):
+        check_layout(config, Layout(tp_size=4))
+    check_layout(config, Layout(tp_size=4, spread_images=True))
+    with pytest.raises(ModelError, match=r"stage_layers=\[1, 2\] add up to 3"):
+        check_layout(config, Layout(pp_size=2, stage_layers=(1, 2)))
+    with pytest.raises(ModelError, match=r"ep_size=3 cannot split num_experts=8"):
+        check_layout(smallest_qwen3_moe(), Layout(ep_size=3))
+
+
+def test_key_value_heads_may_be_fewer_than_ranks_but_not_lie_across_them() -> None:
+    grouped = replace(smallest_config(), language=replace(smallest_config().language, num_heads=12, num_kv_heads=3))
+    with pytest.raises(ModelError, match=r"tp_size=2 cannot split language.num_kv_heads=3"):
+        check_layout(grouped, Layout(tp_size=2))
+    check_layout(grouped, Layout(cp_size=2))

@@ -4,10 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
-from mindvl_model import ModelError
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_ops import Segments
 
@@ -52,12 +50,19 @@ def test_a_block_sees_segments_and_angles_of_its_row() -> None:
         assert torch.equal(before[:4], after[:4]) != leaks
 
 
-def test_context_parallel_is_refused_until_it_is_supported() -> None:
-    from mindvl_model.megatron.blocks import Layout, build_vision_block, transformer_config
+def test_parts_that_every_rank_holds_whole_are_summed_and_counted_once() -> None:
+    """Where images are spread: tensor-parallel ranks encode other pictures with the same weights."""
+    from mindvl_model.layout import Layout
+    from mindvl_model.model import MindVLModel
 
-    config = transformer_config(Layout(cp_size=2), num_layers=1, hidden_size=16, num_attention_heads=2)
-    with pytest.raises(ModelError, match="context_parallel_size=2 is not supported yet"):
-        build_vision_block(config)
+    model = MindVLModel(smallest_config(), Layout(spread_images=True))
+    for name, parameter in model.named_parameters():
+        if not name.startswith("language."):
+            assert parameter.sequence_parallel, name
+            assert not parameter.tensor_model_parallel, name
+    usual = MindVLModel(smallest_config(), Layout())
+    sharded = [one.sharded_state_dict(metadata={"dp_cp_group": None}) for one in (model, usual)]
+    assert sharded[0].keys() == sharded[1].keys()
 
 
 def test_weights_that_are_split_over_ranks_say_so_and_copies_do_not(make_model: Callable[..., Any]) -> None:

@@ -112,4 +112,12 @@ def check_layout(config: MindVLConfig, layout: Layout) -> None:
         if size % tp_size:
             remedy = " or spread_images=True" if name.startswith("vision") else ""
             raise ModelError(f"tp_size={tp_size} cannot split {name}={size}. Layout. Use a divisor{remedy}.")
+    kv_heads = getattr(language, "num_kv_heads", tp_size)
+    if kv_heads % tp_size and tp_size % kv_heads:
+        raise ModelError(
+            f"tp_size={tp_size} cannot split language.num_kv_heads={kv_heads}. Layout. Use a divisor or a multiple."
+        )
+    num_experts = getattr(language, "num_experts", 0)
+    if num_experts % layout.ep_size:
+        raise ModelError(f"ep_size={layout.ep_size} cannot split num_experts={num_experts}. Layout. Use a divisor.")
     chunk_layers(language.num_layers, layout)

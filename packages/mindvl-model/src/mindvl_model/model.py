@@ -72,9 +72,9 @@ class MindVLModel(MegatronModule):
         self.language = language
         self._segment_losses: list[Tensor] = []
         mark_split_weights(self)
-        if layout.spread_images and pre_process:
-            mark_whole(self.vision)
-            mark_whole(self.projector)
+        for part in (self.vision, self.projector):
+            if layout.spread_images and part is not None:
+                mark_whole(part)
 
     def forward(
         self,
@@ -127,10 +127,10 @@ class MindVLModel(MegatronModule):
             self._segment_losses.append(losses_by_segment(losses, labels, cu_seqlens, first))
         return hidden.sum(dtype=torch.float32)
 
-    def logits(self, **inputs: Tensor) -> Tensor:
+    def logits(self, **inputs: Any) -> Tensor:
         """Logits [T, V] of one packed row; takes what forward takes, labels are ignored. Whole models only."""
         inputs.pop("max_seqlen", None)
-        inputs["labels"] = None  # type: ignore[assignment]
+        inputs["labels"] = None
         return self._run(**inputs).squeeze(0)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor]) -> None:

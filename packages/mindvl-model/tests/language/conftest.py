@@ -14,8 +14,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig
 
 from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.layouts import in_one_process, in_processes
-from mindvl_model.testing.rows import RandomSegment, pack, random_segment
+from mindvl_model.testing.rows import RandomSegment, pack
 from mindvl_model.weights.folder import WeightFolder, write_weights
 from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
 
@@ -159,28 +158,3 @@ def segment_losses(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor
 @pytest.fixture
 def losses() -> Callable[..., Tensor]:
     return segment_losses
-
-
-@pytest.fixture
-def assert_same_in(tmp_path: Path) -> Callable[..., None]:
-    """Runs rows with a picture each in one process and in a layout; loss, gradients and routing must agree."""
-
-    def check(config: MindVLConfig, **sizes: int) -> None:
-        rows = []
-        for first, second in ((7, 11), (10, 20), (9, 13), (5, 33)):
-            with_picture = random_segment(config, [(1, 4, 4)], num_text=first, seed=first)
-            segments = [with_picture, random_segment(config, num_text=second, seed=second)]
-            rows.append(pack(segments, padding=64 - sum(len(segment.input_ids) for segment in segments)))
-        expected, weights = in_one_process(config, rows)
-        found = in_processes(config, rows, weights, tmp_path, **sizes)
-        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
-        assert found.mtp_loss == pytest.approx(expected.mtp_loss, rel=1e-5)
-        assert found.gradients.keys() == expected.gradients.keys()
-        for name, gradient in expected.gradients.items():
-            assert (found.gradients[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
-        parts = ((found.load, expected.load), (found.bias, expected.bias), (found.choices, expected.choices))
-        for mine, other in parts:
-            assert mine.keys() == other.keys()
-            assert all(torch.equal(mine[place], other[place]) for place in other)
-
-    return check

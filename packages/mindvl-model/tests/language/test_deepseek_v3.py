@@ -138,18 +138,6 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
             assert (gradient - expected).abs().max() <= 1e-4 * expected.abs().max(), name
 
 
-@pytest.mark.multi
-@pytest.mark.parametrize(
-    "sizes",
-    [{"tp_size": 2}, {"tp_size": 2, "ep_size": 2}, {"dp_size": 2, "ep_size": 2}, {"pp_size": 2}],
-    ids=lambda sizes: " ".join(f"{name[:2]}{size}" for name, size in sizes.items()),
-)
-def test_any_layout_gives_loss_gradients_and_routing_of_one_process(
-    assert_same_in: Make, sizes: dict[str, int]
-) -> None:
-    assert_same_in(smallest_deepseek_v3(num_layers=4), **sizes)
-
-
 def test_rotary_frequencies_follow_yarn_by_hand() -> None:
     """factor 4, original length 128, width 8, base 10000: full speed below 0 pairs, a quarter from pair 2 on."""
     from mindvl_model.language.deepseek_v3 import rotary_frequencies, softmax_scale

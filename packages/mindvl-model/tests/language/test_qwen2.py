@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2.5-VL whole against transformers' own class: logits and every gradient, in one process and in two."""
+"""Qwen2.5-VL whole against transformers' own class: logits and every gradient; layouts: testing/test_layouts.py."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from mindvl_model import MindVLConfig
 from mindvl_model.hf.load import load_hf_folder
-from mindvl_model.testing.layouts import in_one_process, in_processes
-from mindvl_model.testing.published import hf_inputs, pack_for, random_qwen2_5_vl, save_qwen2_5_vl
+from mindvl_model.testing.published import hf_inputs, pack_for, save_qwen2_5_vl
 from mindvl_model.testing.rows import RandomSegment, random_segment
 from mindvl_model.testing.tiny import smallest_qwen2_5_vl
 from mindvl_model.weights.names import published_name, weight_rules
@@ -108,22 +107,3 @@ def test_bfloat16_stays_within_five_thousandths(make_model: Callable[..., Any], 
     expected = separate_calls(published, segments, config)[0].float()
     error = (model.logits(**row).float() - expected).abs()
     assert error.mean() <= 0.005 * expected.abs().max()
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize(
-    ("sizes", "tie_embeddings"), [({"tp_size": 2}, False), ({"pp_size": 2}, True)], ids=["tp 2", "pp 2, tied head"]
-)
-def test_two_processes_give_the_gradients_of_one(sizes: dict[str, int], tie_embeddings: bool, tmp_path: Path) -> None:
-    config = smallest_qwen2_5_vl(tie_embeddings=tie_embeddings)
-    counter = random_qwen2_5_vl(config)  # only its function that counts positions is used
-    packs = [make_segments(config, "all of them packed"), [random_segment(config, [(1, 8, 8)], num_text=30, seed=7)]]
-    lengths = [sum(len(segment.input_ids) for segment in pack) for pack in packs]
-    length = max(lengths) + 2 + max(lengths) % 2  # one length for all rows, which sequence parallel cuts in two
-    rows = [pack_for(counter, pack, config, padding=length - used) for pack, used in zip(packs, lengths, strict=True)]
-    alone, weights = in_one_process(config, rows)
-    together = in_processes(config, rows, weights, tmp_path, **sizes)
-    assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
-    assert together.gradients.keys() == alone.gradients.keys()
-    for name, expected in alone.gradients.items():
-        assert (together.gradients[name] - expected).abs().max() <= 1e-5 * expected.abs().max(), name

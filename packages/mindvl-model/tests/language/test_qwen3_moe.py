@@ -67,8 +67,3 @@ def test_bf16_logits_stay_within_the_bound_of_the_paper(
     config = smallest_qwen3_moe()
     model = make_model(config, dtype=torch.bfloat16)
     near_in_bf16(model, publish(model, torch.bfloat16), random_segment(config, num_text=40, seed=seed))
-
-
-@pytest.mark.multi
-def test_tensor_and_expert_parallel_give_loss_gradients_and_routing_of_one_process(assert_same_in: Make) -> None:
-    assert_same_in(smallest_qwen3_moe(aux_loss_weight=0.5), tp_size=2, ep_size=2)

@@ -1,10 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of tensors from several ranks; whole layouts are compared by the tests of language families."""
+"""Pieces of tensors from several ranks, and the proof that every layout computes what one process does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 
-from mindvl_model.testing.layouts import join
+from mindvl_model import MindVLConfig
+from mindvl_model.layout import Layout
+from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import (
+    smallest_config,
+    smallest_deepseek_v3,
+    smallest_qwen2_5_vl,
+    smallest_qwen3_moe,
+)
+
+FOUR_LAYERS = replace(smallest_config(), language=replace(smallest_config().language, num_layers=4))
+DEEPSEEK = smallest_deepseek_v3(num_layers=4)
+MOE = smallest_qwen3_moe(aux_loss_weight=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in a layout."""
+
+    config: MindVLConfig
+    layout: dict[str, Any] = field(default_factory=dict)
+    dp_size: int = 1
+
+
+TWO_PROCESSES = {
+    "cp": Case(smallest_config(), {"cp_size": 2, "recompute": "selective"}),
+    "tp, images spread": Case(smallest_config(), {"tp_size": 2, "spread_images": True}),
+    "cp, images spread": Case(smallest_config(), {"cp_size": 2, "spread_images": True}),
+    "interleaved pp": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}),
+    "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
+    "cp, Qwen2": Case(smallest_qwen2_5_vl(), {"cp_size": 2}),
+    "tower alone on the first stage, tied head": Case(
+        smallest_qwen2_5_vl(tie_embeddings=True), {"pp_size": 2, "stage_layers": (0, 2)}
+    ),
+    "tp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}),
+    "cp ep, Qwen3-MoE": Case(MOE, {"cp_size": 2, "ep_size": 2}),
+    "tp, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2}),
+    "tp ep, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2, "ep_size": 2}),
+    "dp ep, DeepSeek-V3": Case(DEEPSEEK, {"ep_size": 2}, dp_size=2),
+    "cp, DeepSeek-V3": Case(DEEPSEEK, {"cp_size": 2}),
+    "uneven pp, DeepSeek-V3": Case(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3), "recompute": "full"}),
+}
+FOUR_PROCESSES = {
+    "tp cp": Case(smallest_config(), {"tp_size": 2, "cp_size": 2}),  # each tp rank has one key-value head for two
+    "tp cp ep, Qwen3-MoE, images spread": Case(
+        MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True, "recompute": "full"}
+    ),
+    "interleaved pp, cp ep, DeepSeek-V3": Case(
+        DEEPSEEK, {"pp_size": 2, "virtual_stages": 2, "cp_size": 2, "ep_size": 2}
+    ),
+}
+
+
+def rows_of(config: MindVLConfig) -> list[dict[str, Any]]:
+    """Pictures of unequal size, text alone, a video, text alone again at the end; no length suits any layout."""
+    media: list[dict[str, Any]] = [
+        {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
+        {"num_text": 24},
+        {"videos": [(3, 4, 4)], "num_text": 9},
+        {"num_text": 33},
+    ]
+    rows = []
+    for seed, first in enumerate(media):
+        segments = [random_segment(config, seed=seed, **first), random_segment(config, num_text=11, seed=9 + seed)]
+        row = pack(segments, padding=3, pad_id=config.tokens.pad)
+        if len(row["input_ids"]) % 2 == 0:
+            row = pack(segments, padding=4, pad_id=config.tokens.pad)
+        steps = torch.arange(len(row["input_ids"]))
+        row["position_ids"] = torch.stack((steps // 2, steps, 3 * steps % 7))  # three axes that are not alike
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def alone() -> Callable[[MindVLConfig], tuple[Outcome, Any]]:
+    """Outcome and weights of one process, once for each model."""
+    found: dict[MindVLConfig, tuple[Outcome, Any]] = {}
+
+    def of(config: MindVLConfig) -> tuple[Outcome, Any]:
+        if config not in found:
+            found[config] = in_one_process(config, rows_of(config))
+        return found[config]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Case]], dict[str, Outcome]]:
+    """Outcomes of cases that take equally many processes, which are started once."""
+    found: dict[str, Outcome] = {}
+
+    def of(cases: dict[str, Case]) -> dict[str, Outcome]:
+        if not cases.keys() & found.keys():
+            jobs = [
+                Job(
+                    config=case.config,
+                    rows=rows_of(case.config),
+                    weights=alone(case.config)[1],
+                    layout=Layout(**case.layout),
+                    dp_size=case.dp_size,
+                )
+                for case in cases.values()
+            ]
+            outcomes = run_jobs(jobs, tmp_path_factory.mktemp("layouts"))
+            found.update(zip(cases, outcomes, strict=True))
+        return found
+
+    return of
+
+
+def assert_equal(found: Outcome, expected: Outcome) -> None:
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
+    assert found.mtp_loss == pytest.approx(expected.mtp_loss, rel=1e-5)
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert (found.gradients[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+    for mine, other in ((found.load, expected.load), (found.bias, expected.bias), (found.choices, expected.choices)):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[place], other[place]) for place in other)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", TWO_PROCESSES)
+def test_two_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
+    assert_equal(together(TWO_PROCESSES)[name], alone(TWO_PROCESSES[name].config)[0])
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", FOUR_PROCESSES)
+def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
+    assert_equal(together(FOUR_PROCESSES)[name], alone(FOUR_PROCESSES[name].config)[0])
+
+
+@pytest.mark.parametrize(
+    "layout", [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 1}]
+)
+@pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])
+def test_computing_again_in_backward_changes_nothing(alone: Any, config: MindVLConfig, layout: dict[str, Any]) -> None:
+    expected = alone(config)[0]
+    found, _ = in_one_process(config, rows_of(config), **layout)
+    assert found.loss_sum == expected.loss_sum
+    assert_equal(found, expected)
+
+
+def test_every_parameter_has_a_gradient_in_the_step_that_layouts_are_compared_by(alone: Any) -> None:
+    """Else equal gradients would prove little."""
+    for config in (smallest_config(), smallest_qwen2_5_vl(), MOE, DEEPSEEK):
+        for name, gradient in alone(config)[0].gradients.items():
+            assert gradient.any() or name.endswith("expert_bias"), name
 
 
 def test_pieces_become_whole_tensors() -> None:

@@ -21,7 +21,6 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 import mindvl_ops as ops
-from mindvl_model.errors import ModelError
 from mindvl_model.megatron.router import Router
 from mindvl_model.megatron.spec import SwiGLU
 
@@ -89,10 +88,6 @@ class ExpertLayer(MegatronModule):
         assert config.num_moe_experts is not None
         self.num_experts: int = config.num_moe_experts
         self.ep_size = config.expert_model_parallel_size
-        if self.num_experts % self.ep_size:
-            raise ModelError(
-                f"ep_size={self.ep_size} cannot split num_experts={self.num_experts}. Layout. Use a divisor."
-            )
         num_local = self.num_experts // self.ep_size
         self.router = Router(config)
         rank = parallel_state.get_expert_model_parallel_rank() if self.ep_size > 1 else 0

@@ -90,9 +90,12 @@ def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any
     Args:
         models: The chunks of this pipeline stage.
     """
-    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    # Overlapped, as in training: it raises where a parameter is left without a gradient, if only a zero.
+    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
     wrapped = [DistributedDataParallel(model.config, options, model) for model in models]
-    models[0].config.finalize_model_grads_func = finalize_model_grads
+    config = models[0].config
+    config.finalize_model_grads_func = finalize_model_grads
+    config.no_sync_func = [model.no_sync for model in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     for model in wrapped:
         model.zero_grad_buffer()
     # Stages hand on activations of one shape, so all rows are as long as the longest.
