@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mindvl_train import CheckpointConfig, CheckpointError, InitSection, ModelSection, RunConfig, run_training
 
@@ -148,6 +149,12 @@ def test_resuming_says_whether_numbers_stay_the_same(
     rewrite(folder / "step-00000002", manifest)
     run_training(replace(config, schedule=replace(config.schedule, steps=3)))
     assert "the same data follows; numbers agree to rounding only (tp_size 2 -> 1)" in caplog.text
+
+
+def test_no_step_draws_a_random_number(make_config: Callable[..., RunConfig]) -> None:
+    states: list[torch.Tensor] = []
+    run_training(make_config(steps=3), on_step=lambda step, loss: states.append(torch.get_rng_state()))
+    assert all(torch.equal(state, states[0]) for state in states)
 
 
 def rewrite(checkpoint: Path, manifest: dict[str, Any]) -> None:

@@ -96,6 +96,9 @@ class Saver:
             self._agree(lambda: writing.publish(documents))
             self._writing = None
         self.stall_s = time.monotonic() - began
+        if writing.is_first:
+            done = "is being written" if self._config.in_background else "is saved"
+            logger.info("%s %s; training waited %.2f s", writing.name, done, self.stall_s)
         return writing.final
 
     @property
