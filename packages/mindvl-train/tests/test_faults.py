@@ -3,7 +3,11 @@
 
 import json
 import os
+import pickle
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +18,7 @@ import torch
 
 from mindvl_data.types import Segment
 from mindvl_model import enter
-from mindvl_train import CheckpointConfig, RunConfig, ScheduleConfig, TrainError, run_training
+from mindvl_train import CheckpointConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainError, run_training
 from mindvl_train.config import FaultsConfig
 from mindvl_train.parallel import Place, process_groups
 from mindvl_train.state import TrainState
@@ -163,3 +167,130 @@ def test_skipped_steps_change_nothing_and_a_resumed_run_skips_the_same_ones(
     assert [line["step"] for line in written(config.out)] == skipped
     expected, actual = read_tensors(straight.checkpoint), read_tensors(resumed.checkpoint)
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+
+
+# Imports once and forks the processes of each start, so that a start costs a second instead of ten. A run is killed at
+# given steps, a little later or while it starts, with any number of processes, and started again until it is done.
+CHAOS = """
+    import json, os, pickle, random, signal, socket, sys, time
+    from pathlib import Path
+    import mindvl_train.weights  # megatron-core and all the rest, before the forks
+    from mindvl_train import run_training
+
+    quiet, restless, num_kills, seed = pickle.loads(Path(sys.argv[1]).read_bytes())
+    choose = random.Random(seed)
+
+    def start(config, world):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        children = []
+        for rank in range(world):
+            if child := os.fork():
+                children.append(child)
+                continue
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            os.environ.update({name: str(value) for name, value in place.items()})
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            log = os.open(config.out.with_suffix(f".rank{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+            code = 1
+            try:
+                run_training(config, on_step=lambda step, loss: progress(config).write_text(str(step)))
+                code = 0
+            finally:
+                os._exit(code)
+        return children
+
+    def progress(config):
+        return config.out.with_suffix(".step")
+
+    def reap(children, wait_s):
+        # As a launcher does: who does not end with the others is killed.
+        left, deadline, codes = list(children), time.monotonic() + wait_s, []
+        while left:
+            for child in list(left):
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    left.remove(child)
+                    codes.append(os.waitstatus_to_exitcode(status))
+            if left and time.monotonic() > deadline:
+                for child in left:
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+        return codes
+
+    assert reap(start(quiet, 1), 300) == [0]
+    told = []
+    steps = quiet.schedule.steps
+    for target in sorted(choose.choices(range(steps - 1), k=num_kills)):
+        world = choose.choice([1, 2, 2, 4])
+        starting = choose.random() < 0.2
+        progress(restless).write_text("0")
+        children = start(restless, world)
+        ended = False
+        while not starting and int(progress(restless).read_text() or 0) <= target and not ended:
+            time.sleep(0.002)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        assert not ended, f"a process ended by itself, for step {target}"
+        time.sleep(choose.random() * (1.0 if starting else 0.15))
+        victims = children if choose.random() < 0.5 else [choose.choice(children)]
+        for child in victims:
+            os.kill(child, signal.SIGKILL)
+        codes = reap(children, 1.0)
+        told.append([world, "start" if starting else target + 1, len(victims), codes])
+    assert reap(start(restless, 2), 300) == [0, 0]
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.multi
+def test_kills_at_any_moment_with_any_number_of_processes_change_nothing_in_the_end(
+    make_config: Callable[..., RunConfig],
+    read_tensors: Read,
+    read_losses: Callable[[RunConfig], list[tuple[int, float, float]]],
+    tmp_path: Path,
+) -> None:
+    """MINDVL_CHAOS_KILLS=20 kills more often than the everyday four times, MINDVL_CHAOS_SEED at other moments."""
+    num_kills, seed = int(os.environ.get("MINDVL_CHAOS_KILLS", "4")), int(os.environ.get("MINDVL_CHAOS_SEED", "0"))
+    settings: dict[str, Any] = {
+        "steps": 3 * num_kills,
+        "packs_per_step": 4,
+        "checkpoints": CheckpointConfig(every_steps=2),
+        # Adam's first steps follow the sign of a gradient, so that rounding of nearly zero ones would show: damp them.
+        "optimizer": OptimizerConfig(epsilon=1e-4),
+    }
+    quiet, restless = make_config("quiet", **settings), make_config("restless", **settings)
+    job = tmp_path / "job.pickle"
+    job.write_bytes(pickle.dumps((quiet, restless, num_kills, seed)))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CHAOS), str(job)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.rank*")))
+    assert done.returncode == 0, f"{logs}\n{done.stderr[-3000:]}"
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert len(told) == num_kills
+    assert all(-signal.SIGKILL in codes for _, _, _, codes in told), told
+
+    orders = [
+        [_order(line) for line in (config.out / "audit.jsonl").read_text().splitlines()] for config in (quiet, restless)
+    ]
+    assert orders[0] == orders[1]
+    ends = [config.out / "checkpoints" / f"step-{3 * num_kills:08d}" for config in (quiet, restless)]
+    assert (ends[0] / "ledger.json").read_bytes() == (ends[1] / "ledger.json").read_bytes()
+    for (step, loss, _), (same, expected, _) in zip(read_losses(restless), read_losses(quiet), strict=True):
+        assert (step, loss) == (same, pytest.approx(expected, rel=1e-5))
+    expected, actual = read_tensors(ends[0]), read_tensors(ends[1])
+    for name, tensor in expected.items():
+        if not name.startswith("optimizer.state.exp_avg"):
+            torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def _order(line: str) -> dict[str, Any]:
+    """A line of the audit log without the time it was written."""
+    said: dict[str, Any] = json.loads(line)
+    return {name: value for name, value in said.items() if name != "when"}

@@ -172,14 +172,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _innermost(thread: int) -> str:
-    """Where a thread stands, and the call of torch.distributed it is in, if any: the collective it waits in."""
+    """The calls a thread is in, innermost first; a collective is one of them, below who asked for it."""
     frame: FrameType | None = sys._current_frames().get(thread)
-    if frame is None:
-        return "no Python code"
-    words = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
-    collective = None
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            collective = frame.f_code.co_name
+    calls: list[str] = []
+    while frame is not None and len(calls) < 5:
+        calls.append(f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
         frame = frame.f_back
-    return words if collective is None else f"{words}, collective {collective}"
+    return " < ".join(calls)
