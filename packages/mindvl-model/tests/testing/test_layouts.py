@@ -10,6 +10,7 @@ import torch
 
 from mindvl_model import MindVLConfig
 from mindvl_model.layout import Layout
+from mindvl_model.parameters import PARTS, Part
 from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
 from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import (
@@ -31,12 +32,18 @@ class Case:
     config: MindVLConfig
     layout: dict[str, Any] = field(default_factory=dict)
     dp_size: int = 1
+    trainable: tuple[Part, ...] = PARTS
 
 
 TWO_PROCESSES = {
     "cp": Case(smallest_config(), {"cp_size": 2, "recompute": "selective"}),
     "tp, images spread": Case(smallest_config(), {"tp_size": 2, "spread_images": True}),
     "cp, images spread": Case(smallest_config(), {"cp_size": 2, "spread_images": True}),
+    "tp, images spread, projector alone": Case(
+        smallest_config(), {"tp_size": 2, "spread_images": True}, trainable=("projector",)
+    ),
+    "pp, projector alone": Case(MOE, {"pp_size": 2, "recompute": "full"}, trainable=("projector",)),
+    "cp, frozen tower": Case(smallest_config(), {"cp_size": 2}, trainable=("projector", "language")),
     "interleaved pp": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}),
     "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
     "cp, Qwen2": Case(smallest_qwen2_5_vl(), {"cp_size": 2}),
@@ -83,14 +90,15 @@ def rows_of(config: MindVLConfig) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Callable[[MindVLConfig], tuple[Outcome, Any]]:
+def alone() -> Callable[..., tuple[Outcome, Any]]:
     """Outcome and weights of one process, once for each model."""
-    found: dict[MindVLConfig, tuple[Outcome, Any]] = {}
+    found: dict[Any, tuple[Outcome, Any]] = {}
 
-    def of(config: MindVLConfig) -> tuple[Outcome, Any]:
-        if config not in found:
-            found[config] = in_one_process(config, rows_of(config))
-        return found[config]
+    def of(config: MindVLConfig, trainable: tuple[Part, ...] = PARTS) -> tuple[Outcome, Any]:
+        key = config, trainable
+        if key not in found:
+            found[key] = in_one_process(config, rows_of(config), trainable=trainable)
+        return found[key]
 
     return of
 
@@ -109,6 +117,7 @@ def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
                     weights=alone(case.config)[1],
                     layout=Layout(**case.layout),
                     dp_size=case.dp_size,
+                    trainable=case.trainable,
                 )
                 for case in cases.values()
             ]
@@ -133,7 +142,8 @@ def assert_equal(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.multi
 @pytest.mark.parametrize("name", TWO_PROCESSES)
 def test_two_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
-    assert_equal(together(TWO_PROCESSES)[name], alone(TWO_PROCESSES[name].config)[0])
+    case = TWO_PROCESSES[name]
+    assert_equal(together(TWO_PROCESSES)[name], alone(case.config, case.trainable)[0])
 
 
 @pytest.mark.multi

@@ -145,9 +145,10 @@ def _routed(model: Any) -> list[RouterStatistics]:
 
 
 def _show_gradients(model: Any) -> None:
-    """Put gradients where weights were, under whose names they are then taken."""
+    """Put gradients where weights were, under whose names they are then taken; zeros for what is frozen."""
     for parameter in model.parameters():
-        parameter.data.copy_(parameter.main_grad)
+        gradient = parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
+        parameter.data.copy_(gradient)
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):  # a weight without a gradient
             buffer.zero_()

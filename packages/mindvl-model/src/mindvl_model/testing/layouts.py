@@ -10,7 +10,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor
 from mindvl_model.accelerator import enter
 from mindvl_model.config import MindVLConfig
 from mindvl_model.layout import Layout
+from mindvl_model.parameters import PARTS, Part, set_trainable
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
 
@@ -47,6 +48,7 @@ class Job:
     weights: dict[str, Tensor]
     layout: Layout
     dp_size: int = 1
+    trainable: Collection[Part] = PARTS
 
     @property
     def world_size(self) -> int:
@@ -55,9 +57,14 @@ class Job:
 
 
 def in_one_process(
-    config: MindVLConfig, rows: Sequence[dict[str, Any]], seed: int = 0, **layout: Any
+    config: MindVLConfig,
+    rows: Sequence[dict[str, Any]],
+    seed: int = 0,
+    *,
+    trainable: Collection[Part] = PARTS,
+    **layout: Any,
 ) -> tuple[Outcome, Any]:
-    """Outcome of random weights in the groups of this process, and the weights for in_processes.
+    """Outcome of random weights in the groups of this process, and the weights for run_jobs.
 
     Args:
         layout: Fields of Layout, such as recompute.
@@ -68,22 +75,9 @@ def in_one_process(
 
     model = MindVLModel(config, Layout(**layout))
     randomize(model, seed)
+    set_trainable(model, trainable)
     weights = join([pieces(model)])
     return _merge([step([model], rows)]), weights
-
-
-def in_processes(
-    config: MindVLConfig,
-    rows: Sequence[dict[str, Any]],
-    weights: dict[str, Tensor],
-    folder: Path,
-    *,
-    dp_size: int = 1,
-    **layout: Any,
-) -> Outcome:
-    """The same in a layout, of which its fields are given; rows are dealt to data-parallel ranks in turn."""
-    job = Job(config=config, rows=rows, weights=weights, layout=Layout(**layout), dp_size=dp_size)
-    return run_jobs([job], folder)[0]
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path) -> list[Outcome]:
@@ -167,6 +161,8 @@ def _run(file: Path) -> None:
                 models = build_stages(job.config, job.layout)
                 for name, _, start, content in (piece for model in models for piece in pieces(model)):
                     content.copy_(job.weights[name][_slices(start, content)])
+                for model in models:
+                    set_trainable(model, job.trainable)
                 result = step(models, job.rows[place.dp_rank :: place.dp_size])
                 if place.tp_rank:
                     result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # said by the first of each group
