@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mindvl_model import enter
+from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig
-from mindvl_train.parallel import Place, process_groups
+from mindvl_train.parallel import process_groups
 from mindvl_train.state import TrainState
 
 
@@ -18,16 +19,17 @@ from mindvl_train.state import TrainState
 def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     from mindvl_train import loop
     from mindvl_train.metrics import Metrics
+    from mindvl_train.run_card import run_facts
     from mindvl_train.saving import Saver
     from mindvl_train.step import StepReport
 
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
         seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": [], "parts": []}
 
-        def count(*_: Any, num_microbatches: int, learning_rate: float, place: Place) -> StepReport:
+        def count(*_: Any, num_microbatches: int, learning_rate: float, **__: Any) -> StepReport:
             seen["rates"].append(learning_rate)
             seen["rows"].append(num_microbatches)
-            return StepReport(torch.tensor(3.0), torch.tensor(3), 1.0, learning_rate, 8, 0)
+            return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8, 0)
 
         class CountingSaver(Saver):
             def save(self, state: TrainState) -> Path:
@@ -40,7 +42,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             seen["last"] = loop.train(
                 config,
                 state,
-                Metrics([], config.metrics.every_steps, place.device),
+                Metrics([], config.metrics.every_steps, place, run_facts(config, smallest_config(), place.device)),
                 place,
                 CountingSaver(config.out / "checkpoints", config.checkpoints, {}),
                 begin=lambda part, step: seen["parts"].append((step, part)),

@@ -43,6 +43,7 @@ def train(
     def begin_part(part: str) -> None:
         begin(part, state.step + 1)
         stragglers.begin(part)
+        metrics.begin(part, state.step + 1)
 
     while state.step < steps:
         report = train_step(
@@ -55,7 +56,7 @@ def train(
             may_update=bad_steps.accepts,
             begin=begin_part,
         )
-        begin("report", state.step + 1)
+        begin_part("report")
         state.step += 1
         stop = any_process(should_stop() or saver.failed, place.device)  # a signal may reach one process only
         save_now = stop or state.step == steps or state.step % config.checkpoints.every_steps == 0

@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where reports go: a JSONL file, TensorBoard, the log."""
+"""Where reports go: a JSONL file, TensorBoard, the log, Weights & Biases."""
 
+import hashlib
+import importlib
 import json
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from mindvl_train.config import RunConfig
+from mindvl_train.errors import TrainError
+
 logger = logging.getLogger(__name__)
+
+
+def open_sinks(config: RunConfig, resumed_step: int) -> list[Any]:
+    """Those the recipe asks for; lines after the resumed step are dropped.
+
+    Raises:
+        TrainError: metrics.wandb_project is given, but wandb is not installed.
+    """
+    sinks: list[Any] = [JsonLines(config.out / "metrics.jsonl", resumed_step), Log()]
+    if config.metrics.tensorboard:
+        sinks.append(TensorBoard(config.out / "tensorboard", resumed_step))
+    if config.metrics.wandb_project is not None:
+        sinks.append(WeightsAndBiases(config.metrics.wandb_project, config.out))
+    return sinks
 
 
 class JsonLines:
@@ -40,14 +59,48 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1)
 
     def write(self, report: dict[str, Any]) -> None:
-        """Add every number of the report at its step."""
-        for name, value in report.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, report["step"])
+        """Add every number of the report at its step; `loss_by_source/pages` where numbers stand in groups."""
+        for name, value in flat(report).items():
+            self._writer.add_scalar(name, value, report["step"])
 
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+
+class WeightsAndBiases:
+    """Every number of a report, under one id for each folder, so that a resumed run goes on in its own curves.
+
+    Weights & Biases keeps what a run reported after the step it is resumed from and takes no second value for it.
+
+    Raises:
+        TrainError: wandb is not installed.
+    """
+
+    def __init__(self, project: str, out: Path) -> None:
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise TrainError(
+                f"metrics.wandb_project={project}, but wandb is not installed here. Install it with pip install wandb, "
+                "or leave metrics.wandb_project out; OUT/metrics.jsonl and OUT/tensorboard hold the same numbers."
+            ) from None
+        place = str(out.resolve())
+        self._run = wandb.init(
+            project=project,
+            name=out.name,
+            id=hashlib.sha256(place.encode()).hexdigest()[:16],
+            dir=place,
+            resume="allow",
+        )
+
+    def write(self, report: dict[str, Any]) -> None:
+        """Send every number of the report at its step."""
+        self._run.log(flat(report), step=report["step"])
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._run.finish()
 
 
 class Log:
@@ -55,13 +108,34 @@ class Log:
 
     def write(self, report: dict[str, Any]) -> None:
         """Log the numbers a person follows."""
-        logger.info(
-            "step %d: loss %.4f, lr %.2e, grad norm %.2f, %.0f tokens/s",
-            *(report[name] for name in ("step", "loss", "learning_rate", "grad_norm", "tokens_per_s")),
-        )
+        pieces = [
+            "step {step}: loss {loss:.4f}, lr {learning_rate:.2e}, grad norm {grad_norm:.2f}, "
+            "{tokens_per_s:.0f} tokens/s".format(**report)
+        ]
+        if "mfu" in report:
+            pieces.append(f"MFU {100 * report['mfu']:.1f} %")
+        if "mtp_loss" in report:
+            pieces.append("next tokens " + ", ".join(f"{loss:.3f}" for loss in report["mtp_loss"].values()))
+        if "routers" in report:
+            layer, load = max(report["routers"]["load"].items(), key=lambda item: item[1])
+            pieces.append(f"busiest expert {load:.2f} times the mean, in layer {layer}")
+        if lost := _worst(report.get("step_split", {})):
+            pieces.append(lost)
+        logger.info("%s", ", ".join(pieces))
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def flat(report: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a report by name, those of groups as group/name; without the step."""
+    numbers: dict[str, float] = {}
+    for name, value in report.items():
+        if isinstance(value, dict):
+            numbers |= flat(value, f"{prefix}{name}/")
+        elif prefix or name != "step":
+            numbers[f"{prefix}{name}"] = value
+    return numbers
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -73,3 +147,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
+
+
+def _worst(split: dict[str, float]) -> str:
+    """What costs most beside computing, where it is more than a twentieth of the step."""
+    lost = {name: seconds for name, seconds in split.items() if name not in ("vision", "language")}
+    if not lost:
+        return ""
+    name = max(lost, key=lambda one: lost[one])
+    share = lost[name] / sum(split.values())
+    return f"{name.replace('_', ' ')} {100 * share:.0f} % of the step" if share > 0.05 else ""
