@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from mindvl_ops import AdamW, OpsError
+from mindvl_ops import AdamW, OpsError, adamw
 
 
 def _train(optimizer, params, steps, seed):
@@ -64,6 +64,21 @@ def test_state_made_by_the_caller_is_used():
     optimizer.step()
     torch.testing.assert_close(optimizer.state[params[0]]["exp_avg"], torch.full((4, 3), 0.9))
     assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.ones(3))  # no gradient, no update
+
+
+@pytest.mark.parametrize("slab", [1, 14, 1 << 25])
+def test_a_state_on_the_host_changes_no_number(monkeypatch: pytest.MonkeyPatch, slab: int):
+    monkeypatch.setattr(adamw, "_SLAB_ELEMENTS", slab)
+    params, others = _params(), _params()
+    plain, offloaded = AdamW(params, lr=0.1), AdamW(others, lr=0.1, host_state=True)
+    offloaded.initialize_state(others[0])
+    _train(plain, params, 3, seed=0)
+    _train(offloaded, others, 3, seed=0)
+    for left, right in zip(params, others, strict=True):
+        assert torch.equal(left, right)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(plain.state[left][name], offloaded.state[right][name])
+            assert offloaded.state[right][name].device.type == "cpu"
 
 
 def test_values_out_of_range_are_refused():

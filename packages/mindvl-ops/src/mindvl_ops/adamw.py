@@ -7,7 +7,7 @@ distributed optimizer then cannot load its checkpoint. Source: Loshchilov and Hu
 Regularization", 2019.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,12 +18,19 @@ from .errors import OpsError
 from .registry import register
 
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_SLAB_ELEMENTS = 1 << 25  # parameters whose moments are on the device at once: 256 MiB of float32
+
+
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay.
 
     Args:
         adam_w_mode: Decoupled decay if True, else the decay is added to the gradient (plain Adam).
         bias_correction: Divide the moments by `1 - beta ** step`.
+        host_state: Keep the moments in the memory of the host, pinned where there is a device, and bring them to the
+            device a slab at a time for the update. Two float32 numbers for each parameter that a device need not hold;
+            every step sends them there and back.
     """
 
     def __init__(
@@ -35,6 +42,7 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         adam_w_mode: bool = True,
         bias_correction: bool = True,
+        host_state: bool = False,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise OpsError(
@@ -44,6 +52,7 @@ class AdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})
         self.adam_w_mode = bool(adam_w_mode)
+        self.host_state = host_state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -56,19 +65,46 @@ class AdamW(torch.optim.Optimizer):
             group["step"] = int(group.get("step", 0)) + 1
             params = [param for param in group["params"] if param.grad is not None and param.numel()]
             for param in params:
-                state = self.state[param]
-                if "exp_avg" not in state:
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-            if params:
-                self._update(group, params)
+                self.initialize_state(param)
+            if self.host_state:
+                self._update_by_slabs(group, params)
+            elif params:
+                moments = {name: [self.state[param][name] for param in params] for name in _MOMENTS}
+                self._update(group, params, moments)
         return loss
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def initialize_state(self, param: Tensor) -> None:
+        """Make room for the moments of a parameter, zero, where they are kept; nothing where there are some."""
+        state = self.state[param]
+        for name in _MOMENTS:
+            if name not in state:
+                state[name] = self._on_host(param).zero_() if self.host_state else torch.zeros_like(param)
+
+    @staticmethod
+    def _on_host(like: Tensor) -> Tensor:
+        return torch.empty_like(like, device="cpu", pin_memory=like.device.type != "cpu")
+
+    def _update_by_slabs(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for slab in _slabs(params):
+            moments = {
+                name: [self.state[param][name].to(param.device, non_blocking=True) for param in slab]
+                for name in _MOMENTS
+            }
+            self._update(group, slab, moments)
+            for name, values in moments.items():
+                for param, value in zip(slab, values, strict=True):
+                    kept = self.state[param][name]
+                    if kept.device.type != "cpu":  # somebody loaded a state to the device
+                        kept = self.state[param][name] = self._on_host(param)
+                    if kept is not value:
+                        kept.copy_(value)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor], moments: dict[str, list[Tensor]]) -> None:
         chosen("adamw")(
             params,
             [param.grad for param in params],
-            [self.state[param]["exp_avg"] for param in params],
-            [self.state[param]["exp_avg_sq"] for param in params],
+            moments["exp_avg"],
+            moments["exp_avg_sq"],
             step=group["step"],
             lr=float(group["lr"]),
             betas=group["betas"],
@@ -77,6 +113,18 @@ class AdamW(torch.optim.Optimizer):
             decoupled=self.adam_w_mode,
             bias_correction=group["bias_correction"],
         )
+
+
+def _slabs(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters in order, in groups of so many elements at most, or of one parameter."""
+    slab: list[Tensor] = []
+    for param in params:
+        if slab and sum(p.numel() for p in slab) + param.numel() > _SLAB_ELEMENTS:
+            yield slab
+            slab = []
+        slab.append(param)
+    if slab:
+        yield slab
 
 
 @register("adamw", "reference")

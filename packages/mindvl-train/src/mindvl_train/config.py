@@ -100,7 +100,7 @@ class OptimizerConfig:
     beta2: float = 0.95
     epsilon: float = 1e-8
     clip_grad_norm: float = 1.0  # over all parameters; 0 turns clipping off
-    offload: bool = False  # keep its state in the memory of the host; slower, for when the device is full
+    offload: bool = False  # keep its two moments in the memory of the host; slower, for when the device is full
 
 
 @dataclass(frozen=True, kw_only=True)

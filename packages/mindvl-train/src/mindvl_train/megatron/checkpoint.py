@@ -154,10 +154,7 @@ class _Owner:
     def allocate(self) -> None:
         """Make room for states before the first update."""
         main = self.optimizer._get_main_param_and_optimizer_states(self.param)["param"]
-        state = self.optimizer.optimizer.state[main]
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in state:
-                state[name] = torch.zeros_like(main)
+        self.optimizer.optimizer.initialize_state(main)
 
 
 def _owners(optimizer: Any | None) -> dict[Tensor, _Owner | None]:

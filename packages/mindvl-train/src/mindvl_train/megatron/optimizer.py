@@ -61,6 +61,10 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(options, list(wrapped), config_overrides=get_standard_config_overrides(options))
+    for part in optimizer.chained_optimizers:
+        if not part.is_stub_optimizer:
+            # megatron-core's own offload updates by torch's Adam on the host, whose state no checkpoint of ours knows.
+            part.optimizer.host_state = config.offload
     return optimizer
 
 
