@@ -145,7 +145,7 @@ def test_videos_beside_pictures_give_what_transformers_gives() -> None:
     expected = published(patches, grid_thw=torch.tensor(GRIDS + videos)).last_hidden_state
     assert_near(actual, expected)
     with pytest.raises(ModelError, match="pixel_values_videos: patches of 588 values"):
-        tower.embed_videos(pixels)
+        tower.patch_embed(pixels, pixels)
 
 
 def test_gradients_of_the_tower_are_those_of_transformers() -> None:
@@ -171,4 +171,4 @@ def test_gradients_of_the_tower_are_those_of_transformers() -> None:
 def test_patches_of_another_size_are_refused() -> None:
     tower, _ = build_pair(smallest_config().vision)
     with pytest.raises(ModelError, match=r"patches of 768 values, but this model takes 3 x 14 x 14"):
-        tower.embed(torch.zeros(4, 768, dtype=torch.uint8))
+        tower.patch_embed(torch.zeros(4, 768, dtype=torch.uint8))

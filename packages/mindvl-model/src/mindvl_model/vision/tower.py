@@ -15,6 +15,60 @@ from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, buil
 from mindvl_model.vision.positions import VisionPlan, rotary_angles
 
 
+class PatchEmbedding(torch.nn.Module):
+    """Normalise uint8 patches and embed them by a matmul with the Conv3d kernel.
+
+    A module of its own, so that whatever waits for parameters before a module runs waits for the kernel, too.
+    """
+
+    def __init__(self, config: VisionConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.vision = config
+        patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        self.weight = torch.nn.Parameter(torch.empty(config.hidden_size, patch_dim, dtype=dtype))
+        mean = torch.tensor(config.image_mean).repeat_interleave(config.patch_size**2)
+        std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
+        self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("pixel_shift", -mean / std, persistent=False)
+
+    def forward(self, pixel_values: Tensor, pixel_values_videos: Tensor | None = None) -> Tensor:
+        """[P_images, C*patch*patch] and [P_videos, C*temporal_patch*patch*patch] -> [P_images + P_videos, H]."""
+        hidden = self._embed(pixel_values)
+        if pixel_values_videos is not None and len(pixel_values_videos):
+            hidden = torch.cat((hidden, self._embed_videos(pixel_values_videos)))
+        return hidden
+
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """A still picture fills the temporal patch with copies of itself, so slices of the kernel over time are summed.
+
+        That is half the work of copying the pixels.
+        """
+        config, weight = self.vision, self.weight
+        if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
+            raise ModelError(
+                f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. "
+                "Check the image settings."
+            )
+        pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
+        over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
+        kernel = (config.in_channels, config.patch_size, config.patch_size)
+        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1), kernel=kernel)
+
+    def _embed_videos(self, pixel_values_videos: Tensor) -> Tensor:
+        config, weight = self.vision, self.weight
+        if pixel_values_videos.shape[-1] != weight.shape[1]:
+            raise ModelError(
+                f"pixel_values_videos: patches of {pixel_values_videos.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.temporal_patch_size} x {config.patch_size} x {config.patch_size} "
+                "uint8 pixels. Check the video settings."
+            )
+        shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
+        pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
+        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight, kernel=kernel)
+
+
 class VisionTower(MegatronModule):
     """Patches -> hidden states, in the order of the plan (windows together)."""
 
@@ -31,13 +85,8 @@ class VisionTower(MegatronModule):
         )
         super().__init__(config=block_config)
         self.vision = config
-        patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        self.patch_embed = torch.nn.Linear(patch_dim, config.hidden_size, bias=False, dtype=layout.dtype)
+        self.patch_embed = PatchEmbedding(config, layout.dtype)
         self.blocks = build_vision_block(block_config, whole=layout.spread_images)
-        mean = torch.tensor(config.image_mean).repeat_interleave(config.patch_size**2)
-        std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
-        self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
-        self.register_buffer("pixel_shift", -mean / std, persistent=False)
 
     def forward(self, pixel_values: Tensor, plan: VisionPlan, pixel_values_videos: Tensor | None = None) -> Tensor:
         """Hidden states [P, H] in the order of plan, from uint8 patches in merge-block order, videos after pictures.
@@ -46,9 +95,7 @@ class VisionTower(MegatronModule):
             pixel_values: [P_images, C*patch*patch].
             pixel_values_videos: [P_videos, C*temporal_patch*patch*patch].
         """
-        hidden = self.embed(pixel_values)
-        if pixel_values_videos is not None and len(pixel_values_videos):
-            hidden = torch.cat((hidden, self.embed_videos(pixel_values_videos)))
+        hidden: Tensor = self.patch_embed(pixel_values, pixel_values_videos)
         merge_unit = self.vision.spatial_merge_size**2
         if plan.order is not None:
             order = plan.order.to(hidden.device)
@@ -61,35 +108,3 @@ class VisionTower(MegatronModule):
             sin=sin,
         )
         return self.blocks(hidden.unsqueeze(1), None, packed_seq_params=row).squeeze(1)  # [P, 1, H] inside
-
-    def embed(self, pixel_values: Tensor) -> Tensor:
-        """Normalise uint8 patches and embed them: [P, C*patch*patch] -> [P, H].
-
-        A still picture fills the temporal patch with copies of itself, so the kernel's slices over time are summed
-        instead of the pixels being copied.
-        """
-        config, weight = self.vision, self.patch_embed.weight
-        if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
-            raise ModelError(
-                f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
-                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. "
-                "Check the image settings."
-            )
-        pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
-        over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
-        kernel = (config.in_channels, config.patch_size, config.patch_size)
-        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1), kernel=kernel)
-
-    def embed_videos(self, pixel_values_videos: Tensor) -> Tensor:
-        """Normalise uint8 patches of videos and embed them: [P, C*temporal_patch*patch*patch] -> [P, H]."""
-        config, weight = self.vision, self.patch_embed.weight
-        if pixel_values_videos.shape[-1] != weight.shape[1]:
-            raise ModelError(
-                f"pixel_values_videos: patches of {pixel_values_videos.shape[-1]} values, but this model takes "
-                f"{config.in_channels} x {config.temporal_patch_size} x {config.patch_size} x {config.patch_size} "
-                "uint8 pixels. Check the video settings."
-            )
-        shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
-        pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
-        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
-        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight, kernel=kernel)
