@@ -139,7 +139,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     if not Path(folder).is_dir():
         raise DataError(f"tokenizer folder {folder} does not exist. Name a folder that holds tokenizer.json.")
     try:
-        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # False: a model folder may carry code of its own, which its tokenizer does not need; None would ask the user.
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer cannot be read: {error}. {folder}. Save it with transformers.") from error
     backend = getattr(hf, "backend_tokenizer", None)

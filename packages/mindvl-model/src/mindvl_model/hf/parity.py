@@ -263,7 +263,11 @@ def _load_theirs(path: Path, model_type: str, dtype: torch.dtype) -> Any:
     with _without_fp8(path) as plain:
         try:
             return auto.from_pretrained(
-                plain, dtype=dtype, trust_remote_code=model_type == "mindvl", local_files_only=True
+                plain,
+                dtype=dtype,
+                trust_remote_code=model_type == "mindvl",
+                local_files_only=True,
+                experts_implementation="eager",  # the plain one; their grouped one wants sizes that small models lack
             ).eval()
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ModelError(

@@ -101,7 +101,9 @@ def _patches(vision: VisionConfig) -> dict[str, Any]:
 def _write_tokenizer(folder: Path, tokenizer: Path) -> None:
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder)
+    # False: an exported folder carries code, which its tokenizer does not need; None would ask the user.
+    read = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
+    read.save_pretrained(folder)
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:
