@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run real training steps of a layout and read off the most memory each rank held, by the parts a plan has.
+
+Beside memory.py, whose figures this checks. On a device the peak is what its allocator reports. On a CPU every
+allocation of PyTorch's allocator is recorded (torch.profiler), those inside of kernels and of other threads too; not
+seen are Python, NumPy and the buffers of gloo. As a program it is one rank, with the variables of a launcher set:
+`python -m mindvl_train.planner.measure JOB`.
+"""
+
+import json
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mindvl_model import MindVLConfig, enter
+from mindvl_train.config import RunConfig
+from mindvl_train.launch import launch
+from mindvl_train.planner.rows import Row
+
+IGNORE_INDEX = -100
+_SPECIAL = 7  # lower ids may be special tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Bytes on one rank."""
+
+    pp_rank: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    inputs: float
+    activations: float  # kept and temporary: the peak less all that is there between steps
+    base: float  # what else was there between steps
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.parameters + self.gradients + self.optimizer + self.inputs + self.activations + self.base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is measured."""
+
+    run: RunConfig  # its parallel, recompute, optimizer, precision and trained parts
+    model: MindVLConfig
+    row: Row
+    num_microbatches: int
+
+
+def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> list[Measured]:
+    """Two steps in fresh processes on this machine; the peak of the second one of every rank, in order of ranks.
+
+    Raises:
+        TrainError: A process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job"
+        path.write_bytes(pickle.dumps(job))
+        command = [sys.executable, "-m", "mindvl_train.planner.measure", str(path)]
+        launch(command, num_processes, threads_per_process=threads_per_process)
+        return [Measured(**json.loads(Path(f"{path}.{rank}").read_text())) for rank in range(num_processes)]
+
+
+@dataclass(frozen=True)
+class RandomBatch:
+    """A packed row of a given form, with random content."""
+
+    inputs: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: Row, model: MindVLConfig, seed: int = 0) -> Self:
+        """Placeholders stand at the start, every other token is learned."""
+        generator = torch.Generator().manual_seed(seed)
+        vision = model.vision
+        ids = torch.randint(_SPECIAL, model.language.vocab_size, (row.tokens,), generator=generator)
+        ids[torch.isin(ids, torch.tensor([token for token in vars(model.tokens).values() if token is not None]))] = 0
+        visual = row.patches // vision.spatial_merge_size**2
+        ids[:visual] = model.tokens.image
+        labels = torch.where(torch.arange(row.tokens) % 2 == 0, ids, IGNORE_INDEX)
+        labels[:visual] = IGNORE_INDEX
+        shape = (row.patches, vision.in_channels * vision.patch_size**2)
+        return cls(
+            {
+                "input_ids": ids,
+                "labels": labels,
+                "position_ids": torch.cat([torch.arange(length) for length in row.segments]).expand(3, -1),
+                "cu_seqlens": torch.tensor([0, *row.segments]).cumsum(0).to(torch.int32),
+                "max_seqlen": max(row.segments),
+                "pixel_values": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8),
+                "image_grid_thw": torch.tensor(list(row.grids), dtype=torch.int64).reshape(-1, 3),
+            }
+        )
+
+    @property
+    def segments(self) -> Sequence[Any]:
+        """Nobody asks where random samples are from."""
+        return ()
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Learned tokens."""
+        return int((self.inputs["labels"] != IGNORE_INDEX).sum())
+
+    def to(self, device: torch.device) -> "RandomBatch":
+        """On a device, but for what the model reads on the host."""
+        stays = {"cu_seqlens", "image_grid_thw"}
+        moved = {
+            name: value.to(device) if isinstance(value, Tensor) and name not in stays else value
+            for name, value in self.inputs.items()
+        }
+        return RandomBatch(moved)
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Arguments of the model."""
+        return dict(self.inputs)
+
+
+def rank_main(path: Path) -> None:
+    """One rank of measure()."""
+    job: Job = pickle.loads(path.read_bytes())
+    accelerator = enter()
+    # Imported here: these modules import megatron-core, which must find the device settled.
+    from mindvl_ops import select_backends
+    from mindvl_train.parallel import process_groups
+
+    select_backends(job.run.ops)
+    with process_groups(accelerator, job.run.seed, job.run.parallel) as place:
+        recorder = _CpuRecorder() if place.device.type == "cpu" else _DeviceRecorder(place.device)
+        measured = _measure_steps(job, place, recorder)
+        Path(f"{path}.{place.rank}").write_text(json.dumps(vars(replace(measured, pp_rank=place.pp_rank))))
+
+
+def _measure_steps(job: Job, place: Any, recorder: Any) -> Measured:
+    from mindvl_model.parameters import initialize
+    from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
+    from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
+    from mindvl_train.weights import build_models
+
+    with recorder:
+        chunks = build_models(job.run, job.model, place.device, load_init=False)
+        for chunk in chunks:
+            initialize(chunk, job.model, job.run.seed)
+        models = wrap_models(chunks, overlap=job.run.parallel.overlap and place.num_ranks > 1)
+        optimizer = build_optimizer(models, job.run.optimizer)
+        prepare_schedule(models, optimizer)
+        row = RandomBatch.of(job.row, job.model)
+        for _ in range(2):
+            recorder.begin_step()
+            microbatches = [RandomBatch(_copied(row.inputs)).to(place.device) for _ in range(job.num_microbatches)]
+            for model in models:
+                model.zero_grad_buffer()  # type: ignore[operator]
+            optimizer.zero_grad()
+            forward_backward(models, microbatches)
+            update(optimizer, 1e-4, gradient_norm(optimizer))
+            finish_router_step(models, was_applied=True)
+            recorder.end_step()
+        parts = _persistent(chunks, optimizer)
+        inputs = float(sum(_bytes(batch.inputs.values()) for batch in microbatches))
+        del microbatches, row
+    between, peak = recorder.result()
+    parts["inputs"] = inputs
+    return Measured(
+        pp_rank=0,
+        **parts,
+        activations=peak - between - inputs,
+        base=between - sum(parts[name] for name in ("parameters", "gradients", "optimizer")),
+    )
+
+
+def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, float]:
+    """Bytes of parameters, gradient buffers and optimizer state, each storage once."""
+    weights: list[Tensor] = [*(p for chunk in chunks for p in chunk.parameters())]
+    weights += [buffer for chunk in chunks for buffer in chunk.buffers()]
+    buffers = [p.main_grad for chunk in chunks for p in chunk.parameters() if getattr(p, "main_grad", None) is not None]
+    state: list[Tensor] = []
+    for part in optimizer.chained_optimizers:
+        inner = getattr(part, "optimizer", None)
+        if inner is None:
+            continue
+        state += [p for group in inner.param_groups for p in group["params"]]
+        state += [value for held in inner.state.values() for value in held.values() if isinstance(value, Tensor)]
+    seen: set[int] = set()
+    named = {"parameters": weights, "gradients": buffers, "optimizer": state}
+    device = weights[0].device.type
+    return {name: _bytes((t for t in tensors if t.device.type == device), seen) for name, tensors in named.items()}
+
+
+def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
+    """Of the storages of tensors; those seen before are left out."""
+    seen = set() if seen is None else seen
+    total = 0
+    for value in values:
+        if isinstance(value, Tensor) and (place := value.untyped_storage().data_ptr()) not in seen:
+            seen.add(place)
+            total += value.untyped_storage().nbytes()
+    return float(total)
+
+
+def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+class _DeviceRecorder:
+    """The device's allocator counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module: Any = torch.get_device_module(device)
+        self._between = self._peak = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def begin_step(self) -> None:
+        self._module.synchronize()
+        self._between = float(self._module.memory_allocated())
+        self._module.reset_peak_memory_stats()
+
+    def end_step(self) -> None:
+        self._module.synchronize()
+        self._peak = float(self._module.max_memory_allocated())
+
+    def result(self) -> tuple[float, float]:
+        """(bytes between steps, at the fullest moment of the last step)."""
+        return self._between, self._peak
+
+
+class _CpuRecorder:
+    """Every allocation since it was entered, from the profiler."""
+
+    def __init__(self) -> None:
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
+        self._step: Any = None
+
+    def __enter__(self) -> Self:
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._profiler.__exit__(*details)
+
+    def begin_step(self) -> None:
+        self._step = torch.profiler.record_function("measured step")
+        self._step.__enter__()
+
+    def end_step(self) -> None:
+        self._step.__exit__(None, None, None)
+
+    def result(self) -> tuple[float, float]:
+        """(bytes between steps, at the fullest moment of the last step)."""
+        assert self._profiler.profiler is not None
+        events: Any = self._profiler.profiler.kineto_results.events()
+        steps = [event for event in events if event.name() == "measured step"]
+        last = max(steps, key=lambda event: event.start_ns())
+        begin, end = last.start_ns(), last.start_ns() + last.duration_ns()
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        held = between = peak = 0
+        for moment, change in changes:
+            if moment < begin:
+                between = held + change
+            held += change
+            if begin <= moment <= end:
+                peak = max(peak, held)
+        return float(between), float(peak)
+
+
+if __name__ == "__main__":
+    rank_main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packed row that a plan is made for: its segments and pictures, as the layers will meet them.
+
+Comes first in the planner; blocks.py turns it into bytes and operations. A plan needs two: a full one for the memory, a
+usual one for the time.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from mindvl_model.config import VisionConfig
+from mindvl_model.vision.positions import Grid, plan_vision
+
+# Of the mixture of docs/benchmarks.md ("packing"): 48 % of its tokens are visual, the planner of rows allows 1.25 times
+# that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
+VISUAL_SHARE = 0.48
+VISUAL_LIMIT = 1.25
+SEGMENT_TOKENS = 1920
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One packed row, which is one microbatch."""
+
+    segments: tuple[int, ...]  # tokens of each, padding included
+    grids: tuple[Grid, ...]  # patches along time, height, width of each picture
+
+    @cached_property
+    def tokens(self) -> int:
+        """T."""
+        return sum(self.segments)
+
+    @cached_property
+    def patches(self) -> int:
+        """P."""
+        return sum(time * height * width for time, height, width in self.grids)
+
+    @cached_property
+    def causal_pairs(self) -> int:
+        """Query-key pairs of causal attention inside the segments."""
+        return sum(length * (length + 1) // 2 for length in self.segments)
+
+
+@lru_cache(maxsize=256)
+def picture_segments(grids: tuple[Grid, ...], vision: VisionConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Patches that attend to each other: in layers of full attention, and in the windows of the others."""
+    if not grids:
+        return (), ()
+    plan = plan_vision(grids, vision)
+    return plan.full.lengths, plan.windows.lengths
+
+
+def typical_row(
+    seq_length: int,
+    *,
+    max_pixels: int,
+    vision: VisionConfig,
+    visual_tokens: float,
+    segment_tokens: int = SEGMENT_TOKENS,
+) -> Row:
+    """A row of equal segments with as few, as large pictures as its visual tokens allow.
+
+    Args:
+        max_pixels: Of one picture.
+        visual_tokens: In the row; rounded to whole pictures of nearly that many.
+    """
+    count = max(1, round(seq_length / segment_tokens))
+    each, more = divmod(seq_length, count)
+    segments = tuple(each + (place < more) for place in range(count))
+    side = vision.patch_size * vision.spatial_merge_size
+    largest = max(1, max_pixels // side**2)
+    wanted = round(min(visual_tokens, seq_length))
+    if not wanted:
+        return Row(segments=segments, grids=())
+    pictures = math.ceil(wanted / largest)
+    grid = picture_grid(wanted // pictures, vision.spatial_merge_size)
+    return Row(segments=segments, grids=(grid,) * pictures)
+
+
+def picture_grid(visual_tokens: int, merge: int) -> Grid:
+    """Patches (1, height, width) of a nearly square picture of at most that many visual tokens."""
+    height = max(1, math.isqrt(visual_tokens))
+    return 1, height * merge, max(1, visual_tokens // height) * merge
