@@ -81,7 +81,8 @@ def _stages(stages: "Sequence[StageCounts]") -> list[str]:
         more = ["vision and projector"] * stage.has_vision + ["head"] * stage.has_head
         memory = (stage.weight_bytes, stage.gradient_bytes, stage.optimizer_bytes)
         return (
-            f"{layers} layers{' with ' * bool(more)}{' and '.join(more)}; on each rank {_count(stage.parameters)} parameters, "
+            f"{layers} layers{' with ' * bool(more)}{' and '.join(more)}; on each rank "
+            f"{_count(stage.parameters)} parameters, "
             "weights {}, gradients {}, optimizer {}".format(*(_bytes(number) for number in memory))
         )
 

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mindvl_data import DataError, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_model.counts import count_parameters
@@ -21,7 +19,7 @@ from mindvl_model.parameters import PARTS, parameter_group
 from mindvl_ops import select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
-from mindvl_train.errors import TrainError
+from mindvl_train.layouts import data_parallel_size, fewest_processes, layout_of
 from mindvl_train.schedule import learning_rate
 
 
@@ -74,7 +72,6 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     """
     enter()
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
-    from mindvl_train.layouts import layout_of
 
     problems = list(_missing(config, from_stage))
     model_config = _model_config(config, problems)
@@ -111,40 +108,6 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     )
 
 
-def fewest_processes(config: RunConfig) -> int:
-    """The smallest number of processes a layout can be spread over."""
-    parallel = config.parallel
-    stage = parallel.tp_size * parallel.cp_size
-    dp_size = next(size for size in range(1, parallel.ep_size + 1) if stage * size % parallel.ep_size == 0)
-    return parallel.model_parallel_size * dp_size
-
-
-def data_parallel_size(config: RunConfig, processes: int) -> int:
-    """What the layout leaves for data parallel.
-
-    Raises:
-        TrainError: It does not fit the number of processes, or of rows in a step.
-    """
-    parallel = config.parallel
-    dp_size, rest = divmod(processes, parallel.model_parallel_size)
-    if rest or not dp_size:
-        raise TrainError(
-            f"{processes} processes cannot be spread over tp_size * pp_size * cp_size = "
-            f"{parallel.model_parallel_size}. parallel. Start a multiple of it, or change the layout."
-        )
-    if (parallel.tp_size * parallel.cp_size * dp_size) % parallel.ep_size:
-        raise TrainError(
-            f"ep_size={parallel.ep_size} does not divide the {parallel.tp_size * parallel.cp_size * dp_size} processes "
-            f"of a pipeline stage. parallel. Start a multiple of {fewest_processes(config)} processes."
-        )
-    if config.packs_per_step % dp_size:
-        raise TrainError(
-            f"packs_per_step={config.packs_per_step} cannot be dealt to {dp_size} data-parallel ranks. "
-            f"Use a multiple of {dp_size}."
-        )
-    return dp_size
-
-
 def _count(config: RunConfig, models: list[Any], rank: int, processes: int) -> StageCounts:
     parallel = config.parallel
     per_stage = processes // parallel.pp_size
@@ -172,7 +135,7 @@ def _count(config: RunConfig, models: list[Any], rank: int, processes: int) -> S
 
 
 def _state_bytes(config: RunConfig) -> int:
-    """Of one trained parameter in the optimizer, beside the weight itself: two fp32 moments, fp32 copy of a bf16 weight."""
+    """Of one trained parameter in the optimizer: two fp32 moments, and an fp32 copy of a bf16 weight."""
     return 12 if config.precision == "bf16" else 8
 
 
@@ -224,8 +187,7 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
     every, steps, keep = config.checkpoints.every_steps, config.schedule.steps, config.checkpoints.keep_every_steps
     count = -(-steps // every)
     weight = 2 if config.precision == "bf16" else 4
-    # The optimizer's part holds fp32 weights and both moments of what is trained.
-    size = parameters * weight + trained * 12
+    size = parameters * weight + trained * _state_bytes(config)
     kept_for_good = steps // keep if keep else 0
     at_once = min(count, config.checkpoints.keep_last + kept_for_good + 1)  # one more while it is written
     free = _free_bytes(config.out)

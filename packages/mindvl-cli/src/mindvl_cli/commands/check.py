@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from mindvl_cli.commands.alignment import alignment
+from mindvl_cli.commands.check_training import packing, parallel
 
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
@@ -32,6 +33,8 @@ def check() -> None:
 
 
 check.add_command(alignment)
+check.add_command(packing)
+check.add_command(parallel)
 
 
 @check.command()
@@ -72,6 +75,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     help="Type of weights and activations.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
+@click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary folder.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="CSV file for the errors of every input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 @click.pass_context
@@ -81,13 +85,15 @@ def parity(
     num_inputs: int,
     dtype: Literal["fp32", "bf16"],
     seed: int,
+    one_at_a_time: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
     """Compare a transformers folder MODEL in our code and in transformers' own, on random texts, pictures and videos.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input; in bf16 an
-    input may also differ by what rounding alone brings. Exit code 1 if one is beyond. Both models must fit in memory.
+    input may also differ by what rounding alone brings. Exit code 1 if one is beyond. Both models must fit in memory,
+    or with --one-at-a-time each of them.
 
     Example: mindvl check parity Qwen2.5-VL-7B-Instruct --inputs 200 --out parity.csv
     """
@@ -97,7 +103,14 @@ def parity(
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")
     with reported_progress("compare", unit="inputs") as on_inputs:
-        report = check_parity(model, num_inputs=num_inputs, dtype=dtype, seed=seed, on_inputs=on_inputs)
+        report = check_parity(
+            model,
+            num_inputs=num_inputs,
+            dtype=dtype,
+            seed=seed,
+            one_at_a_time=one_at_a_time,
+            on_inputs=on_inputs,
+        )
     if out is not None:
         _write_csv(out, report)
     click.echo(json.dumps(_summary(report, model), allow_nan=False) if as_json else _parity_text(report))

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl check packing` and `check parallel`: samples of a row do not meet, and training comes out the same however it
+is spread; on the user's own recipe.
+
+Thin: mindvl_train.check_packing and check_parallel do the work; check.py, to whose group they belong, adds them.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mindvl_train.check_packing import PackingReport
+    from mindvl_train.check_parallel import LayoutReport
+
+RECIPE = click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+
+
+@click.command()
+@RECIPE
+@OVERRIDES
+@click.option(
+    "--layouts",
+    metavar="NAME,...",
+    help="Such as dp2,tp2,tp2pp2,pp2vpp2,cp2,ep2; without it, two processes in each way that the model allows.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps trained in each layout.")
+@click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Packed rows in each step.")
+@AS_JSON
+@click.pass_context
+def parallel(
+    ctx: click.Context,
+    recipe: Path,
+    overrides: tuple[str, ...],
+    layouts: str | None,
+    steps: int,
+    rows: int,
+    as_json: bool,
+) -> None:
+    """Train RECIPE a few steps in several layouts and compare each with one process. Exit code 1 if one is too far off.
+
+    Loss and gradient norm of every step, and the gradient of every parameter in the first one, must agree to 1e-5 in
+    fp32. Each layout is a run of `mindvl train` in processes of its own on this machine.
+
+    Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
+    """
+    from mindvl_cli.load import load_config
+    from mindvl_cli.machine import num_cores
+    from mindvl_train import RunConfig
+    from mindvl_train.check_parallel import check_parallel, usual_layouts
+
+    config = replace(load_config(recipe, RunConfig, overrides), packs_per_step=rows)
+    names = layouts.split(",") if layouts else usual_layouts(config)
+    with _places(len(names) + 1) as (folder, on_layout):
+        reports = check_parallel(config, names, folder, steps=steps, num_cores=num_cores(), on_layout=on_layout)
+    holds = all(report.holds for report in reports)
+    if as_json:
+        click.echo(json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [_plain(report) for report in reports]}))
+    else:
+        click.echo(parallel_text(reports))
+    ctx.exit(0 if holds else 1)
+
+
+@click.command()
+@RECIPE
+@OVERRIDES
+@click.option(
+    "--layouts",
+    metavar="NAME,...",
+    default="one",
+    show_default=True,
+    help="Such as one,pp2,cp2: on every pipeline stage, with rows cut over context-parallel ranks.",
+)
+@AS_JSON
+@click.pass_context
+def packing(ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layouts: str, as_json: bool) -> None:
+    """Prove on RECIPE's model and data that samples in one row do not see each other. Exit code 1 if they do.
+
+    Loss and gradients of a packed row and of its samples one by one must agree to 1e-5 in fp32, and with one sample
+    changed no other's loss may move. Rows without their lengths must differ, or the check could not fail.
+
+    Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
+    """
+    from mindvl_cli.load import load_config
+    from mindvl_cli.machine import num_cores
+    from mindvl_train import RunConfig
+    from mindvl_train.check_packing import check_packing
+
+    config = load_config(recipe, RunConfig, overrides)
+    names = layouts.split(",")
+    with _places(len(names)) as (folder, on_layout):
+        reports = check_packing(config, names, folder, num_cores=num_cores(), on_layout=on_layout)
+    holds = all(report.holds for report in reports)
+    if as_json:
+        click.echo(json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [_plain(report) for report in reports]}))
+    else:
+        click.echo(packing_text(reports))
+    ctx.exit(0 if holds else 1)
+
+
+@contextmanager
+def _places(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
+    """A folder that goes away afterwards, and what to tell the name of each layout before it runs."""
+    from mindvl_cli.progress import progress
+
+    with (
+        tempfile.TemporaryDirectory(prefix="mindvl-check-") as folder,
+        progress("compare", total=layouts, unit="layouts") as advance,
+    ):
+        begun = 0
+
+        def on_layout(name: str) -> None:
+            nonlocal begun
+            advance(1 if begun else 0, note=name)
+            begun += 1
+
+        yield Path(folder), on_layout
+
+
+def packing_text(reports: "Sequence[PackingReport]") -> str:
+    """A table of relative differences, one line a layout; what failed is told below."""
+    row = "{:<12}{:>9}{:>8}{:>8}{:>10}{:>10}{:>11}{:>10}{:>10}  {:<9}{}"
+    heads = ("layout", "processes", "samples", "tokens", "loss", "gradient", "neighbour", "poisoned", "control")
+    lines = [row.format(*heads, "verdict", "worst parameter")]
+    for one in reports:
+        numbers = (one.loss, one.gradient, one.neighbour, one.poisoned, one.control)
+        shown = [f"{number:.1e}" if not one.problem else "-" for number in numbers]
+        verdict = "failed" if one.problem else "kept" if one.holds else "leaks"
+        line = row.format(one.layout, one.processes, one.samples, one.tokens, *shown, verdict, one.parameter)
+        lines.append(line.rstrip())
+    return "\n".join([*lines, *(f"{one.layout}: {one.problem}" for one in reports if one.problem)])
+
+
+def parallel_text(reports: "Sequence[LayoutReport]") -> str:
+    """A table of the worst relative differences, one line a layout; what failed is told below."""
+    row = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}  {:<9}{}"
+    lines = [row.format("layout", "processes", "steps", "loss", "norm", "gradient", "verdict", "worst parameter")]
+    for one in reports:
+        numbers = [f"{number:.1e}" if not one.problem else "-" for number in (one.loss, one.grad_norm, one.gradient)]
+        verdict = "failed" if one.problem else "equal" if one.holds else "differs"
+        lines.append(row.format(one.layout, one.processes, one.steps, *numbers, verdict, one.parameter).rstrip())
+    return "\n".join([*lines, *(f"{one.layout}: {one.problem}" for one in reports if one.problem)])
+
+
+def _plain(report: Any) -> dict[str, Any]:
+    """JSON values; what could not be compared has no numbers, as JSON knows no NaN."""
+    values = asdict(report) | {"holds": report.holds}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
