@@ -181,6 +181,19 @@ def test_vision_and_language_from_two_folders_with_a_fresh_projector(tokenizer_f
         assert torch.equal(tensor, named_tensors(source)[name].float()), name
 
 
+def test_a_larger_tokenizer_adds_rows_at_random(tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = replace(QWEN3, language=replace(QWEN3.language, vocab_size=200))
+    model = make_model(config, torch.float32)
+    folder = write_folder(model, tmp_path / "folder")
+    report = convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run", tokenizer=tokenizer_folder)
+    name = "language.embedding.word_embeddings.weight"
+    assert report.folders[folder].fresh_rows == {name: 384 - 200}  # the next multiple of 128
+    grown = replace(QWEN3, language=replace(QWEN3.language, vocab_size=384))
+    other = make_model(grown, torch.float32)
+    load_weights(report.checkpoint, other)
+    assert torch.equal(other.get_parameter(name)[:200], model.get_parameter(name))
+
+
 def test_a_damaged_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = write_folder(make_model(QWEN3, torch.float32), tmp_path / "folder")
     name = "model.visual.blocks.0.attn.qkv.weight"

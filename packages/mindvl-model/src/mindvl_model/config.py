@@ -11,6 +11,8 @@ from typing import Any, Literal
 from mindvl_model.errors import ModelError
 from mindvl_model.language_config import FAMILIES, LanguageConfig, YarnConfig
 
+VOCABULARY_MULTIPLE = 128  # so that any usual tp_size divides it
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
@@ -95,7 +97,7 @@ def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: i
     Args:
         token_ids: Id of each special token by its text, such as "<|image_pad|>".
         vocab_size: Tokens in the tokenizer, added ones included; the model keeps its own size where that is larger,
-            because published models pad their vocabulary.
+            because published models pad their vocabulary. A smaller one grows to a multiple of VOCABULARY_MULTIPLE.
 
     Raises:
         ModelError: The tokenizer lacks a token the model needs.
@@ -112,7 +114,9 @@ def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: i
         raise ModelError(
             f"tokenizer: it has no {', '.join(missing)}. Use a Qwen tokenizer or add these special tokens."
         )
-    language = replace(config.language, vocab_size=max(config.language.vocab_size, vocab_size))
+    language = config.language
+    if vocab_size > language.vocab_size:
+        language = replace(language, vocab_size=-(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE)
     tokens = TokenConfig(
         **{field: token_ids[text] for field, text in needed.items()}, video=token_ids.get("<|video_pad|>")
     )

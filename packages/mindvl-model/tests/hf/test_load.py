@@ -11,14 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mindvl_model import WeightError
+from mindvl_model import MindVLConfig, WeightError
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.export import export_hf_folder
+from mindvl_model.hf.load import FolderSource, load_hf_folder
+from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.parameters import PARTS
 from mindvl_model.testing.published import save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
+from mindvl_model.weights.layout import Share
 
 CONFIG = smallest_qwen2_5_vl()
+SETTINGS = ProcessorSettings(min_pixels=784, max_pixels=7840)
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
@@ -160,3 +164,50 @@ def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable
     shorter = replace(CONFIG, language=replace(CONFIG.language, num_layers=1))
     with pytest.raises(WeightError, match=r"12 tensors have no place in the model, such as model.layers.1"):
         load_hf_folder(make_model(shorter), shorter, folder, PARTS)
+
+
+def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
+    make_model: Callable[..., Any], folder: Path
+) -> None:
+    rewrite(folder, quantised(torch.int8))
+    report = load_hf_folder(make_model(CONFIG), CONFIG, folder, ["vision", "projector"])
+    assert "model.layers.0.mlp.down_proj.weight" in report.left_out
+
+
+@pytest.mark.parametrize(
+    "config",
+    [smallest_config(), smallest_config(tie_embeddings=True), smallest_deepseek_v3()],
+    ids=["own head", "tied head", "deepseek_v3"],
+)
+def test_a_larger_vocabulary_keeps_the_rows_of_the_folder_and_draws_the_rest_alike_in_every_layout(
+    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path, config: MindVLConfig
+) -> None:
+    held, folder = make_model(config, seed=1), tmp_path / "model"
+    export_hf_folder(held, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS)
+    grown = replace(config, language=replace(config.language, vocab_size=192))
+    model = make_model(grown, seed=2)
+    report = load_hf_folder(model, grown, folder, seed=3)
+    names = [f"language.{name}.weight" for name in ("embedding.word_embeddings", "output_layer")]
+    names = names[: 1 if config.language.tie_embeddings else 2]
+    assert report.fresh_rows == dict.fromkeys(names, 128)
+    source = FolderSource(folder, grown, seed=3)
+    rules = {rule.param_name: rule for rule in source.rules}
+    for name in names:
+        weight = model.get_parameter(name)
+        assert torch.equal(weight[:64], held.get_parameter(name))
+        assert 0.08 < weight[64:].std() < 0.12  # init_std
+        for tp_size in (2, 3, 6):  # pieces of rows that are stored, drawn, or both
+            shares = [Share(tp_rank=rank, tp_size=tp_size) for rank in range(tp_size)]
+            for share in shares:
+                source.check(rules[name], (192 // tp_size, 24), share)
+            pieces = [source.read(rules[name], torch.float32, share) for share in shares]
+            assert torch.equal(torch.cat(pieces), weight), tp_size
+    if len(names) == 2:
+        assert not torch.equal(*(model.get_parameter(name)[64:] for name in names))
+
+
+def test_a_smaller_vocabulary_than_the_folders_is_refused(make_model: Callable[..., Any], folder: Path) -> None:
+    smaller = replace(CONFIG, language=replace(CONFIG.language, vocab_size=32))
+    message = r"model.safetensors: .*embed_tokens.weight makes .* of shape \[64, 32\], but the model has \[32, 32\]"
+    with pytest.raises(WeightError, match=message):
+        load_hf_folder(make_model(smaller), smaller, folder)

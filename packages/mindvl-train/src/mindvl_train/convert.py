@@ -78,7 +78,8 @@ def convert_to_checkpoint(
 
     Args:
         config: The model, in place of the folders' configurations.
-        tokenizer: The one the model will be used with; default: that of the folder with the language model.
+        tokenizer: The one the model will be used with; default: that of the folder with the language model. Tokens
+            beyond the folder's vocabulary get rows at random.
         dtype: Precision of the checkpoint; default: bf16 where all weights are, else fp32, so that nothing is rounded.
         seed: Of what starts at random.
         file_bytes: Size of a tensor file; a larger tensor gets a file of its own.
@@ -95,9 +96,9 @@ def convert_to_checkpoint(
 
     if out.exists():
         raise WeightError(f"{out}: exists already. Name a new folder or remove it first.")
-    tokenizer = tokenizer or _tokenizer_of(source)
     config = _config_of(source, config, tokenizer)
-    folders = {path: FolderSource(path, config, parts) for path, parts in source.folders().items()}
+    tokenizer = tokenizer or _tokenizer_of(source)
+    folders = {path: FolderSource(path, config, parts, seed=seed) for path, parts in source.folders().items()}
     precision = dtype or _precision(folders)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -149,10 +150,13 @@ def _pieces(
 
 
 def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Path | None) -> MindVLConfig:
+    """The model, with ids and vocabulary of the tokenizer that is named, or that parts need."""
     if given is not None:
         config = given
     elif source.model is not None:
-        return config_from_folder(source.model)
+        config = config_from_folder(source.model)
+        if tokenizer is None:  # the folder knows its own
+            return config
     else:
         if source.vision is None or source.language is None:
             raise ModelError("vision and language are both needed to know the model. Name both, or a size.")
@@ -162,6 +166,7 @@ def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Pat
             language=language_config_from_folder(source.language),
             tokens=config_from_folder(source.language).tokens if whole else NO_TOKENS,
         )
+    tokenizer = tokenizer or _tokenizer_of(source)
     if tokenizer is None:
         if given is None:
             raise WeightError(

@@ -34,12 +34,12 @@ def build_models(
     for model in models:
         if load_init:
             initialize(model, model_config, config.seed)
-            _load_init(model, model_config, config.init)
+            _load_init(model, model_config, config.init, config.seed)
         set_trainable(model, config.trained_parts)
     return [model.to(device) for model in models]
 
 
-def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection) -> None:
+def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> None:
     if init.checkpoint is not None:
         checkpoint = checkpoints.newest(init.checkpoint)
         checkpoints.load_weights(checkpoint, model)
@@ -52,7 +52,7 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
     for name, parts in takes:
         folder = getattr(init, name)
         if folder is not None:
-            report = load_hf_folder(model, model_config, folder, parts)
+            report = load_hf_folder(model, model_config, folder, parts, seed=seed)
             logger.info(
                 "%d parameters of %s from %s (%s, %.1f MB read here); %d of its tensors belong to other parts",
                 len(report.loaded),
@@ -62,5 +62,9 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
                 report.bytes_read / 1e6,
                 len(report.left_out),
             )
+            for parameter, count in report.fresh_rows.items():
+                logger.warning(
+                    "the last %d rows of %s start at random: %s lacks these tokens", count, parameter, folder
+                )
             if report.spare:
                 logger.warning("tensors of %s that the model can do without: %s", folder, ", ".join(report.spare))

@@ -22,7 +22,9 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--language", type=FOLDER, help="The same for the language model; the projector starts at random.")
 @click.option("--size", help="Named size of the model; default: what the folders' configurations say.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what starts at random.", show_default=True)
-@click.option("--tokenizer", type=FOLDER, help="Default: that of the run, or of the folder.")
+@click.option(
+    "--tokenizer", type=FOLDER, help="Default: that of the run, or of the folder; tokens it adds start at random."
+)
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="Type of the written weights; default: as they are.")
 @click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest picture area it takes; default: the run's.")
 @click.option("--max-pixels", type=click.IntRange(min=1), help="Largest picture area it takes; default: the run's.")
@@ -131,6 +133,8 @@ def _summary(report: dict[str, Any]) -> list[str]:
             f"{len(one['reshaped'])} tensors took another form, {len(one['left_out'])} left out (parts not asked for), "
             f"{len(one['spare'])} not needed{''.join(', ' + text for text in changed)}"
         )
+        for name, count in one["fresh_rows"].items():
+            lines.append(f"at random: the last {count} rows of {name}, for tokens that {folder} does not have")
     if report.get("fresh"):
         lines.append(f"at random: {len(report['fresh'])} parameters, from {report['fresh'][0]} on")
     return lines

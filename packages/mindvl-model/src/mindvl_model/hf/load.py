@@ -17,14 +17,15 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import WeightError
-from mindvl_model.parameters import PARTS, Part, named_tensors, parameter_group
+from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_tensors, parameter_group
 from mindvl_model.weights.folder import WeightFolder
-from mindvl_model.weights.layout import WHOLE, Share, blocks
+from mindvl_model.weights.layout import WHOLE, Block, Rows, Share, blocks
 from mindvl_model.weights.names import canonical_name, weight_rules
 from mindvl_model.weights.rules import WeightRule
 from mindvl_ops import OpsError
 
 FLOATING = ("F32", "BF16", "F16")
+OF_VOCABULARY = ("language.embedding.word_embeddings.weight", "language.output_layer.weight")  # a row for each token
 NAMES_IN_MESSAGE = 5
 
 
@@ -37,23 +38,27 @@ class LoadReport:
     converted: dict[str, int]  # tensors that took another type, such as {"float32 to bfloat16": 12}
     left_out: tuple[str, ...]  # tensors of parts that were not asked for
     spare: tuple[str, ...]  # tensors that the model can do without: a tied head, rotary tables, layers left unbuilt
+    fresh_rows: dict[str, int]  # rows at random of a parameter, for tokens that the folder's vocabulary lacks
     bytes_read: int  # of tensors, by this process
 
 
 @torch.no_grad()
 def load_hf_folder(
-    model: torch.nn.Module, config: MindVLConfig, path: Path, parts: Iterable[Part] = PARTS
+    model: torch.nn.Module, config: MindVLConfig, path: Path, parts: Iterable[Part] = PARTS, *, seed: int = 0
 ) -> LoadReport:
     """Fill parts of a model from a transformers folder: MindVL, Qwen2.5-VL or a language model alone.
 
     The model may be one rank of any layout, in megatron-core's groups: only its own blocks of the tensors are read.
+
+    Args:
+        seed: Of the rows for tokens beyond the folder's vocabulary, which start at random.
 
     Raises:
         WeightError: A tensor is missing, damaged, unknown, or of another shape or type than the model's.
     """
     from mindvl_model.megatron.share import global_name, share_of
 
-    source = FolderSource(path, config, parts)
+    source = FolderSource(path, config, parts, seed=seed)
     own: dict[str, list[Tensor]] = {}
     for name, parameter in named_tensors(model).items():
         if parameter_group(name) in source.parts:
@@ -75,12 +80,12 @@ def load_hf_folder(
 class FolderSource:
     """Parts of a model in a folder; every tensor of it is accounted for before the first is read."""
 
-    def __init__(self, path: Path, config: MindVLConfig, parts: Iterable[Part] = PARTS) -> None:
-        self.folder, self.parts = WeightFolder(path), set(parts)
+    def __init__(self, path: Path, config: MindVLConfig, parts: Iterable[Part] = PARTS, *, seed: int = 0) -> None:
+        self.folder, self.parts, self.config, self.seed = WeightFolder(path), set(parts), config, seed
         self.rules = [rule for rule in weight_rules(config) if parameter_group(rule.param_name) in self.parts]
         self._stored = _stored_names(self.folder)
-        _refuse_quantised(self.folder)
         _refuse_missing(self.rules, self._stored, path, config)
+        _refuse_quantised(self.folder, [self._stored[name] for rule in self.rules for name in rule.hf_names])
         unused = set(self._stored) - {name for rule in self.rules for name in rule.hf_names}
         self._left_out = sorted(name for name in unused if _part(name) not in self.parts)
         self._spare = _spare(self.folder, self._stored, unused - set(self._left_out), config)
@@ -98,9 +103,11 @@ class FolderSource:
         Raises:
             WeightError: A tensor is of another shape, or cannot be cut for this share of the model.
         """
-        names = [(self._stored[name], block) for name, block in blocks(rule, share)]
-        tensors = {name: torch.empty(self.folder.shape_of(name, block), device="meta") for name, block in names}
+        taken = self._taken(rule, share)
+        tensors = {name: torch.empty(self.folder.shape_of(name, block), device="meta") for name, block in taken}
         made = _join(rule, tensors, self._file_of(rule)).shape
+        if self._fresh_rows(rule):
+            made = torch.Size((shape[0], *made[1:]))
         if made != torch.Size(shape):
             raise WeightError(
                 f"{self._file_of(rule)}: {rule.hf_names[0]} makes {rule.param_name} of shape {list(made)}, but "
@@ -116,8 +123,7 @@ class FolderSource:
         Raises:
             WeightError: A tensor is damaged.
         """
-        taken = [(self._stored[name], block) for name, block in blocks(rule, share)]
-        tensors = {name: self.folder.read(name, block) for name, block in taken}
+        tensors = {name: self.folder.read(name, block) for name, block in self._taken(rule, share)}
         tensor = _join(rule, tensors, self._file_of(rule))
         self._loaded[rule.param_name] = None
         if all(tensor is not one for one in tensors.values()):
@@ -126,7 +132,33 @@ class FolderSource:
             kinds = ["float8_e4m3fn"] if self.folder.stored(name).scale else []
             kinds += [str(kind).removeprefix("torch.") for kind in (one.dtype, dtype)]
             self._converted.update(f"{before} to {after}" for before, after in pairwise(kinds) if before != after)
-        return tensor
+        return torch.cat((tensor, self._drawn(rule, share, tensor))) if self._fresh_rows(rule) else tensor
+
+    def _taken(self, rule: WeightRule, share: Share) -> list[tuple[str, Block | Rows | None]]:
+        """What of the folder makes a share of a parameter; of a larger vocabulary, the rows that the folder has."""
+        if not self._fresh_rows(rule):
+            return [(self._stored[name], block) for name, block in blocks(rule, share)]
+        return [(self._stored[name], Rows(*self._own_rows(share))) for name in rule.hf_names]
+
+    def _own_rows(self, share: Share) -> tuple[int, int]:
+        """First and end of the vocabulary's rows that a tensor-parallel rank holds."""
+        size = self.config.language.vocab_size
+        return size * share.tp_rank // share.tp_size, size * (share.tp_rank + 1) // share.tp_size
+
+    def _fresh_rows(self, rule: WeightRule) -> int:
+        """Tokens of the model that the folder has no rows for."""
+        if rule.param_name not in OF_VOCABULARY:
+            return 0
+        shape = self.folder.stored(self._stored[rule.hf_names[0]]).shape
+        return max(0, self.config.language.vocab_size - shape[0]) if len(shape) == 2 else 0
+
+    def _drawn(self, rule: WeightRule, share: Share, like: Tensor) -> Tensor:
+        """The fresh rows of a share, the same in every layout."""
+        count, end = self._fresh_rows(rule), self.config.language.vocab_size
+        drawn = like.new_empty((count, *like.shape[1:]))
+        initialize_parameter(f"{rule.param_name}.fresh", drawn, self.config, self.seed)
+        first, own_end = (max(row - (end - count), 0) for row in self._own_rows(share))
+        return drawn[first:own_end]
 
     def _file_of(self, rule: WeightRule) -> Path:
         """The file of its first tensor, for messages."""
@@ -140,6 +172,7 @@ class FolderSource:
             converted=dict(self._converted),
             left_out=tuple(self._stored[name] for name in self._left_out),
             spare=self._spare,
+            fresh_rows={rule.param_name: count for rule in self.rules if (count := self._fresh_rows(rule))},
             bytes_read=self.folder.bytes_read,
         )
 
@@ -158,8 +191,8 @@ def _stored_names(folder: WeightFolder) -> dict[str, str]:
     return stored
 
 
-def _refuse_quantised(folder: WeightFolder) -> None:
-    for name in folder.names():
+def _refuse_quantised(folder: WeightFolder, names: Iterable[str]) -> None:
+    for name in names:
         tensor = folder.stored(name)
         if tensor.dtype not in FLOATING:
             raise WeightError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mindvl_model.errors import WeightError
 from mindvl_model.weights import fp8
-from mindvl_model.weights.layout import Block
+from mindvl_model.weights.layout import Block, Rows
 from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
 __all__ = ["StoredTensor", "WeightFolder", "as_dtype", "sync_folder", "write_weights"]
@@ -57,7 +57,7 @@ class WeightFolder:
             raise WeightError(f"{self.path}: tensor {name!r} is missing. Take the whole checkpoint it belongs to.")
         return self._stored[name]
 
-    def shape_of(self, name: str, block: Block | None = None) -> tuple[int, ...]:
+    def shape_of(self, name: str, block: Block | Rows | None = None) -> tuple[int, ...]:
         """Shape of a tensor or of a block of it, without reading.
 
         Raises:
@@ -69,7 +69,7 @@ class WeightFolder:
         length = sum(end - start for start, end in _ranges(name, stored, block))
         return (*stored.shape[: block.axis], length, *stored.shape[block.axis + 1 :])
 
-    def read(self, name: str, block: Block | None = None) -> Tensor:
+    def read(self, name: str, block: Block | Rows | None = None) -> Tensor:
         """One tensor, or a block of it, on the CPU.
 
         Raises:
@@ -156,13 +156,13 @@ class WeightFolder:
         return stored
 
 
-def _ranges(name: str, stored: StoredTensor, block: Block) -> list[tuple[int, int]]:
+def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[int, int]]:
     try:
         return block.ranges(stored.shape[block.axis])
     except (ValueError, IndexError) as error:
         raise WeightError(
-            f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over {block.count} "
-            f"tensor-parallel ranks ({error}). Use another tp_size."
+            f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over tensor-parallel ranks "
+            f"({error}). Use another tp_size."
         ) from error
 
 

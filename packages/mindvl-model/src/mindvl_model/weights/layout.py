@@ -60,6 +60,19 @@ class Block:
         return [(start, start + length) for start in starts]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a tensor from `first` to before `end`, as far as it has them."""
+
+    first: int
+    end: int
+    axis: int = 0
+
+    def ranges(self, size: int) -> list[tuple[int, int]]:
+        """First and end of what is taken; equal where the tensor ends before."""
+        return [(min(self.first, size), min(self.end, size))]
+
+
 WHOLE = Share()
 
 
