@@ -84,7 +84,7 @@ def check_alignment(
         checkpoints=CheckpointConfig(every_steps=config.schedule.steps, keep_last=1),
     )
     _refuse_what_plain_training_lacks(config)
-    _write_start(config, folder / "start")
+    write_start(config, folder / "start")
     from mindvl_train.run import run_training
 
     run_training(config, resume="never", on_step=lambda step, loss: on_step(step))
@@ -116,8 +116,8 @@ def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
             )
 
 
-def _write_start(config: RunConfig, start: Path) -> None:
-    """The weights before the first step as a transformers folder."""
+def write_start(config: RunConfig, start: Path) -> None:
+    """The weights of a run before its first step, as a transformers folder."""
     device = enter().device()
     from mindvl_model.hf.export import export_hf_folder
     from mindvl_model.megatron.process import single_process

@@ -3,7 +3,7 @@
 
 The benchmarks are scripts of a checkout, not part of an installed package; each runs in a process of its own, on one
 core, and prints JSON. docs/benchmarks.md says what they measure,
-docs/operators.md for those of the operators.
+docs/operators.md for those of the operators, docs/alignment.md for the step.
 """
 
 import importlib.util
@@ -20,7 +20,13 @@ import click
 from mindvl_cli import machine
 from mindvl_cli.failures import CliError
 
-NAMES = {"packing": "mindvl_data", "loader": "mindvl_data", "scale": "mindvl_data", "ops": "mindvl_ops"}  # -> package
+NAMES = {  # of a script -> its package
+    "packing": "mindvl_data",
+    "loader": "mindvl_data",
+    "scale": "mindvl_data",
+    "ops": "mindvl_ops",
+    "step": "mindvl_train",
+}
 
 
 @click.command(epilog="Example: mindvl bench packing --quick   or   mindvl bench loader")
@@ -28,7 +34,10 @@ NAMES = {"packing": "mindvl_data", "loader": "mindvl_data", "scale": "mindvl_dat
 @click.option("--quick", is_flag=True, help="Smaller inputs and fewer rounds: a look, not a figure to quote.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing (rows from lengths), loader (pictures by core), scale (memory, start) or ops (operators)."""
+    """Measure packing (rows from lengths), loader (pictures by core), scale (memory, start), ops (operators) or step.
+
+    step trains small models beside transformers and beside a bare loop.
+    """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
     report |= run_script(benchmarks_folder(NAMES[name]) / f"{name}.py", quick=quick)
     if as_json:

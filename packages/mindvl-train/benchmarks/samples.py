@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards whose samples have given numbers of tokens and visual tokens, a byte-level tokenizer, models of three sizes.
+
+Used by step.py.
+"""
+
+import io
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_model import Qwen2LanguageConfig, VisionConfig
+from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
+
+SPECIAL_TOKENS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>",
+    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
+]  # fmt: skip
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FRAME = len("?user\n??\n?assistant\n?\n")  # tokens of a sample beside picture and answer: specials count one
+PIXELS = 28  # sides of the square of one visual token
+
+# hidden size, layers, heads, key-value heads, MLP of the language model; hidden size, layers, heads, MLP of the tower;
+# vocabulary; tokens of a row; rows of a step
+SIZES = {
+    "3M": ((192, 6, 6, 2, 512), (128, 4, 4, 256), 4096, 512, 4),
+    "15M": ((384, 6, 6, 2, 1024), (256, 4, 4, 512), 8192, 512, 4),
+    "100M": ((768, 10, 12, 4, 2048), (384, 6, 6, 1024), 16384, 1024, 1),
+}
+
+
+def model_of(size: str) -> ModelSection:
+    """A Qwen2.5-VL of the published kind, so that its rival is transformers' own class."""
+    (hidden, layers, heads, kv_heads, ffn), (vision, tower, vision_heads, vision_ffn), vocabulary, _, _ = SIZES[size]
+    head = hidden // heads
+    return ModelSection(
+        vision=VisionConfig(
+            hidden_size=vision,
+            num_layers=tower,
+            num_heads=vision_heads,
+            ffn_hidden_size=vision_ffn,
+            full_attention_layers=(tower - 1,),
+        ),
+        language=Qwen2LanguageConfig(
+            hidden_size=hidden,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head,
+            mrope_sections=(head // 8, 3 * head // 16, 3 * head // 16),
+            ffn_hidden_size=ffn,
+            vocab_size=vocabulary,
+            tie_embeddings=False,
+            rotary_base=1e6,
+            max_positions=32768,
+        ),
+    )
+
+
+def run_of(folder: Path, size: str, steps: int, *, seq_length: int, packs_per_step: int) -> RunConfig:
+    """A run over the samples that write_samples left in `folder`."""
+    return RunConfig(
+        phase="sft",
+        out=folder / "run",
+        data=DataConfig(
+            sources=(SourceConfig(name="samples", path=folder / "shards"),),
+            tokenizer=folder / "tokenizer",
+            packing=PackingConfig(seq_length=seq_length),
+            image=ImageConfig(min_pixels=PIXELS**2, max_pixels=4096 * PIXELS**2),
+        ),
+        model=model_of(size),
+        schedule=ScheduleConfig(steps=steps, peak_lr=1e-4),
+        packs_per_step=packs_per_step,
+        checkpoints=CheckpointConfig(every_steps=10**6),
+        metrics=MetricsConfig(every_steps=10),
+    )
+
+
+def write_samples(folder: Path, tokens: Sequence[int], visual_tokens: Sequence[int], seed: int = 0) -> None:
+    """One question about one picture for each entry, or a text where there is no visual token; indexed."""
+    choose, noise = random.Random(seed), np.random.default_rng(seed)
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    rows = []
+    for number, (length, visual) in enumerate(zip(tokens, visual_tokens, strict=True)):
+        high = math.isqrt(visual)
+        wide = visual // high if high else 0
+        picture = high * wide + 2 if high else 0  # and the tokens that frame it
+        answer = max(1, length - FRAME - picture)
+        row = {
+            "id": f"s{number}",
+            "conversations": [
+                {"from": "human", "value": "<image>?" if high else "?"},
+                {"from": "gpt", "value": "".join(choose.choices("abcdefgh ", k=answer - 1)) + "."},
+            ],
+        }
+        if high:
+            small = noise.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(small).resize((wide * PIXELS, high * PIXELS), Image.Resampling.BICUBIC).save(file, "JPEG")
+            (raw / f"{number}.jpg").write_bytes(file.getvalue())
+            row["image"] = f"{number}.jpg"
+        rows.append(row)
+    (raw / "rows.json").write_text(json.dumps(rows))
+    write_shards(raw / "rows.json", folder / "shards", format="llava")
+    index_folder(folder / "shards")
+    _write_tokenizer(folder / "tokenizer")
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL_TOKENS,
+    )
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contenders of the step benchmark: our run, our model in a bare loop, transformers by row and in padded batches.
+
+Used by step.py; each runs in a process of its own and returns tokens per second and what describes its work.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from samples import SIZES, run_of, write_samples
+from torch import Tensor
+from workloads import draw
+
+from mindvl_data import Batch, Loader
+from mindvl_model import MindVLConfig, enter
+from mindvl_train import RunConfig, run_training
+from mindvl_train.plain import IGNORE_INDEX, PlainTraining, adamw, samples_of
+from mindvl_train.run import model_config_of
+from mindvl_train.sinks import read_metrics
+
+WARM_UP = 3  # steps before the clock starts
+PADDED_BATCH = 8
+WORKLOAD_ROW = 4096
+Result = dict[str, float]
+
+
+def ours(folder: Path, size: str, quick: bool) -> Result:
+    """run_training on full rows: loader, loop, schedule, metrics and all."""
+    return _train(_equal(folder, size, quick))
+
+
+def packed(folder: Path, size: str, quick: bool) -> Result:
+    """run_training on the packed workload."""
+    return _train(_workload(folder, size, quick))
+
+
+def transformers(folder: Path, size: str, quick: bool) -> Result:
+    """transformers' model on the same full rows."""
+    config = _equal(folder, size, quick)
+    plain = _plain(config, folder)
+    steps = list(_steps(config))
+    return _timed(plain.model, steps, lambda rows: plain.step(rows, 1e-4))
+
+
+def bare(folder: Path, size: str, quick: bool) -> Result:
+    """Our model on the same full rows: forward, backward, clip, torch's AdamW."""
+    config = _equal(folder, size, quick)
+    device = enter().device()
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train.weights import build_models
+
+    with single_process():
+        [model] = build_models(config, model_config_of(config), device, load_init=True)
+        optimizer = adamw(model, config.optimizer)
+
+        def step(rows: Sequence[Batch]) -> None:
+            for row in rows:
+                model(**row.model_inputs()).backward()
+            count = sum(row.num_label_tokens for row in rows)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= count
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return _timed(model, list(_steps(config)), step)
+
+
+def padded(folder: Path, size: str, quick: bool) -> Result:
+    """transformers' model on the workload's samples in their order, each batch padded to its longest."""
+    config = _workload(folder, size, quick)
+    plain = _plain(config, folder)
+    samples = [sample for rows in _steps(config) for row in rows for sample in samples_of(row, plain.config)]
+    whole = len(samples) // PADDED_BATCH * PADDED_BATCH
+    batches = [samples[start : start + PADDED_BATCH] for start in range(0, whole, PADDED_BATCH)]
+    real, computed, seconds = 0, 0, 0.0
+    for number, batch in enumerate(batches):
+        inputs, labels = _pad(batch, plain.config)
+        started = time.thread_time()
+        logits = plain.model(**inputs, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
+        plain.optimizer.step()
+        plain.optimizer.zero_grad()
+        if number:  # the first warms up
+            seconds += time.thread_time() - started
+            real += sum(sample["labels"].numel() for sample in batch)
+            computed += labels.numel()
+    return {"tokens_per_s": real / seconds, "padding": 1 - real / computed}
+
+
+WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
+    "ours": ours,
+    "transformers": transformers,
+    "bare": bare,
+    "packed": packed,
+    "padded": padded,
+}
+
+
+def _equal(folder: Path, size: str, quick: bool) -> RunConfig:
+    _, _, _, seq_length, packs_per_step = SIZES[size]
+    steps = WARM_UP + (5 if quick else {"3M": 40, "15M": 16, "100M": 8}[size])
+    count = 4 * packs_per_step * (steps + 8)  # the packer reads ahead
+    write_samples(folder, [seq_length] * count, [seq_length // 2] * count)
+    return run_of(folder, size, steps, seq_length=seq_length, packs_per_step=packs_per_step)
+
+
+def _workload(folder: Path, size: str, quick: bool) -> RunConfig:
+    steps = WARM_UP + (3 if quick else {"3M": 14, "15M": 8}[size])
+    tokens, visual = draw("issue", 1024, WORKLOAD_ROW, seed=0)
+    write_samples(folder, tokens.tolist(), visual.tolist())
+    return run_of(folder, size, steps, seq_length=WORKLOAD_ROW, packs_per_step=1)
+
+
+def _train(config: RunConfig) -> Result:
+    marks: list[float] = []
+    torch.set_num_threads(1)
+    run_training(config, resume="never", on_step=lambda step, loss: marks.append(time.thread_time()))
+    steps = list(_steps(config))
+    real = [sum(segment.length for row in rows for segment in row.segments) for rows in steps]
+    computed = [sum(len(row.input_ids) for row in rows) for rows in steps]
+    # The first report holds the steps that warm up.
+    splits = [line["step_split"] for line in read_metrics(config.out / "metrics.jsonl")[1:] if "step_split" in line]
+    return {
+        "tokens_per_s": sum(real[WARM_UP:]) / (marks[-1] - marks[WARM_UP - 1]),
+        "tokens_per_step": sum(real) / len(real),
+        "padding": 1 - sum(real) / sum(computed),
+        "waiting": max(split["data_wait"] / sum(split.values()) for split in splits),
+    }
+
+
+def _steps(config: RunConfig) -> Iterator[list[Batch]]:
+    """The rows of every step of a run."""
+    position_kind = model_config_of(config).position_kind
+    source = Loader(config.data, packs_per_step=config.packs_per_step, position_kind=position_kind)
+    try:
+        for _ in range(config.schedule.steps):
+            yield [next(source) for _ in range(config.packs_per_step)]
+    finally:
+        source.close()
+
+
+def _timed(model: torch.nn.Module, steps: Sequence[Sequence[Batch]], step: Callable[[Any], object]) -> Result:
+    torch.set_num_threads(1)
+    for rows in steps[:WARM_UP]:
+        step(rows)
+    started = time.thread_time()
+    for rows in steps[WARM_UP:]:
+        step(rows)
+    seconds = time.thread_time() - started
+    real = [sum(segment.length for row in rows for segment in row.segments) for rows in steps]
+    return {
+        "tokens_per_s": sum(real[WARM_UP:]) / seconds,
+        "tokens_per_step": sum(real) / len(real),
+        "parameters": float(sum(parameter.numel() for parameter in model.parameters())),
+    }
+
+
+def _plain(config: RunConfig, folder: Path) -> PlainTraining:
+    from mindvl_train.alignment import write_start
+
+    torch.set_num_threads(1)
+    write_start(config, folder / "start")
+    return PlainTraining(folder / "start", model_config_of(config), config, enter().device())
+
+
+def _pad(batch: Sequence[dict[str, Tensor]], config: MindVLConfig) -> tuple[dict[str, Tensor], Tensor]:
+    """One batch as most collators make it: padded at the right to the longest, media end to end."""
+    longest = max(sample["labels"].numel() for sample in batch)
+
+    def together(name: str, fill: int) -> Tensor:
+        return torch.cat([F.pad(sample[name], (0, longest - sample[name].shape[-1]), value=fill) for sample in batch])
+
+    inputs = {
+        "input_ids": together("input_ids", config.tokens.pad),
+        "attention_mask": torch.stack([torch.arange(longest) < sample["labels"].numel() for sample in batch]).long(),
+        "position_ids": torch.cat(
+            [F.pad(sample["position_ids"], (0, longest - sample["labels"].numel())) for sample in batch], dim=1
+        ),
+    }
+    for name in ("pixel_values", "image_grid_thw"):
+        if media := [sample[name] for sample in batch if name in sample]:
+            inputs[name] = torch.cat(media)
+    labels = torch.stack(
+        [F.pad(sample["labels"], (0, longest - sample["labels"].numel()), value=IGNORE_INDEX) for sample in batch]
+    )
+    return inputs, labels
