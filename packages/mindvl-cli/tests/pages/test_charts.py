@@ -5,7 +5,18 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from mindvl_cli.pages.charts import box_plots, heat_map, histogram, line_chart, paired_bars, quartiles
+from mindvl_cli.pages.charts import (
+    box_plots,
+    heat_map,
+    histogram,
+    legend,
+    line_chart,
+    lines_chart,
+    paired_bars,
+    quartiles,
+    shaded_grid,
+    stacked_areas,
+)
 
 
 def _points(svg: str, kind: str) -> list[tuple[float, float]]:
@@ -32,6 +43,39 @@ def test_a_long_curve_is_thinned_but_keeps_both_ends() -> None:
 @pytest.mark.parametrize("points", [[(1.0, 0.0)], [(0.0, 2.0)], [(5.0, 1e-9), (6.0, 1e-9)]])
 def test_a_curve_of_one_or_equal_points_is_drawn(points: list[tuple[float, float]]) -> None:
     ElementTree.fromstring(line_chart(points, x_label="step", describe="loss"))
+
+
+def test_curves_share_one_scale_and_empty_ones_keep_their_tone() -> None:
+    svg = lines_chart([("a", [(1, 2.0), (2, 2.0)]), ("b", []), ("c", [(1, 1.0)])], x_label="step", describe="loss")
+    curves = {node.get("class"): node.attrib["points"] for node in ElementTree.fromstring(svg).iter("polyline")}
+    assert list(curves) == ["series t0", "series t2"]
+    heights = [float(points.split(",")[1].split()[0]) for points in curves.values()]
+    assert heights[0] < heights[1]  # higher values stand higher on the page
+    assert legend(["a", "b<"]) == '<ul class="key"><li class="t0">a</li><li class="t1">b&lt;</li></ul>'
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000])
+def test_areas_lie_on_each_other_without_a_gap(count: int) -> None:
+    xs = [float(step) for step in range(1, count + 1)]
+    svg = stacked_areas(xs, [("a", [1.0] * count), ("b", [3.0] * count)], x_label="step", describe="time")
+    lower, upper = (
+        [tuple(map(float, corner.split(","))) for corner in node.attrib["points"].split()]
+        for node in ElementTree.fromstring(svg).iter("polygon")
+    )
+    half = len(lower) // 2
+    assert lower[:half] == upper[half:][::-1]
+    assert lower[half][1] > lower[0][1] > upper[0][1]  # from the axis up
+    assert 4 <= len(lower) <= 800
+
+
+def test_a_shaded_grid_is_white_at_its_lowest_value_and_tells_each_one() -> None:
+    svg = shaded_grid(
+        ["3", "4"], ["10", "20"], [[1.0, 1.5], [2.0, 0.5]],
+        low=1.0, row_title="layer", column_title="step", describe="load",
+    )  # fmt: skip
+    cells = [node for node in ElementTree.fromstring(svg).iter("rect")]
+    assert [cell.attrib["style"] for cell in cells] == ["--heat:4%", "--heat:50%", "--heat:95%", "--heat:4%"]
+    assert cells[2][0].text == "layer 4, 10: 2.00"
 
 
 def test_quartiles_of_hand_worked_values() -> None:

@@ -14,6 +14,7 @@ MAX_LINE_POINTS = 400  # more than a chart has pixels; longer curves are thinned
 
 _WIDTH, _HEIGHT = 320, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 10, 12, 26
+_TONES = 10  # colours of style.css
 
 
 def line_chart(points: Sequence[tuple[float, float]], *, x_label: str, describe: str) -> str:
@@ -26,9 +27,7 @@ def line_chart(points: Sequence[tuple[float, float]], *, x_label: str, describe:
     raw = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
     smooth = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in zip(xs, _smoothed(ys), strict=True))
     body = [
-        _y_axis(_ticks(0, y_end), y_of, _LEFT, _WIDTH - _RIGHT, _number),
-        *(_text(x_of(x), _HEIGHT - 8, _number(x), "tick", "middle") for x in _ticks(0, x_end)[1:]),
-        _text(_LEFT, _HEIGHT - 8, x_label, "tick"),
+        *_frame(x_end, y_end, x_of, y_of, x_label),
         f'<polyline class="raw" points="{raw}"/><polyline class="curve" points="{smooth}"/>',
         f'<circle class="dot" cx="{x_of(xs[-1]):.1f}" cy="{y_of(ys[-1]):.1f}" r="3"/>',
     ]
@@ -65,6 +64,89 @@ def histogram(
             f'<line class="limit" x1="{x_of(limit):.1f}" x2="{x_of(limit):.1f}" y1="{_TOP}" y2="{y_of(0):.1f}"/>'
         )
     return _svg(_WIDTH, _HEIGHT, body, describe)
+
+
+def lines_chart(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], *, x_label: str, describe: str) -> str:
+    """Several curves over steps, smoothed, each in its tone; `legend` names them. Empty curves are left out."""
+    lines = [(name, _thinned(points)) for name, points in lines]
+    known = [point for _, points in lines for point in points]
+    x_end, y_end = max(x for x, _ in known) or 1, _ceiling(max(y for _, y in known))
+    x_of, y_of = _Scale(0, x_end, _LEFT, _WIDTH - _RIGHT), _Scale(0, y_end, _HEIGHT - _BOTTOM, _TOP)
+    body = _frame(x_end, y_end, x_of, y_of, x_label)
+    for number, (_, points) in enumerate(lines):
+        if points:
+            ys = _smoothed([y for _, y in points])
+            curve = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for (x, _), y in zip(points, ys, strict=True))
+            body.append(f'<polyline class="series t{number % _TONES}" points="{curve}"/>')
+            x, y = x_of(points[-1][0]), y_of(ys[-1])
+            body.append(f'<circle class="end t{number % _TONES}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+    return _svg(_WIDTH, _HEIGHT, body, describe)
+
+
+def stacked_areas(
+    xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, x_label: str, describe: str
+) -> str:
+    """What a total is made of over steps, from the first layer at the bottom; `legend` names them.
+
+    Args:
+        layers: (name, one value from 0 for each x).
+    """
+    width, height = 680, 260
+    kept = _evenly(len(xs))
+    xs = [xs[place] for place in kept]
+    sums = [0.0] * len(xs)
+    bands = []
+    for _, values in layers:
+        below, sums = sums, [low + values[place] for low, place in zip(sums, kept, strict=True)]
+        bands.append((below, sums))
+    x_end, y_end = max(xs) or 1, _ceiling(max(sums))
+    x_of, y_of = _Scale(0, x_end, _LEFT, width - _RIGHT), _Scale(0, y_end, height - _BOTTOM, _TOP)
+    if len(xs) == 1:  # one report is drawn as a bar over its steps
+        xs, bands = [0.0, *xs], [(below * 2, above * 2) for below, above in bands]
+    body = _frame(x_end, y_end, x_of, y_of, x_label, width=width, height=height)
+    for number, (below, above) in enumerate(bands):
+        edge = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
+        corners = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in edge)
+        body.append(f'<polygon class="area t{number % _TONES}" points="{corners}"/>')
+    return _svg(width, height, body, describe)
+
+
+def shaded_grid(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    low: float,
+    row_title: str,
+    column_title: str,
+    describe: str,
+) -> str:
+    """Values over rows and columns, from white at `low` to full colour at the highest; a title tells each value."""
+    left, top, height_of = 56, 30, 14
+    width_of = max(6.0, min(28.0, 560 / len(columns)))
+    width, height = left + width_of * len(columns) + 6, top + height_of * len(rows) + 24
+    span = max(max(value for row in values for value in row) - low, 1e-9)
+    every = max(1, math.ceil(len(columns) * 34 / (width_of * len(columns))))
+    body = [_text(4, 20, row_title, "label"), _text(left, 20, column_title, "label")]
+    for i, name in enumerate(rows):
+        y = top + height_of * i
+        body.append(_text(left - 8, y + 11, name, "tick", "end"))
+        for j, value in enumerate(values[i]):
+            heat = round(4 + 91 * max(0.0, value - low) / span)
+            body.append(
+                f'<rect class="cell" style="--heat:{heat}%" x="{left + width_of * j:.1f}" y="{y}" '
+                f'width="{width_of - 0.6:.1f}" height="{height_of - 0.6}">'
+                f"<title>{escape(row_title)} {escape(name)}, {escape(columns[j])}: {value:.2f}</title></rect>"
+            )
+    for j in range(0, len(columns), every):
+        body.append(_text(left + width_of * (j + 0.5), height - 8, columns[j], "tick", "middle"))
+    return _svg(width, height, body, describe)
+
+
+def legend(names: Sequence[str]) -> str:
+    """What the tones of lines_chart and stacked_areas mean, as HTML."""
+    items = "".join(f'<li class="t{number % _TONES}">{escape(name)}</li>' for number, name in enumerate(names))
+    return f'<ul class="key">{items}</ul>'
 
 
 def paired_bars(rows: Sequence[tuple[str, float, float]], *, names: tuple[str, str], describe: str) -> str:
@@ -203,6 +285,17 @@ def _y_axis(ticks: Sequence[float], y_of: _Scale, left: float, right: float, sho
     return "".join(marks)
 
 
+def _frame(
+    x_end: float, y_end: float, x_of: _Scale, y_of: _Scale, x_label: str, *, width: int = _WIDTH, height: int = _HEIGHT
+) -> list[str]:
+    """Both axes of a chart over steps."""
+    return [
+        _y_axis(_ticks(0, y_end), y_of, _LEFT, width - _RIGHT, _number),
+        *(_text(x_of(x), height - 8, _number(x), "tick", "middle") for x in _ticks(0, x_end)[1:]),
+        _text(_LEFT, height - 8, x_label, "tick"),
+    ]
+
+
 def _ticks(start: float, end: float, about: int = 4) -> list[float]:
     """Round values from start to end, about that many."""
     rough = (end - start) / about
@@ -221,10 +314,14 @@ def _ceiling(value: float) -> float:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= MAX_LINE_POINTS:
-        return list(points)
-    stride = (len(points) - 1) / (MAX_LINE_POINTS - 1)
-    return [points[round(index * stride)] for index in range(MAX_LINE_POINTS)]
+    return [points[place] for place in _evenly(len(points))]
+
+
+def _evenly(count: int, most: int = MAX_LINE_POINTS) -> list[int]:
+    """At most that many of `count` places at even distances, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(index * (count - 1) / (most - 1)) for index in range(most)]
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl report`: how a run went, and what another team needs to compare it; as a table, a page or JSON."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(epilog="Example: mindvl report runs/sft --out report.html")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+def report(run: Path, out: Path | None, as_json: bool) -> None:
+    """Say how the run in folder RUN went: loss, speed, where the time of its steps went, and its card.
+
+    Works beside a run that is still going. docs/metrics.md defines every number.
+    """
+    from mindvl_cli.run_figures import read_run, run_figures
+
+    record = read_run(run)
+    figures = run_figures(record)
+    if out is not None:
+        from mindvl_cli.pages.run import run_page
+
+        unfinished = out.with_name(f"{out.name}.unfinished")
+        unfinished.write_text(run_page(record, figures), encoding="utf-8")
+        os.replace(unfinished, out)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        _print(figures, out)
+
+
+def _print(figures: dict[str, Any], out: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    of_steps = "" if figures["steps"] is None else f" of {figures['steps']}"
+    console.print(f"{figures['run']}: {figures['state']}, step {figures['step']}{of_steps}, loss {figures['loss']:.4f}")
+    for name, group in (("source", figures["loss_by_source"]), ("modality", figures["loss_by_modality"])):
+        if group:
+            console.print(f"  loss by {name}: " + ", ".join(f"{key} {loss:.4f}" for key, loss in group.items()))
+    speed = f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['seconds_per_step']:.3g} s a step"
+    if figures["tflops_per_device"] is not None:
+        speed += f", {figures['tflops_per_device']:.3g} TFLOP/s a device"
+    if figures["mfu"] is not None:
+        speed += f", MFU {100 * figures['mfu']:.1f} %"
+    console.print(speed)
+    if figures["step_split"]:
+        table = Table(box=None, pad_edge=False)
+        for name in ("of a step", "ms", "share", "gain if zero"):
+            table.add_column(name, justify="left" if name == "of a step" else "right")
+        for name, part in figures["step_split"].items():
+            cells = (f"{1000 * part['seconds']:,.1f}", f"{100 * part['share']:.1f} %", gain(name, part))
+            table.add_row(name.replace("_", " "), *cells)
+        console.print(table)
+    if out is not None:
+        console.print(f"page: {out}")
+
+
+def gain(name: str, part: dict[str, float]) -> str:
+    """How much faster steps were without this part; of the work itself nothing is said."""
+    from mindvl_cli.run_figures import WORK
+
+    return "" if name in WORK else f"+{100 * part['gain_if_zero']:.1f} %"

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run -> the figures of `mindvl report`: sums and means over its reports, and its card.
+
+Comes before pages/run.py and the command's table and JSON. Reads text files alone, so it works beside a run that is
+still going.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+from mindvl_cli.failures import CliError
+
+# In the order in which they are stacked: work first, then what is lost.
+SPLIT_PARTS = (
+    "vision",
+    "language",
+    "optimizer",
+    "host",
+    "data_wait",
+    "vision_imbalance",
+    "language_imbalance",
+    "pipeline_bubble",
+    "exposed_communication",
+)
+WORK = ("vision", "language")  # what a step is for; all else would best be zero
+
+State = Literal["finished", "stopped", "unfinished"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the folder of a run holds."""
+
+    folder: Path
+    lines: tuple[dict[str, Any], ...]  # one for each report, oldest first; at least one
+    card: dict[str, Any]  # run.json; empty for a run of an older version
+    result: dict[str, Any]  # result.json; empty while the run goes on, or after it was killed
+    skipped: tuple[dict[str, Any], ...]  # steps that were left out
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read what there is.
+
+    Raises:
+        CliError: The folder is no run, or has not reported yet.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise CliError(
+            f"no metrics.jsonl. {folder}. Give the folder that a recipe names as `out`, once training has begun in it."
+        )
+    lines = _whole_lines(path)
+    if not lines:
+        raise CliError(
+            f"no report yet. {path}. Wait for the first metrics.every_steps steps, or look at {folder / 'logs'} if the "
+            "run has ended."
+        )
+    skipped = folder / "skipped.jsonl"
+    return RunRecord(
+        folder=folder,
+        lines=tuple(lines),
+        card=_json(folder / "run.json"),
+        result=_json(folder / "result.json"),
+        skipped=tuple(_whole_lines(skipped)) if skipped.is_file() else (),
+    )
+
+
+def run_figures(run: RunRecord) -> dict[str, Any]:
+    """What the command prints as JSON, and the page as tiles and tables."""
+    last, steady = run.lines[-1], run.lines[1:] or run.lines  # the first report holds what happens once
+    since = [line["since_last"] for line in run.lines if "since_last" in line]
+    samples, sample_tokens = (sum(one[name] for one in since) for name in ("samples", "sample_tokens"))
+    figures: dict[str, Any] = {
+        "run": str(run.folder),
+        "state": state_of(run),
+        "step": last["step"],
+        "steps": run.card.get("schedule", {}).get("steps"),
+        "loss": last["loss"],
+        "loss_by_source": last.get("loss_by_source", {}),
+        "loss_by_modality": last.get("loss_by_modality", {}),
+        "tokens": last["tokens"],
+        "label_tokens": last["label_tokens"],
+        "samples": samples,
+        "average_tokens_per_sample": sample_tokens / samples if samples else None,
+        "visual_tokens": sum(one["visual_tokens"] for one in since),
+        "tflop": sum(one["tflop"] for one in since),
+        "tokens_per_s": median(line["tokens_per_s"] for line in steady),
+        "samples_per_s": _median(steady, "samples_per_s"),
+        "seconds_per_step": median(line["seconds_per_step"] for line in steady),
+        "tflops_per_device": _median(steady, "tflops_per_device"),
+        "mfu": _median(steady, "mfu"),
+        "fill": _fill(run, sample_tokens, since),
+        "memory_peak_gb": max((line["memory_peak_gb"] for line in run.lines if "memory_peak_gb" in line), default=None),
+        "skipped_steps": last.get("skipped_steps", 0),
+        "imbalance": {
+            name: fmean(line["imbalance"][name] for line in steady if name in line.get("imbalance", {}))
+            for name in ("vision", "language")
+            if any(name in line.get("imbalance", {}) for line in steady)
+        },
+        "sources": _sources(run),
+        "step_split": mean_split(steady),
+        "card": run.card,
+    }
+    return figures
+
+
+def state_of(run: RunRecord) -> State:
+    """finished or stopped as its result says; unfinished when it is still going, or was killed."""
+    if run.result.get("step") != run.lines[-1]["step"]:
+        return "unfinished"
+    return "finished" if run.result["finished"] else "stopped"
+
+
+def mean_split(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of each part of the measured steps: mean seconds, share of the step, and how much faster steps were without it.
+
+    The gain is an upper bound: what is taken away may have hidden something else.
+    """
+    splits = [line["step_split"] for line in lines if "step_split" in line]
+    if not splits:
+        return {}
+    seconds = {name: fmean(split[name] for split in splits) for name in SPLIT_PARTS}
+    total = sum(seconds.values())
+    return {
+        name: {"seconds": value, "share": value / total, "gain_if_zero": total / max(total - value, 1e-9) - 1}
+        for name, value in seconds.items()
+    }
+
+
+def _fill(run: RunRecord, sample_tokens: int, since: list[dict[str, Any]]) -> float | None:
+    rows = sum(one["rows"] for one in since)
+    seq_length = run.card.get("data", {}).get("seq_length")
+    return sample_tokens / (rows * seq_length) if rows and seq_length else None
+
+
+def _sources(run: RunRecord) -> list[dict[str, Any]]:
+    """Each source with the share that was asked and the share of tokens that came, most tokens first."""
+    tokens: dict[str, int] = {}
+    for line in run.lines:
+        for name, count in line.get("tokens_by_source", {}).items():
+            tokens[name] = tokens.get(name, 0) + count
+    asked = {one["name"]: one["share_asked"] for one in run.card.get("data", {}).get("sources", [])}
+    total = max(1, sum(tokens.values()))
+    losses = run.lines[-1].get("loss_by_source", {})
+    return [
+        {
+            "name": name,
+            "share_asked": asked.get(name),
+            "tokens": tokens.get(name, 0),
+            "share_of_tokens": tokens.get(name, 0) / total,
+            "loss": losses.get(name),
+        }
+        for name in sorted(asked.keys() | tokens.keys(), key=lambda name: (-tokens.get(name, 0), name))
+    ]
+
+
+def _median(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    values = [line[name] for line in lines if name in line]
+    return median(values) if values else None
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """As mindvl_train.sinks.read_metrics, without torch: a last line that is being written is left out."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file that is written whole or not at all; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise CliError(f"is no JSON ({error}). {path}. Move it away; the report does without it.") from None
+    return found
