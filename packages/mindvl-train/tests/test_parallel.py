@@ -1,69 +1,211 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data-parallel processes do what one does, over gloo on loopback."""
+"""Several processes do what one does, in any layout and whatever their rows hold, over gloo on loopback.
 
+As a program this file is one of the processes: a job is a list of tasks, so that processes are started once.
+"""
+
+import faulthandler
+import io
+import json
 import os
 import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig, run_training
+from mindvl_data import SourceConfig, index_folder, write_shards
+from mindvl_data.quarantine import read_quarantine
+from mindvl_model import MindVLConfig, enter
+from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.tiny import smallest_config
+from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, run_training
+from mindvl_train.config import ParallelConfig, RecomputeConfig
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
+ReadLosses = Callable[[RunConfig], list[tuple[int, float, float]]]
 
-WORKER = """
-    import os, pickle, signal, sys
-    from pathlib import Path
-    from mindvl_train import run_training
+HANGS_AFTER_S = 60
+# Adam's first steps follow the sign of a gradient, so that rounding of nearly zero ones would show: damp them.
+DAMPED = OptimizerConfig(epsilon=1e-4)
 
-    config, signalled_rank = pickle.loads(Path(sys.argv[1]).read_bytes())
 
-    def on_step(step, loss):
+def start(tasks: Sequence[tuple[str, Any]], folder: Path, *, processes: int) -> list[list[Any]]:
+    """Do tasks one after the other in so many processes, as torchrun starts them; results of every rank by task."""
+    sockets = [socket.socket() for _ in tasks]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    job = folder / "job.pickle"
+    job.write_bytes(pickle.dumps((tasks, ports)))
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(job)],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        said = [worker.communicate(timeout=HANGS_AFTER_S * (len(tasks) + 1))[0] for worker in workers]
+        failed = [text for text, worker in zip(said, workers, strict=True) if worker.returncode]
+        assert not failed, "\n".join(text[-2000:] for text in failed)
+    finally:
+        for worker in workers:
+            worker.kill()
+    by_rank = [pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(processes)]
+    return [list(results) for results in zip(*by_rank, strict=True)]
+
+
+def work(job: Path) -> None:
+    """One of the processes."""
+    tasks, ports = pickle.loads(job.read_bytes())
+    results = []
+    for (task, given), port in zip(tasks, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        results.append({"run": whole_run, "mixture": train_on_mixture}[task](*given))
+    Path(f"{job}.{os.environ['RANK']}").write_bytes(pickle.dumps(results))
+
+
+def whole_run(config: RunConfig, signalled_rank: str | None = None) -> tuple[int, bool]:
+    """A run; one rank may be asked to stop after its second step."""
+
+    def on_step(step: int, loss: float | None) -> None:
         if step == 2 and os.environ["RANK"] == signalled_rank:
             os.kill(os.getpid(), signal.SIGTERM)
 
     result = run_training(config, on_step=on_step)
-    print(result.step, result.finished)
-"""
+    return result.step, result.finished
 
 
-def run_two(config: RunConfig, folder: Path, signalled_rank: str | None = None) -> list[str]:
-    """Run a configuration in two processes, as torchrun starts them; what each printed last."""
-    job = folder / "job.pickle"
-    job.write_bytes(pickle.dumps((config, signalled_rank)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), str(job)],
-            env=os.environ | launcher | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
+@dataclass(frozen=True)
+class Row:
+    """A row as the loader would give it."""
+
+    inputs: dict[str, Any]
+    segments: tuple[Any, ...] = ()
+
+    @property
+    def num_label_tokens(self) -> int:
+        return int((self.inputs["labels"] != -100).sum())
+
+    def to(self, device: torch.device) -> Self:
+        return self
+
+    def model_inputs(self) -> dict[str, Any]:
+        return self.inputs
+
+
+def mixture(config: MindVLConfig) -> list[list[Row]]:
+    """Four rows for each of four steps: pictures on every second rank, none at all, nothing but pictures, a bit of all."""
+
+    def row(*pictures: tuple[int, int, int], text: int, seed: int, learns: bool = True) -> Row:
+        inputs = pack([random_segment(config, pictures, num_text=text, seed=seed)])
+        if not learns:
+            inputs["labels"].fill_(-100)
+        return Row(inputs)
+
+    one, two = (1, 4, 4), (1, 2, 6)
+    return [
+        [row(one, text=6, seed=1), row(text=17, seed=2), row(two, one, text=3, seed=3), row(text=9, seed=4)],
+        [row(text=8 + seed, seed=seed) for seed in range(5, 9)],
+        [row(one, two, text=0, seed=seed, learns=seed != 10) for seed in range(9, 13)],
+        [
+            row(text=5, seed=13),
+            row(two, text=4, seed=14),
+            row(text=7, seed=15, learns=False),
+            row(one, text=2, seed=16),
+        ],
     ]
-    printed = []
-    try:
-        for worker in workers:
-            out, err = worker.communicate(timeout=100)
-            assert worker.returncode == 0, err[-3000:]
-            printed.append(out.strip().splitlines()[-1])
-    finally:
-        for worker in workers:
-            worker.kill()
-    return printed
+
+
+def train_on_mixture(
+    model: MindVLConfig, parallel: ParallelConfig, recompute: RecomputeConfig, trained: Sequence[Any]
+) -> list[tuple[float, int, float]]:
+    """(loss sum, learned tokens, gradient norm) of each step on this rank."""
+    accelerator = enter()
+    from mindvl_model.layout import Layout
+    from mindvl_model.megatron.stages import build_stages
+    from mindvl_model.parameters import initialize, set_trainable
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.pipeline import prepare_schedule
+    from mindvl_train.parallel import process_groups
+    from mindvl_train.step import train_step
+
+    layout = Layout(
+        tp_size=parallel.tp_size,
+        pp_size=parallel.pp_size,
+        cp_size=parallel.cp_size,
+        virtual_stages=parallel.virtual_stages,
+        spread_images=bool(parallel.spread_images),
+        recompute=recompute.kind,
+    )
+    with process_groups(accelerator, 0, parallel) as place:
+        models = build_stages(model, layout)
+        for chunk in models:
+            initialize(chunk, model, 0)
+            set_trainable(chunk, trained)
+        wrapped = wrap_models(models, overlap=parallel.overlap and place.dp_size * place.cp_size > 1)
+        optimizer = build_optimizer(wrapped, DAMPED)
+        prepare_schedule(wrapped, optimizer)
+        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)  # from here on, nothing has to be imported
+        reports = [
+            train_step(
+                wrapped,
+                optimizer,
+                iter(rows[place.dp_rank :: place.dp_size]),  # type: ignore[arg-type]  # peers have nothing to agree on
+                num_microbatches=len(rows) // place.dp_size,
+                learning_rate=3e-3,
+                place=place,
+                may_update=lambda norm, loss_sum, rows: True,
+            )
+            for rows in mixture(model)
+        ]
+        faulthandler.cancel_dump_traceback_later()
+        return [(float(report.loss_sum), report.num_label_tokens, report.grad_norm) for report in reports]
+
+
+ALL = ("vision", "projector", "language")
+LAYOUTS: dict[str, tuple[ParallelConfig, RecomputeConfig, Sequence[str]]] = {
+    "tp2 pp2": (ParallelConfig(tp_size=2, pp_size=2), RecomputeConfig(), ALL),
+    "dp2 cp2, overlapped": (ParallelConfig(cp_size=2), RecomputeConfig(), ALL),
+    "dp2 pp2 vpp2, recomputed": (ParallelConfig(pp_size=2, virtual_stages=2), RecomputeConfig(kind="full"), ALL),
+    "tp2 cp2, images spread": (ParallelConfig(tp_size=2, cp_size=2, spread_images=True), RecomputeConfig(), ALL),
+    "dp2 pp2, projector only": (ParallelConfig(pp_size=2), RecomputeConfig(), ("projector",)),
+}
+
+
+@pytest.mark.multi
+def test_rows_with_and_without_pictures_train_as_in_one_process_in_any_layout(tmp_path: Path) -> None:
+    """A rank without pictures, a step without any, rows of nothing else: nothing hangs and no number changes."""
+    small = smallest_config()
+    model = replace(small, language=replace(small.language, num_layers=4))
+    tasks = [("mixture", (model, *layout)) for layout in LAYOUTS.values()]
+    alone = {
+        trained: train_on_mixture(model, ParallelConfig(), RecomputeConfig(), trained)
+        for trained in (ALL, ("projector",))
+    }
+    for (name, layout), by_rank in zip(LAYOUTS.items(), start(tasks, tmp_path, processes=4), strict=True):
+        for step, (expected, *told) in enumerate(zip(alone[tuple(layout[2])], *by_rank, strict=True)):
+            loss, labels, norm = expected
+            assert sum(one[0] for one in told) == pytest.approx(loss, rel=1e-5), (name, step)
+            assert sum(one[1] for one in told) == labels, (name, step)
+            assert [one[2] for one in told] == [pytest.approx(norm, rel=1e-5)] * len(told), (name, step)
 
 
 def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -73,45 +215,102 @@ def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
             torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.multi
-def test_two_processes_give_the_losses_and_weights_of_one_and_resume_in_one(
-    make_config: Callable[..., RunConfig],
-    read_tensors: Read,
-    read_losses: Callable[[RunConfig], list[tuple[int, float, float]]],
-    tmp_path: Path,
-) -> None:
+def damaged_source(folder: Path) -> SourceConfig:
+    """Twelve pictures; the third lacks its second half, but has a header and an end, so that the index takes it."""
+    folder.mkdir()
+    rows = []
+    for number in range(12):
+        file = io.BytesIO()
+        noise = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(file, "JPEG")
+        content = file.getvalue()
+        (folder / f"{number}.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content)
+        turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": f"number {number}"}]
+        rows.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
+    (folder / "rows.json").write_text(json.dumps(rows))
+    write_shards(folder / "rows.json", folder / "shards", format="llava")
+    index_folder(folder / "shards")
+    return SourceConfig(name="damaged", path=folder / "shards")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Whole runs in two processes, and what they are compared with."""
+
+    one: RunConfig  # as in one process, which trains it
+    two: RunConfig
+    damaged: RunConfig
+    damaged_stages: RunConfig
+    ends: list[list[tuple[int, bool]]]  # (step, finished) of both ranks, by task
+
+
+@pytest.fixture(scope="module")
+def runs(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
     settings: dict[str, Any] = {
         "steps": 4,
         "packs_per_step": 4,
         "checkpoints": CheckpointConfig(every_steps=2),
         "metrics": MetricsConfig(every_steps=1, tensorboard=False),
+        "optimizer": DAMPED,
     }
-    one, two = make_config("one", **settings), make_config("two", **settings)
-    # Adam's first steps follow the sign of a gradient, so that rounding of nearly zero ones would show: damp them.
-    one, two = (replace(config, optimizer=replace(config.optimizer, epsilon=1e-4)) for config in (one, two))
-    alone = run_training(one)
-    assert run_two(two, tmp_path) == ["4 True", "4 True"]
-    for (step, loss, norm), expected in zip(read_losses(two), read_losses(one), strict=True):
-        assert (step, loss, norm) == (
-            expected[0],
-            pytest.approx(expected[1], abs=1e-5),
-            pytest.approx(expected[2], 1e-4),
+    one, two = (config_for(folder / name, **settings) for name in ("one", "two"))
+    source = damaged_source(folder / "damaged-raw")
+    bad, stages = (
+        replace(config, data=replace(config.data, sources=(source,)))
+        for config in (
+            config_for(folder / "damaged", **settings),
+            config_for(folder / "damaged-stages", parallel=ParallelConfig(pp_size=2), **settings),
         )
+    )
+    tasks = [("run", (two,)), ("run", (config_for(folder / "stopped"), "1")), ("run", (stages,))]
+    return Runs(one, two, bad, stages, start(tasks, folder, processes=2))
+
+
+def assert_same_losses(read_losses: ReadLosses, actual: RunConfig, expected: RunConfig) -> None:
+    for (step, loss, norm), (same_step, same_loss, same_norm) in zip(
+        read_losses(actual), read_losses(expected), strict=True
+    ):
+        assert (step, loss, norm) == (same_step, pytest.approx(same_loss, 1e-5), pytest.approx(same_norm, 1e-5))
+
+
+@pytest.mark.multi
+def test_two_processes_give_the_losses_and_weights_of_one_and_resume_in_one(
+    runs: Runs, read_tensors: Read, read_losses: ReadLosses
+) -> None:
+    alone = run_training(runs.one)
+    assert runs.ends[0] == [(4, True), (4, True)]
+    assert_same_losses(read_losses, runs.two, runs.one)
     expected = read_tensors(alone.checkpoint)
-    together = two.out / "checkpoints"
+    together = runs.two.out / "checkpoints"
     assert_near(read_tensors(together / "step-00000004"), expected)
     ledgers = [(folder / "ledger.json").read_bytes() for folder in (alone.checkpoint, together / "step-00000004")]
     assert ledgers[0] == ledgers[1]
 
     shutil.rmtree(together / "step-00000004")
     seen: list[int] = []
-    resumed = run_training(two, on_step=lambda step, loss: seen.append(step))  # written by two, resumed by one
+    resumed = run_training(runs.two, on_step=lambda step, loss: seen.append(step))  # written by two, resumed by one
     assert seen == [3, 4]
     assert_near(read_tensors(resumed.checkpoint), expected)
 
 
 @pytest.mark.multi
-def test_a_signal_to_one_process_stops_both_at_the_same_step(
-    make_config: Callable[..., RunConfig], tmp_path: Path
+def test_a_signal_to_one_process_stops_both_at_the_same_step(runs: Runs) -> None:
+    assert runs.ends[1] == [(3, False), (3, False)]
+
+
+@pytest.mark.multi
+def test_a_picture_that_the_first_stage_cannot_decode_is_not_learned_from_on_the_last(
+    runs: Runs, read_tensors: Read, read_losses: ReadLosses
 ) -> None:
-    assert run_two(make_config(), tmp_path, signalled_rank="1") == ["3 False", "3 False"]
+    alone = run_training(runs.damaged)
+    assert runs.ends[2] == [(4, True), (4, True)]
+    assert_same_losses(read_losses, runs.damaged_stages, runs.damaged)
+    pages = [list(read_quarantine(config.out / "quarantine.jsonl")) for config in (runs.damaged, runs.damaged_stages)]
+    assert [(bad.step, bad.row) for bad in pages[0]] == [(0, 2)]
+    assert pages[0] == pages[1]
+    assert_near(read_tensors(runs.damaged_stages.out / "checkpoints" / "step-00000004"), read_tensors(alone.checkpoint))
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

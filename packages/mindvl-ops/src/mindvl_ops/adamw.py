@@ -17,7 +17,6 @@ from .backend import chosen
 from .errors import OpsError
 from .registry import register
 
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SLAB_ELEMENTS = 1 << 25  # parameters whose moments are on the device at once: 256 MiB of float32
 
