@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model.config import VisionConfig
-from mindvl_model.megatron.blocks import Layout, MegatronModule, RMSNorm, build_mlp_pair, transformer_config
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.blocks import MegatronModule, RMSNorm, build_mlp_pair, transformer_config
 
 
 class Projector(MegatronModule):

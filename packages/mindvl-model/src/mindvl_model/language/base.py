@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mindvl_model.megatron.blocks import LanguageModel, Layout
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.blocks import LanguageModel
 
 
 class LanguageAdapter(Protocol):

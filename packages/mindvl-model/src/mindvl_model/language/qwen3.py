@@ -4,7 +4,8 @@
 from torch import Tensor
 
 from mindvl_model.language_config import Qwen3LanguageConfig
-from mindvl_model.megatron.blocks import LanguageModel, Layout, build_language_model, grouped_query_config
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.blocks import LanguageModel, build_language_model, grouped_query_config
 from mindvl_ops import rotary_tables
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 import mindvl_ops as ops
 from mindvl_model.config import VisionConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.megatron.blocks import Layout, MegatronModule, PackedRow, build_vision_block, transformer_config
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.blocks import MegatronModule, PackedRow, build_vision_block, transformer_config
 from mindvl_model.vision.positions import VisionPlan, rotary_angles
 
 
