@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of numbers survive kills and resumes."""
 
+import importlib.util
 import json
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mindvl_train.sinks import JsonLines, Log, TensorBoard, read_metrics
+from mindvl_train import MetricsConfig, RunConfig, TrainError
+from mindvl_train.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics
 
 REPORT = {"step": 7, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens_per_s": 10.0}
 
@@ -49,3 +53,75 @@ def test_the_log_gets_one_line_that_a_person_can_follow(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, logger="mindvl_train.sinks"):
         Log().write(REPORT)
     assert caplog.messages == ["step 7: loss 1.5000, lr 1.00e-03, grad norm 2.00, 10 tokens/s"]
+
+
+def test_numbers_in_groups_get_the_names_of_their_groups(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = REPORT | {"loss_by_source": {"pages": 2.5}, "routers": {"load": {"3": 1.5}}}
+    assert flat({"step": 1, "since_last": {"step": 2}}) == {"since_last/step": 2}
+    sink = TensorBoard(tmp_path, resumed_step=0)
+    sink.write(report)
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {"loss_by_source/pages", "routers/load/3"} < set(events.Tags()["scalars"])
+    assert [(event.step, event.value) for event in events.Scalars("loss_by_source/pages")] == [(7, 2.5)]
+
+
+def test_the_log_also_tells_what_is_only_sometimes_there(caplog: pytest.LogCaptureFixture) -> None:
+    split = {"vision": 1.0, "language": 5.0, "data_wait": 3.0, "host": 1.0}
+    routers = {"load": {"3": 1.5, "4": 2.25}}
+    with caplog.at_level(logging.INFO, logger="mindvl_train.sinks"):
+        Log().write(REPORT | {"mfu": 0.4, "mtp_loss": {"1": 2.5}, "routers": routers, "step_split": split})
+    assert caplog.messages[0].endswith(
+        "10 tokens/s, MFU 40.0 %, next tokens 2.500, busiest expert 2.25 times the mean, in layer 4, "
+        "data wait 30 % of the step"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_asking_for_weights_and_biases_where_it_is_not_installed_names_the_field(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    config.out.mkdir()
+    with pytest.raises(TrainError, match=r"metrics\.wandb_project=vl, but wandb is not installed"):
+        open_sinks(config, 0)
+
+
+# wandb itself needs an account and a network; this stands for the four calls made to it.
+WANDB = """
+calls = []
+
+class Run:
+    def log(self, numbers, step):
+        calls.append(("log", numbers, step))
+    def finish(self):
+        calls.append(("finish",))
+
+def init(**settings):
+    calls.append(("init", settings))
+    return Run()
+"""
+
+
+def test_weights_and_biases_is_told_every_number_under_one_id_for_a_folder(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path / "stand-in"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    config.out.mkdir()
+    for _ in range(2):
+        for sink in open_sinks(config, 0):
+            sink.write(REPORT | {"loss_by_source": {"pages": 2.5}})
+            sink.close()
+    calls = sys.modules["wandb"].calls
+    (_, first), (_, numbers, step), ended, (_, again), *_ = calls
+    assert (first["project"], first["name"], first["resume"], step) == ("vl", "run", "allow", 7)
+    assert first["id"] == again["id"]
+    assert numbers == {name: value for name, value in REPORT.items() if name != "step"} | {"loss_by_source/pages": 2.5}
+    assert ended == ("finish",)
+    monkeypatch.delitem(sys.modules, "wandb")

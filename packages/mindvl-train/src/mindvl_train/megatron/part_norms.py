@@ -26,7 +26,7 @@ def squared_norms(optimizer: Any, models: Sequence[torch.nn.Module]) -> Tensor:
     part_of = {
         id(parameter): PARTS.index(parameter_group(name))
         for model in models
-        for name, parameter in unwrap_model(model).named_parameters()  # type: ignore[union-attr]
+        for name, parameter in unwrap_model(model).named_parameters()
     }
     device = next(models[0].parameters()).device
     sums = torch.zeros(len(PARTS), device=device)
