@@ -85,10 +85,13 @@ def head_block(setting: Setting) -> Block:
     trained = "language" in setting.trained
     row, logits = wide * setting.sliced * hidden, setting.tokens * vocabulary
     whole_row = wide * setting.tokens * hidden
-    if wide == 4 and 4 * logits <= _CHUNK[setting.kernels] and setting.tp_size == 1:  # PyTorch's own loss
-        kept, temporary = 4 * logits, 8 * logits
+    chunks = (1 if wide == 4 else 2) * _CHUNK[setting.kernels]
+    if setting.tp_size > 1:  # megatron-core's loss works in place on float32 logits, and keeps them
+        kept, forward, backward = 4 * logits, logits * (wide if wide < 4 else 0), logits * (wide if wide < 4 else 0)
+    elif wide == 4 and 4 * logits <= _CHUNK[setting.kernels]:  # PyTorch's own
+        kept, forward, backward = 4 * logits, 4 * logits, 8 * logits
     else:
-        kept, temporary = wide * logits, wide * logits + 3 * _CHUNK[setting.kernels]
+        kept, forward, backward = wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
     gradient = setting.weight_gradient(vocabulary * hidden) if trained else 0.0
     held = (1 + trained) * row + 4 * setting.sliced
     return Block(
@@ -98,8 +101,8 @@ def head_block(setting: Setting) -> Block:
         trained=trained,
         kept=held + kept,
         boundary=row,
-        forward_peak=held + kept + max(wide * logits if kept == 4 * logits else 0.0, 3.0 * _CHUNK[setting.kernels]),
-        backward_peak=max(temporary, wide * logits - kept + gradient + 2 * whole_row),
+        forward_peak=held + kept + forward,
+        backward_peak=max(backward, wide * logits - kept + gradient + 2 * whole_row),
         matmul=2 * setting.tokens * hidden * vocabulary,
         elementwise=4 * wide * logits,
         sent=Traffic(tp=setting.ring(setting.tp_size) * whole_row),

@@ -20,9 +20,14 @@ import torch
 from torch import Tensor
 
 from mindvl_model import MindVLConfig, enter
+from mindvl_model.layout import chunk_layers
 from mindvl_train.config import RunConfig
 from mindvl_train.launch import launch
+from mindvl_train.layouts import layout_of
+from mindvl_train.planner.blocks import Kernels, Setting
+from mindvl_train.planner.memory import Ledger, Memory
 from mindvl_train.planner.rows import Row
+from mindvl_train.planner.stages import parts_of
 
 IGNORE_INDEX = -100
 _SPECIAL = 7  # lower ids may be special tokens
@@ -68,6 +73,40 @@ def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> li
         command = [sys.executable, "-m", "mindvl_train.planner.measure", str(path)]
         launch(command, num_processes, threads_per_process=threads_per_process)
         return [Measured(**json.loads(Path(f"{path}.{rank}").read_text())) for rank in range(num_processes)]
+
+
+def predict(job: Job, num_processes: int, kernels: Kernels) -> list[Memory]:
+    """What memory.py says of the same ranks."""
+    run, layout = job.run, layout_of(job.run)
+    parallel = run.parallel
+    setting = Setting(
+        model=job.model,
+        row=job.row,
+        trained=run.trained_parts,
+        wide=4 if run.precision == "fp32" else 2,
+        kernels=kernels,
+        tp_size=parallel.tp_size,
+        cp_size=parallel.cp_size,
+        ep_size=parallel.ep_size,
+        spread_images=layout.spread_images,
+        selective=run.recompute.kind == "selective",
+    )
+    ledger, size = Ledger(setting), parallel.pp_size
+    chunks = parts_of(setting).chunks(chunk_layers(job.model.language.num_layers, layout))
+    by_stage = [
+        ledger.rank(
+            parallel,
+            run.recompute,
+            chunks[rank::size],
+            pp_rank=rank,
+            dp_size=num_processes // parallel.model_parallel_size,
+            num_microbatches=job.num_microbatches,
+            offload=run.optimizer.offload,
+        )
+        for rank in range(size)
+    ]
+    # Pipeline ranks are the outermost coordinate.
+    return [by_stage[rank * size // num_processes] for rank in range(num_processes)]
 
 
 @dataclass(frozen=True)
@@ -180,7 +219,8 @@ def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, 
     """Bytes of parameters, gradient buffers and optimizer state, each storage once."""
     weights: list[Tensor] = [*(p for chunk in chunks for p in chunk.parameters())]
     weights += [buffer for chunk in chunks for buffer in chunk.buffers()]
-    buffers = [p.main_grad for chunk in chunks for p in chunk.parameters() if getattr(p, "main_grad", None) is not None]
+    held: list[Any] = [getattr(p, "main_grad", None) for chunk in chunks for p in chunk.parameters()]
+    buffers = [gradient for gradient in held if gradient is not None]
     state: list[Tensor] = []
     for part in optimizer.chained_optimizers:
         inner = getattr(part, "optimizer", None)
@@ -261,8 +301,8 @@ class _CpuRecorder:
 
     def result(self) -> tuple[float, float]:
         """(bytes between steps, at the fullest moment of the last step)."""
-        assert self._profiler.profiler is not None
-        events: Any = self._profiler.profiler.kineto_results.events()
+        profiler: Any = self._profiler.profiler
+        events = profiler.kineto_results.events()
         steps = [event for event in events if event.name() == "measured step"]
         last = max(steps, key=lambda event: event.start_ns())
         begin, end = last.start_ns(), last.start_ns() + last.duration_ns()

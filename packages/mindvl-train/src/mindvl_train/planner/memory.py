@@ -85,7 +85,7 @@ class Ledger:
         Args:
             own: Its chunks, in the order of their virtual stages.
             dp_size: Data-parallel ranks, without context parallel.
-            offload: The optimizer's state lies in the memory of the host.
+            offload: The two moments of the optimizer lie in the memory of the host.
         """
         setting = self.setting
         counts = [self.counts(chunk) for chunk in own]
@@ -94,14 +94,14 @@ class Ledger:
         copies = dp_size * parallel.cp_size
         expert_copies = max(1, copies * parallel.tp_size // parallel.ep_size)
         # A model in float32 is its own master.
-        state = 12 if setting.wide < 4 else 8
+        state = (4 if setting.wide < 4 else 0) + (0 if offload else 8)
         activations, temporary = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         row_bytes = setting.row.patches * patch + 8 * 5 * setting.row.tokens  # pixels cross as uint8
         return Memory(
             parameters=setting.wide * (dense + experts),
             gradients=4.0 * (trained + trained_experts),
-            optimizer=0.0 if offload else state * (trained / copies + trained_experts / expert_copies),
+            optimizer=state * (trained / copies + trained_experts / expert_copies),
             inputs=float(num_microbatches * row_bytes),
             activations=activations,
             temporary=temporary,
@@ -134,10 +134,12 @@ class Ledger:
         held, fullest = 0.0, (0.0, 0.0)
         for forward, number in schedule(size, virtual, pp_rank, min(num_microbatches, 4 * size)):
             stretch = stretches[number]
-            peak = stretch.forward_peak if forward else stretch.backward_peak - stretch.kept
+            held -= 0 if forward else stretch.kept
+            peak = stretch.forward_peak if forward else stretch.backward_peak
             if held + peak > sum(fullest):
-                fullest = held, peak
-            held += stretch.kept if forward else -stretch.kept
+                kept = min(peak, stretch.kept)
+                fullest = held + kept, peak - kept
+            held += stretch.kept if forward else 0
         return fullest
 
     def _stretch(self, chunk: Chunk, parallel: ParallelConfig, recompute: RecomputeConfig) -> Stretch:

@@ -22,7 +22,7 @@ _BANDWIDTH_EFFICIENCY = 0.75  # of memory and of links
 _OVERLAP = 0.8  # share of one forward or backward behind which reduction and gathering can hide
 _NEVER_HIDDEN = 0.1  # of them: the first and the last bucket
 _UPDATE_BYTES = 42  # read and written for one parameter: gradient, its norm and scaling, master, moments, weight
-_HOST_BYTES = 24  # that cross to the host and back for one parameter whose state is kept there
+_HOST_BYTES = 16  # that cross to the host and back for one parameter whose moments are kept there
 _HOST_GB_S = 25.0  # between a device and its host, PCIe 4.0 with 16 lanes
 
 

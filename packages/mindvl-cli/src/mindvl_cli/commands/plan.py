@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl plan`: which layouts of a model fit a cluster, how long they take, and a recipe with the best one.
+
+Thin: mindvl_train.planner does the work, plan_text.py in pages shows it.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindvl_cli.failures import CliError
+
+if TYPE_CHECKING:
+    from mindvl_model import MindVLConfig
+    from mindvl_train import RunConfig
+    from mindvl_train.planner import Machine, Plan, Request
+
+_STEPS = ("warmup", "multitask", "sft")
+
+
+@click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
+@click.argument("model")
+@click.option("--device", "device_name", help="Such as 910b2 or h100; an unknown one lists the known.")
+@click.option("--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="In all.")
+@click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices of one server.")
+@click.option("--seq-length", type=click.IntRange(min=1), help="Tokens of a row. [default: the recipe's, or 8192]")
+@click.option("--max-pixels", help="Of one picture, or `auto`: the most that fits. [default: the recipe's, or 1003520]")
+@click.option("--max-patches", type=click.IntRange(min=0), help="Of a row. [default: the recipe's, or 1.25 x the mean]")
+@click.option("--visual-share", type=click.FloatRange(0, 1), help="Visual tokens among all. [default: 0.48]")
+@click.option("--packs-per-step", type=click.IntRange(min=1), help="Rows of a step. [default: the recipe's, or 1024]")
+@click.option("--phase", type=click.Choice(_STEPS), help="What is trained. [default: the recipe's, or multitask]")
+@click.option("--recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Plan this run.")
+@click.option("--memory-gb", type=float, help="Of a device, in place of the table's.")
+@click.option("--link-gb-s", type=float, help="Between devices of a server, one way, in place of the table's.")
+@click.option("--network-gb-s", type=float, help="Between servers, per device, in place of the table's.")
+@click.option("--efficiency", type=click.FloatRange(0.01, 1), help="Of large matrices, of the peak. [default: 0.58]")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Layouts shown.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the recipe with the best layout.")
+@click.option("--measure", is_flag=True, help="Run two steps of the recipe's own layout here; compare their memory.")
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="With --measure: processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def plan(model: str, measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
+    """Find layouts of MODEL that fit, before a device is booked.
+
+    MODEL is a named size, a model folder, or a recipe. Figures come from formulas, not from runs: docs/planner.md says
+    what they were checked against.
+    """
+    from mindvl_cli.pages import plan_text
+
+    config = _recipe(model, options["recipe"])
+    if measure:
+        if config is None:
+            raise CliError(f"{model!r} is no recipe. mindvl plan --measure. Give a recipe, whose layout is run.")
+        document = _measure(config, nproc)
+        click.echo(json.dumps(document) if as_json else plan_text.measured(document))
+        return
+    request = _request(model, config, options)
+    document = _find(request, model, config, top=options["top"], widest=options["max_pixels"] == "auto")
+    written = _write(options["out"], config, request, document) if options["out"] else None
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    click.echo(plan_text.found(document))
+    if written:
+        click.echo(written)
+    if not document["plans"]:
+        raise CliError(f"no layout of {model} fits. --devices {options['num_devices']}. Use more devices, see above.")
+
+
+def _recipe(model: str, recipe: Path | None) -> "RunConfig | None":
+    from mindvl_cli.load import load_config
+    from mindvl_train import RunConfig
+
+    path = recipe if recipe is not None else Path(model) if model.endswith((".yaml", ".yml")) else None
+    return None if path is None else load_config(path, RunConfig)
+
+
+def _model(name: str) -> "MindVLConfig":
+    from mindvl_model import named_config
+    from mindvl_model.hf.folder_config import config_from_folder
+    from mindvl_model.sizes import NAMED_SIZES
+
+    if name in NAMED_SIZES:
+        return named_config(name)
+    if Path(name).is_dir():
+        return config_from_folder(Path(name))
+    raise CliError(
+        f"no model is called {name!r}, and it is no folder and no recipe. mindvl plan. Use one of "
+        f"{', '.join(sorted(NAMED_SIZES))}, a model folder or a recipe."
+    )
+
+
+def _machine(options: dict[str, Any]) -> "Machine":
+    from mindvl_train.devices import DEVICES, find_device
+    from mindvl_train.planner import MATMUL_EFFICIENCY, Machine
+
+    known = ", ".join(device.name.lower() for device in DEVICES)
+    name = options["device_name"]
+    if name is None:
+        raise CliError(f"nobody says on what. mindvl plan: --device. Use one of {known}.")
+    device = find_device(name)
+    if device is None:
+        raise CliError(f"no device is called {name!r}. mindvl plan: --device. Use one of {known}.")
+    return Machine(
+        device=device,
+        num_devices=options["num_devices"],
+        per_server=options["per_server"],
+        memory_gb=options["memory_gb"],
+        link_gb_s=options["link_gb_s"],
+        network_gb_s=options["network_gb_s"],
+        efficiency=options["efficiency"] or MATMUL_EFFICIENCY,
+    )
+
+
+def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
+    from mindvl_train.config import TRAINABLE
+    from mindvl_train.planner import Request
+
+    machine = _machine(options)
+    if config is None:
+        request = Request(model=_model(model), machine=machine)
+    else:
+        data = config.data
+        request = Request(
+            model=config.model.resolve(),
+            machine=machine,
+            seq_length=data.packing.seq_length,
+            max_pixels=data.image.max_pixels,
+            max_patches=data.packing.max_patches,
+            packs_per_step=config.packs_per_step,
+            trained=config.trained_parts,
+            wide=2 if config.precision == "bf16" else 4,
+        )
+    pixels = options["max_pixels"]
+    if pixels is not None and pixels != "auto" and not pixels.isdecimal():
+        raise CliError(
+            f"{pixels!r} is no number of pixels. mindvl plan: --max-pixels. Use for example 1003520 or auto."
+        )
+    given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "packs_per_step")}
+    given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
+    given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
+    return replace(request, **{name: value for name, value in given.items() if value is not None})
+
+
+def _find(request: "Request", model: str, config: "RunConfig | None", *, top: int, widest: bool) -> dict[str, Any]:
+    """All that is shown, as one document."""
+    from mindvl_train.planner import BUDGETS, days, largest_pixels, room, search
+
+    task = request.task()
+    found = search(task, keep=top)
+    best = found.plans[0] if found.plans else None
+    name = config.model.size if config is not None and config.model.size else model
+    return {
+        "model": name,
+        "device": request.machine.device.name,
+        "devices": request.machine.num_devices,
+        "seq_length": request.seq_length,
+        "max_pixels": request.max_pixels,
+        "visual_limit": request.visual_limit,
+        "packs_per_step": request.packs_per_step,
+        "trained": list(request.trained),
+        "limit": task.limit,
+        "tokens_per_step": request.packs_per_step * request.seq_length,
+        "fitting": found.num_fitting,
+        "too_large": found.num_full,
+        "refused": dict(found.refused.most_common()),
+        "plans": [_described(request, one) for one in found.plans],
+        "misses": [_described(request, one) for one in found.misses[:3]],
+        "largest_max_pixels": largest_pixels(request, best) if best is not None and widest else None,
+        "room": [vars(one) for one in room(request, best)] if best is not None else [],
+        "days": [vars(one) for one in days(request, best, BUDGETS[name])]
+        if best is not None and name in BUDGETS
+        else [],
+    }
+
+
+def _described(request: "Request", plan: "Plan") -> dict[str, Any]:
+    from mindvl_cli.load import to_plain
+
+    return {
+        "parallel": to_plain(plan.parallel),
+        "recompute": to_plain(plan.recompute),
+        "offload": plan.offload,
+        "dp_size": plan.dp_size,
+        "microbatches": plan.num_microbatches,
+        "fullest": plan.fullest,
+        "memory": [memory.as_dict() for memory in plan.memory],
+        "time": plan.time.as_dict(),
+        "mfu": plan.mfu,
+        "tokens_per_s_device": request.packs_per_step
+        * request.seq_length
+        / (plan.time.total * request.machine.num_devices),
+        "bubble": plan.bubble,
+    }
+
+
+def _write(out: Path, config: "RunConfig | None", request: "Request", document: dict[str, Any]) -> str:
+    """The recipe with the best layout, or its sections alone where no recipe was given; returns what to say of it."""
+    from mindvl_cli.load import to_yaml
+    from mindvl_train.config import ParallelConfig, RecomputeConfig
+
+    if not document["plans"]:
+        return ""
+    best = document["plans"][0]
+    fitted = best["parallel"] | {
+        "stage_layers": best["parallel"]["stage_layers"] and tuple(best["parallel"]["stage_layers"])
+    }
+    if config is None:
+        sections = {
+            "packs_per_step": request.packs_per_step,
+            "precision": "bf16",
+            "parallel": best["parallel"],
+            "recompute": best["recompute"],
+            "optimizer": {"offload": best["offload"]},
+        }
+        out.write_text(to_yaml(sections))
+        return f"sections for a recipe: {out}"
+    image = config.data.image
+    pixels = document["largest_max_pixels"] or request.max_pixels
+    packing = replace(config.data.packing, seq_length=request.seq_length, max_patches=request.max_patches)
+    planned = replace(
+        config,
+        packs_per_step=request.packs_per_step,
+        parallel=ParallelConfig(**fitted),
+        recompute=RecomputeConfig(**best["recompute"]),
+        optimizer=replace(config.optimizer, offload=best["offload"]),
+        data=replace(config.data, packing=packing, image=replace(image, max_pixels=pixels)),
+    )
+    out.write_text(to_yaml(planned))
+    return f"recipe: {out}. Next: mindvl train {out} --dry-run"
+
+
+def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
+    """Predicted and measured bytes of every rank."""
+    from mindvl_model import TokenConfig, enter
+    from mindvl_train.devices import DEVICES
+    from mindvl_train.planner import Machine, Request
+    from mindvl_train.planner.measure import Job, measure, predict
+
+    kind = enter().device(0).type
+    packing, model = config.data.packing, config.model.resolve()
+    model = replace(model, tokens=TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0))
+    request = Request(
+        model=model,
+        machine=Machine(device=DEVICES[0], num_devices=nproc),
+        seq_length=packing.seq_length,
+        max_pixels=config.data.image.max_pixels,
+        max_patches=packing.max_patches,
+    )
+    dp_size = max(1, nproc // config.parallel.model_parallel_size)
+    rows = min(config.packs_per_step // dp_size, 4 * config.parallel.pp_size)
+    job = Job(run=config, model=model, row=request.task().full_row, num_microbatches=max(1, rows))
+    measured = measure(job, nproc)
+    predicted = predict(job, nproc, "cpu" if kind == "cpu" else "npu" if kind == "npu" else "cuda")
+    return {
+        "device": kind,
+        "microbatches": job.num_microbatches,
+        "ranks": [
+            {"predicted": memory.as_dict(), "measured": vars(seen) | {"total": seen.total}}
+            for memory, seen in zip(predicted, measured, strict=True)
+        ],
+    }

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `mindvl plan` prints: the best layouts, memory by stage as bars, what fails and why, what else would fit.
+
+Comes after the command has made its document; text alone, so that it reads the same in a log.
+"""
+
+from typing import Any
+
+_PARTS = ("parameters", "gradients", "optimizer", "inputs", "activations", "temporary", "base")
+_MARKS = dict(zip(_PARTS, "pgoiat.", strict=True))
+_BAR = 60  # characters of the device's memory
+
+
+def found(document: dict[str, Any]) -> str:
+    """Everything a plan says."""
+    sections = [_head(document)]
+    if document["plans"]:
+        best = document["plans"][0]
+        sections += [_table(document["plans"]), _time(best), _memory(best, document["limit"])]
+    sections += [_failures(document), _room(document), _days(document)]
+    return "\n\n".join(section for section in sections if section)
+
+
+def measured(document: dict[str, Any]) -> str:
+    """Predicted beside measured bytes, by rank and part."""
+    lines = [f"two steps of {document['microbatches']} rows on {document['device']}; MB predicted / measured"]
+    for rank, one in enumerate(document["ranks"]):
+        predicted, seen = one["predicted"], one["measured"]
+        made = predicted | {"activations": predicted["activations"] + predicted["temporary"]}
+        cells = [
+            f"{name} {made[name] / 1e6:,.1f} / {seen[name] / 1e6:,.1f}"
+            for name in ("parameters", "gradients", "optimizer", "inputs", "activations", "total")
+        ]
+        off = 100 * (made["total"] / seen["total"] - 1)
+        lines.append(f"rank {rank}: {', '.join(cells)} ({off:+.1f} %)")
+    return "\n".join(lines)
+
+
+def layout_name(plan: dict[str, Any]) -> str:
+    """Such as "tp2 pp4x2 ep8 dp16"; sizes of 1 are left out."""
+    parallel = plan["parallel"]
+    words = []
+    for short in ("tp", "cp", "pp", "ep"):
+        size = parallel[f"{short}_size"]
+        if size > 1:
+            virtual = parallel["virtual_stages"]
+            words.append(f"{short}{size}" + (f"x{virtual}" if short == "pp" and virtual > 1 else ""))
+    words.append(f"dp{plan['dp_size']}")
+    return " ".join(words + (["spread"] if parallel["spread_images"] else []))
+
+
+def again(plan: dict[str, Any]) -> str:
+    """What is recomputed, and whether moments lie on the host."""
+    recompute = plan["recompute"]
+    layers = f" {recompute['layers']}" if recompute["layers"] is not None else ""
+    return f"{recompute['kind']}{layers}" + (", offload" if plan["offload"] else "")
+
+
+def _head(document: dict[str, Any]) -> str:
+    trained = ", ".join(document["trained"])
+    return (
+        f"{document['model']} on {document['devices']} x {document['device']}: {document['packs_per_step']:,} rows of "
+        f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a row; trained: "
+        f"{trained}\n{document['fitting']} layouts fit into {document['limit'] / 1e9:.1f} GB, "
+        f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/planner.md)."
+    )
+
+
+def _table(plans: list[dict[str, Any]]) -> str:
+    head = ("layout", "recompute", "rows", "memory", "step", "MFU", "bubble", "tokens/s/device")
+    rows = [head]
+    for plan in plans:
+        fullest = plan["memory"][plan["fullest"]]
+        rows.append(
+            (
+                layout_name(plan),
+                again(plan),
+                str(plan["microbatches"]),
+                f"{fullest['total'] / 1e9:.1f} GB",
+                f"{plan['time']['total']:.2f} s",
+                f"{100 * plan['mfu']:.1f} %",
+                f"{100 * plan['bubble']:.1f} %",
+                f"{plan['tokens_per_s_device']:,.0f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _time(plan: dict[str, Any]) -> str:
+    parts = sorted(((s, name) for name, s in plan["time"].items() if name != "total" and s > 0), reverse=True)
+    return "step of the first: " + ", ".join(f"{name} {seconds:.2f} s" for seconds, name in parts)
+
+
+def _memory(plan: dict[str, Any], limit: float) -> str:
+    layers = plan["parallel"]["stage_layers"]
+    size = plan["parallel"]["pp_size"]
+    lines = [f"memory of the first by pipeline rank, of {limit / 1e9:.1f} GB:"]
+    shown = range(size) if size <= 10 else [*range(5), *range(size - 3, size)]
+    for rank in shown:
+        memory = plan["memory"][rank]
+        own = "" if layers is None else f" layers {'+'.join(str(count) for count in layers[rank::size])}"
+        lines.append(f"  {rank:3d} |{_bar(memory, limit)}| {memory['total'] / 1e9:5.1f} GB{own}")
+        if size > 10 and rank == 4:
+            lines.append("   ...")
+    lines.append("  " + ", ".join(f"{mark} {name}" for name, mark in _MARKS.items()))
+    fullest = plan["memory"][plan["fullest"]]
+    return "\n".join([*lines, f"  rank {plan['fullest']}: {_sizes(fullest)}"])
+
+
+def _bar(memory: dict[str, float], limit: float) -> str:
+    bar, held = "", 0.0
+    for name in _PARTS:
+        held += memory[name]
+        bar = bar.ljust(round(_BAR * held / limit), _MARKS[name])
+    return bar[:_BAR].ljust(_BAR)
+
+
+def _sizes(memory: dict[str, float]) -> str:
+    return ", ".join(f"{name} {memory[name] / 1e9:.1f}" for name in _PARTS) + " GB"
+
+
+def _failures(document: dict[str, Any]) -> str:
+    lines = []
+    if document["misses"]:
+        lines.append("nearest layouts that do not fit, even with all layers recomputed and moments on the host:")
+    for plan in document["misses"]:
+        memory = plan["memory"][plan["fullest"]]
+        need, limit = memory["total"] / 1e9, document["limit"] / 1e9
+        lines.append(f"  {layout_name(plan)}: needs {need:.1f} GB of {limit:.1f} GB: {_sizes(memory)}")
+    if document["refused"]:
+        lines.append("layouts that cannot be:")
+    lines += [f"  {count} x {reason}" for reason, count in document["refused"].items()]
+    return "\n".join(lines)
+
+
+def _room(document: dict[str, Any]) -> str:
+    if not document["room"]:
+        return ""
+    lines = [
+        "what fits the first layout (packing.seq_length: most visual tokens of a row, as max_pixels of one picture):"
+    ]
+    for one in document["room"]:
+        visual = one["visual_tokens"]
+        fits = "does not fit" if visual is None else f"{visual:,} visual tokens ({visual * 784:,} pixels)"
+        lines.append(f"  {one['seq_length']:6,}: {fits}")
+    if document["largest_max_pixels"] is not None:
+        lines.append(f"  --max-pixels auto: {document['largest_max_pixels']}")
+    return "\n".join(lines)
+
+
+def _days(document: dict[str, Any]) -> str:
+    if not document["days"]:
+        return ""
+    lines = ["the paper's token budgets in the first layout, rows of one length:"]
+    for one in document["days"]:
+        note = "" if one["fits"] else "; does not fit, plan it with --phase"
+        lines.append(
+            f"  {one['phase']:9s} {one['tokens'] / 1e9:4.0f}B tokens: {one['days']:.1f} days "
+            f"({one['step_s']:.2f} s a step){note}"
+        )
+    return "\n".join(lines)
