@@ -112,7 +112,7 @@ class Row:
 
 
 def mixture(config: MindVLConfig) -> list[list[Row]]:
-    """Four rows for each of four steps: pictures on every second rank, none at all, nothing but pictures, a bit of all."""
+    """Four steps of four rows: pictures on every second rank, none at all, nothing but pictures, a bit of all."""
 
     def row(*pictures: tuple[int, int, int], text: int, seed: int, learns: bool = True) -> Row:
         inputs = pack([random_segment(config, pictures, num_text=text, seed=seed)])

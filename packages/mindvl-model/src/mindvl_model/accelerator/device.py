@@ -95,6 +95,7 @@ def _silence() -> None:
     for message in (
         r"(Transformer Engine and )?Apex (is|are) not installed",  # we bring our own norm and optimizer
         r"full scope is deprecated",
+        r"When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX",  # the run does, on CUDA
         r"The \.grad attribute of a Tensor that is not a leaf",  # its optimizer looks at shards of parameters
         r"`torch\.distributed\.\w+` is deprecated",
         r"Please use DTensor instead",
