@@ -3,7 +3,6 @@
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mindvl_model import MindVLConfig
@@ -44,33 +44,29 @@ WORKER = """
     from pathlib import Path
     from mindvl_train import run_training
 
-    for port, config, last in pickle.loads(Path(sys.argv[1]).read_bytes()):
+    for number, (config, last) in enumerate(pickle.loads(Path(sys.argv[1]).read_bytes())):
         def on_step(step, loss):
             if step == last - 1:  # heard in the next step
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        os.environ["MASTER_PORT"] = str(port)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
         assert run_training(config, on_step=on_step).step == last
 """
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def run_in_two(runs: list[tuple[RunConfig, int]], folder: Path) -> None:
     """Run configurations in turn in the same two processes, each to a step."""
     job = folder / "job.pickle"
-    ports = free_ports(len(runs))
-    job.write_bytes(pickle.dumps([(port, config, last) for port, (config, last) in zip(ports, runs, strict=True)]))
-    launcher = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    job.write_bytes(pickle.dumps(runs))
+    # As torchrun does: one store of ours for all groups, told apart by the number of the attempt.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+    }
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(WORKER), str(job)],
