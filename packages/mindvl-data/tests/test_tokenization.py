@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenization: ids, learned masks, placeholders, identity."""
 
+import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -336,3 +338,14 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer_folder: Path, tmp_p
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+def test_a_model_folder_that_carries_code_gives_its_tokenizer_without_asking(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "model")
+    told = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.UnheardOf"}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(told))
+    (tmp_path / "model" / "configuration.py").write_text("raise SystemExit('run without being asked')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the folder's code"))
+    assert load_tokenizer(tmp_path / "model").identity == load_tokenizer(tokenizer_folder).identity

@@ -121,6 +121,20 @@ def test_a_folder_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Pa
     assert "lie in samples shorter than a window of 4096" in result.stdout
 
 
+def test_an_exported_folder_routes_as_the_run_it_was_made_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindvl_train.export import export_checkpoint
+
+    export_checkpoint(root / "run", root / "folder", min_pixels=784, max_pixels=15680)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the folder's code"))
+    options = ("--data", root / "texts", "--segment-lengths", "8", "--seq-length", 128, "--json")
+    documents = []
+    for model in ("run", "folder"):
+        result = routing(root / model, *options)
+        assert result.exit_code == 0, result.exception
+        documents.append(json.loads(result.stdout) | {"model": None})
+    assert documents[0] == documents[1]
+
+
 def test_what_cannot_be_measured_is_refused(root: Path) -> None:
     assert isinstance(routing(root / "dense", "--data", root / "texts").exception, ModelError)
     short = routing(root / "run", "--data", root / "texts", "--segment-lengths", "4096", "--seq-length", 128)

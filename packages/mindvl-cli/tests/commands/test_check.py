@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parity_shows_every_kind_and_writes_every_input(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "parity.csv"
-    arguments = ["parity", str(folder), "--inputs", "10", "--out", str(out)]
+    arguments = ["parity", str(folder), "--inputs", "10", "--out", str(out), "--one-at-a-time"]
     result = CliRunner().invoke(check, arguments, catch_exceptions=False)
 
     assert result.exit_code == 0
