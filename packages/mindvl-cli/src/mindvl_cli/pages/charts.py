@@ -291,7 +291,11 @@ def _frame(
     """Both axes of a chart over steps."""
     return [
         _y_axis(_ticks(0, y_end), y_of, _LEFT, width - _RIGHT, _number),
-        *(_text(x_of(x), height - 8, _number(x), "tick", "middle") for x in _ticks(0, x_end)[1:]),
+        # The last one ends at the border, where half of it would be cut off.
+        *(
+            _text(x_of(x), height - 8, _number(x), "tick", "middle" if x < 0.97 * x_end else "end")
+            for x in _ticks(0, x_end)[1:]
+        ),
         _text(_LEFT, height - 8, x_label, "tick"),
     ]
 

@@ -30,7 +30,7 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
         _several("of tokens further ahead", lines, "mtp_loss", name_of=lambda depth: f"{depth} further"),
     ]
     update = [
-        _one("learning rate", lines, lambda line: line["learning_rate"]),
+        _one("learning rate, in millionths", lines, lambda line: 1e6 * line["learning_rate"]),
         _one("gradient norm", lines, lambda line: line["grad_norm"]),
         _several("gradient norm by part", lines, "grad_norm_by_part"),
     ]
@@ -70,7 +70,7 @@ def _header(name: str, figures: dict[str, Any]) -> str:
     fast = f"{tflops:.3g} TFLOP/s a device" if tflops is not None else "median"
     tiles = [
         tile(f"{figures['loss']:.3f}", "loss", "last report"),
-        tile(f"{figures['tokens']:,}", "tokens", f"{figures['label_tokens']:,} learned"),
+        tile(_short(figures["tokens"]), "tokens", f"{_short(figures['label_tokens'])} learned"),
         tile(f"{figures['tokens_per_s']:,.0f}", "tokens/s", fast),
         tile(f"{figures['seconds_per_step']:.3g} s", "a step", "median"),
     ]
@@ -155,7 +155,8 @@ def _experts(lines: Sequence[Line]) -> str:
     last = shown[-1]["routers"]
     names = [name for name in ("load", "entropy", "bias_low", "bias_high", "aux_loss") if name in last]
     rows = [(layer, *(f"{last[name][layer]:.4g}" for name in names)) for layer in layers]
-    return f"<figure>{grid}</figure>{table(['layer', *map(_words, names)], rows)}"
+    last_report = table(["layer", *map(_words, names)], rows)
+    return f"<figure>{grid}</figure><details><summary>Last report by layer</summary>{last_report}</details>"
 
 
 def _sources(figures: dict[str, Any]) -> str:
@@ -226,6 +227,14 @@ def _pairs(values: dict[str, Any]) -> str:
         if value is not None and value != "()":
             pieces.append(f"{_words(name)} {value}")
     return ", ".join(pieces)
+
+
+def _short(count: int) -> str:
+    """Three digits and a letter."""
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return str(count)
 
 
 def _words(name: str) -> str:
