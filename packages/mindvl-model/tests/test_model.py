@@ -164,3 +164,38 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
             assert (parameter.grad - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
     assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per row
     assert syncs[0].count("tolist") == 3
+
+
+def test_losses_by_segment_of_slices_add_up_to_those_of_the_row() -> None:
+    """Three slices of a row of 7 that was padded to 9; a segment may lie across slices."""
+    from mindvl_model.model import losses_by_segment
+
+    losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 0.0, 0.0])
+    labels, cu_seqlens = torch.tensor([5, -100, 5, 5, 5, 5, -100]), torch.tensor([0, 1, 4, 4, 7])
+    slices = [losses_by_segment(losses[first : first + 3], labels, cu_seqlens, first) for first in (0, 3, 6)]
+    assert slices[1].tolist() == [[0, 8, 0, 48], [0, 1, 0, 2]]
+    assert torch.stack(slices).sum(dim=0).tolist() == [[1, 14, 0, 112], [1, 2, 0, 2]]
+
+
+def test_what_is_computed_again_is_not_kept() -> None:
+    """Bytes that autograd keeps of one forward; less with every layer that is computed again."""
+    from mindvl_model.layout import Layout
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.testing.tiny import randomize
+
+    def bytes_kept(**layout: Any) -> int:
+        model, sizes = MindVLModel(CONFIG, Layout(**layout)), []
+        randomize(model)
+
+        def pack_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack_tensor, lambda tensor: tensor):
+            model(**pack(three_segments()))
+        return sum(sizes)
+
+    everything, full = bytes_kept(), bytes_kept(recompute="full")
+    assert bytes_kept(recompute="selective") < everything
+    assert full < bytes_kept(recompute="full", recompute_layers=1) < everything
+    assert full < 0.5 * everything

@@ -60,6 +60,7 @@ TWO_PROCESSES = {
 }
 FOUR_PROCESSES = {
     "tp cp": Case(smallest_config(), {"tp_size": 2, "cp_size": 2}),  # each tp rank has one key-value head for two
+    "tp above heads of tower and keys, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}),
     "tp cp ep, Qwen3-MoE, images spread": Case(
         MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True, "recompute": "full"}
     ),
