@@ -56,7 +56,7 @@ def parse_layout(name: str) -> tuple[ParallelConfig, int | None]:
         TrainError: It is no such name, or its parts do not fit each other.
     """
     words = [] if name == "one" else _WORD.findall(name)
-    if "".join(word + size for word, size in words) != name.replace("one", ""):
+    if name != "one" and (not words or "".join(word + size for word, size in words) != name):
         raise TrainError(
             f"{name!r} is no layout. --layouts. Join sizes by their names, such as tp2, tp2pp2, pp2vpp2, cp2, ep2, dp2."
         )

@@ -8,13 +8,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from mindvl_model import Accelerator
 from mindvl_train.config import ParallelConfig
+from mindvl_train.launch import number_of_start
 from mindvl_train.megatron.groups import destroy_groups, group_of_row_peers, make_groups
+
+_RUNS = count()  # of this process; the stages of a plan must not read what an earlier one left at the meeting place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,13 @@ class Place:
         return self.tp_rank == self.cp_rank == self.pp_rank == 0
 
 
+@cache
+def _meeting_place() -> dist.Store:
+    """Where the processes a launcher started find each other: one place for all runs of this process."""
+    store, _, _ = next(dist.rendezvous("env://"))
+    return cast(dist.Store, store)
+
+
 @contextmanager
 def process_groups(accelerator: Accelerator, seed: int, parallel: ParallelConfig | None = None) -> Iterator[Place]:
     """Join the processes a launcher started (torchrun), or be the only one; leave them at the end.
@@ -71,7 +84,9 @@ def process_groups(accelerator: Accelerator, seed: int, parallel: ParallelConfig
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     if world > 1:
-        dist.init_process_group(accelerator.collective_backend)
+        # A restarted run must not meet the addresses of killed processes either: torchrun keeps its store.
+        store = dist.PrefixStore(f"start-{number_of_start()}-run-{next(_RUNS)}", _meeting_place())
+        dist.init_process_group(accelerator.collective_backend, store=store, rank=rank, world_size=world)
     else:
         dist.init_process_group(accelerator.collective_backend, store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dry run tells what the run then does, and reads and writes nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindvl_model import ModelError
+from mindvl_model.testing.tiny import smallest_deepseek_v3
+from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
+from mindvl_train.config import ParallelConfig
+from mindvl_train.dry_run import dry_run
+
+
+def test_it_says_what_the_run_then_does(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config(steps=4, phase="warmup", checkpoints=CheckpointConfig(every_steps=3, keep_last=1))
+    told = dry_run(config)
+    assert not config.out.exists()
+    assert told.problems == ()
+    result = run_training(config)
+    tensors = list((result.checkpoint / "tensors").iterdir())
+    size = sum(path.stat().st_size for path in tensors)
+    # Frozen parts have no moments. The list of tensors and file headers come on top, much in so small a model.
+    assert told.checkpoints["bytes"] < size < told.checkpoints["bytes"] + 200_000
+    assert (told.checkpoints["written"], told.checkpoints["at_once"]) == (2, 2)
+    assert set(told.model["trained"]) == {"projector"}
+    assert told.stages[0].parameters == sum(told.model["parameters"].values())
+    assert told.stages[0].trained == told.model["trained"]["projector"]
+    assert dry_run(config).start["resumes"] == str(result.checkpoint)
+
+
+def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..., RunConfig]) -> None:
+    model = smallest_deepseek_v3(vocab_size=264)
+    section = ModelSection(vision=model.vision, language=model.language)
+    whole = dry_run(make_config(model=section))
+    config = make_config(model=section, packs_per_step=8, parallel=ParallelConfig(pp_size=3, ep_size=2))
+    told = dry_run(config, num_processes=12)
+    layout = told.layout
+    assert (layout["dp_size"], layout["microbatches"], layout["pipeline_bubble"]) == (4, 2, 0.5)
+    assert layout["groups_of_rank_0"] == {"tp": [0], "cp": [0], "ep": [0, 1], "dp": [0, 1, 2, 3], "pp": [0, 4, 8]}
+    assert [stage.rank for stage in told.stages] == [0, 4, 8]
+    assert [stage.has_vision for stage in told.stages] == [True, False, False]
+    assert [stage.has_head for stage in told.stages] == [False, False, True]
+    # Each stage holds half of its experts; the last one has a copy of the embedding for the token after the next.
+    language = model.language
+    experts = 3 * language.hidden_size * language.expert_ffn_hidden_size * language.num_experts
+    copies = 3 * experts // 2 - language.vocab_size * language.hidden_size
+    assert sum(stage.parameters for stage in told.stages) + copies == whole.stages[0].parameters
+
+
+def test_what_is_missing_is_listed_and_what_a_stage_will_write_is_not(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config()
+    gone = replace(config, data=replace(config.data, tokenizer=tmp_path / "gone"))
+    gone = replace(gone, init=replace(gone.init, checkpoint=tmp_path / "earlier"))
+    keys = [problem.partition(":")[0] for problem in dry_run(gone).problems]
+    assert keys == ["data.tokenizer", "init.checkpoint"]
+    later = dry_run(gone, from_stage="earlier")
+    assert [problem.partition(":")[0] for problem in later.problems] == ["data.tokenizer"]
+    assert later.data is None
+
+
+def test_a_layout_that_does_not_fit_is_refused(make_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(TrainError, match="does not divide 3 processes"):
+        dry_run(make_config(parallel=ParallelConfig(tp_size=2)), num_processes=3)
+    with pytest.raises((TrainError, ModelError), match="tp_size=3"):
+        dry_run(make_config(parallel=ParallelConfig(tp_size=3)))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has finished is known from checkpoints; what a finished stage may not change is named."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindvl_train import RunConfig, TrainError
+from mindvl_train.checkpoints import FORMAT, plain
+from mindvl_train.config import InitSection, ParallelConfig
+from mindvl_train.phases import PlanConfig, Stage, StageConfig, finished_stages
+
+
+def saved(config: RunConfig, step: int) -> None:
+    """The manifest of a checkpoint, which is all that a plan looks at."""
+    folder = config.out / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "step": step, "run": plain(config)}))
+
+
+@pytest.fixture
+def stages(make_config: Callable[..., RunConfig], tmp_path: Path) -> list[Stage]:
+    """Two stages of four steps, the first of which has finished."""
+    first = make_config("first", steps=4)
+    second = make_config("second", steps=4, init=InitSection(checkpoint=tmp_path / "first"))
+    saved(first, 4)
+    return [Stage("first", None, first), Stage("second", "first", second)]
+
+
+def test_a_stage_has_finished_when_its_last_step_is_saved(stages: list[Stage]) -> None:
+    assert finished_stages(stages) == ["first"]
+    saved(stages[1].config, 2)
+    assert finished_stages(stages) == ["first"]
+    saved(stages[1].config, 4)
+    assert finished_stages(stages) == ["first", "second"]
+
+
+def test_layout_and_paths_of_logs_may_change_after_a_stage_has_finished(stages: list[Stage]) -> None:
+    config = stages[0].config
+    data = replace(config.data, num_threads=3, audit_log=Path("elsewhere.jsonl"))
+    changed = replace(config, parallel=ParallelConfig(tp_size=2), data=data)
+    assert finished_stages([replace(stages[0], config=changed)]) == ["first"]
+
+
+def test_a_moved_plan_still_knows_what_its_stages_started_from(stages: list[Stage], tmp_path: Path) -> None:
+    saved(stages[1].config, 4)
+    moved = replace(stages[1].config, init=InitSection(checkpoint=Path("/elsewhere/first")))
+    assert finished_stages([stages[0], replace(stages[1], config=moved)]) == ["first", "second"]
+
+
+def test_another_recipe_of_a_finished_stage_is_refused_with_what_differs(stages: list[Stage]) -> None:
+    config = stages[0].config
+    schedule = replace(config.schedule, peak_lr=0.5)
+    with pytest.raises(
+        TrainError, match=r"'first' has finished with other settings.*schedule.peak_lr was 0.003, is 0.5"
+    ):
+        finished_stages([replace(stages[0], config=replace(config, schedule=schedule))])
+    data = replace(config.data, seed=7)
+    other = [replace(stages[0], config=replace(config, data=data))]
+    with pytest.raises(
+        TrainError, match=r"data.seed was 0, is 7. Set them back. To train it again, name another `out`"
+    ):
+        finished_stages(other)
+    assert finished_stages(other, data_may_differ=True) == ["first"]
+
+
+def test_a_stage_that_finished_before_the_one_it_starts_from_is_refused(stages: list[Stage]) -> None:
+    saved(stages[1].config, 4)
+    (stages[0].config.out / "checkpoints" / "step-00000004").rename(stages[0].config.out / "elsewhere")
+    with pytest.raises(TrainError, match="'second' has finished, but 'first', which it starts from, has not"):
+        finished_stages(stages)
+
+
+def test_a_plan_says_where_a_stage_stands_and_starts() -> None:
+    first = StageConfig(name="first", recipe=Path("a.yaml"))
+    second = StageConfig(name="second", recipe=Path("a.yaml"), start_from="first")
+    plan = PlanConfig(out=Path("runs"), stages=(first, second))
+    assert plan.place_of(first) == ["out=runs/first"]
+    assert plan.place_of(second) == ["out=runs/second", "init={checkpoint: 'runs/first'}"]
+    with pytest.raises(ValueError, match="start_from='second' of stage 'second' is no earlier stage"):
+        PlanConfig(out=Path("runs"), stages=(first, replace(second, start_from="second")))
