@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_train import TrainError
-from mindvl_train.launch import launch
+from mindvl_train.launch import launch, number_of_start
 
 WRITE_PLACE = """
 import os, pathlib, sys
@@ -30,7 +30,7 @@ time.sleep(120)
 
 LAUNCH = """
 import signal, sys
-from mindvl_train.launch import launch
+from mindvl_train.launch import launch, number_of_start
 if __name__ == "__main__":
     # A shell without job control starts background work with interrupts ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,3 +91,15 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert number_of_start() == 0
+    for name, value in (("USE_AGENT_STORE", "True"), ("RESTART_COUNT", "2"), ("MAX_RESTARTS", "3")):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    assert number_of_start() == 2
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with pytest.raises(TrainError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        number_of_start()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert number_of_start() == 0

@@ -4,13 +4,21 @@
 import getpass
 import importlib
 import json
+import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
 from click.testing import CliRunner, Result
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindvl_cli.commands.train import train
 from mindvl_cli.load import ConfigError
@@ -152,3 +160,50 @@ def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
     text = run_plan(tmp_path, f"out={tmp_path / 'run'}", "--dry-run").stdout
     assert "weights     all parts from stage warmup" in text
     assert "problem" not in text
+
+
+def test_restarts_need_a_run_that_goes_on_from_its_newest_checkpoint(recipe: Path) -> None:
+    result = CliRunner().invoke(train, [str(recipe), "--nproc", "2", "--max-restarts", "1", "--resume", "never"])
+    assert (result.exit_code, "not from --resume never" in result.output) == (2, True)
+
+
+@pytest.mark.multi
+def test_torchrun_starts_a_run_again_after_a_kill_and_it_ends_like_a_quiet_one(
+    recipe: Path, tiny_place: Path, tmp_path: Path
+) -> None:
+    text = recipe.read_text().replace("path: shards", f"path: {tiny_place / 'shards' / 'pages'}")
+    recipe.write_text(text.replace("tokenizer: tokenizer", f"tokenizer: {tiny_place / 'tokenizer'}"))
+    words = ["-m", "mindvl_cli.main", "train", str(recipe), "schedule.steps=12", "packs_per_step=2"]
+    words += ["data.packing.seq_length=256", "checkpoints.every_steps=2", "metrics.every_steps=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    subprocess.run([sys.executable, *words, f"out={quiet}", "--nproc", "2"], env=environment, check=True)
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    agent = subprocess.Popen([*torchrun, *words, f"out={killed}"], env=environment)
+    metrics, heartbeat = killed / "metrics.jsonl", killed / "heartbeat" / "rank-0001.json"
+    try:
+        while not metrics.is_file() or metrics.read_text().count("\n") < 3:
+            assert agent.poll() is None
+            time.sleep(0.01)
+        os.kill(json.loads(heartbeat.read_text())["pid"], signal.SIGKILL)
+        assert agent.wait(timeout=600) == 0
+    finally:
+        agent.terminate()
+        agent.wait()
+    assert "resumed at step" in (killed / "logs" / "rank-0000.log").read_text()
+    weights = [_weights(out / "checkpoints" / "step-00000012") for out in (quiet, killed)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def _weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint by name, read by torch alone."""
+    reader = torch_checkpoint.FileSystemReader(checkpoint / "tensors")
+    tensors: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    torch_checkpoint.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors

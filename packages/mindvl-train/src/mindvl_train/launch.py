@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from mindvl_train.errors import ProcessError
+from mindvl_train.errors import ProcessError, TrainError
 from mindvl_train.signals import STUCK, StopRequests, handled_by
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,23 @@ def local_place() -> tuple[int, int]:
 def world_size() -> int:
     """Number of processes of the run, on all machines."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def number_of_start() -> int:
+    """How often torchrun has started the processes of this run before; 0 under other launchers.
+
+    Raises:
+        TrainError: It may restart them on several machines, whose numbers then differ, with one store for all starts.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return 0  # each start has a store of its own
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        raise TrainError(
+            "torchrun on several machines with --max-restarts: restarted processes would meet the addresses of killed "
+            "ones in its store. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun and use --rdzv-backend=c10d, or "
+            "leave --max-restarts out."
+        )
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def end_with_launcher() -> None:

@@ -66,7 +66,12 @@ def train(
 
     KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3. With a plan it changes
     the recipe of every stage, and out=FOLDER the folder of the plan.
+
+    SIGTERM and SIGUSR1 save a checkpoint and end with code 75, so that a scheduler starts the run again; code 79 says
+    that a process was stuck, and the log which one.
     """
+    if max_restarts and resume != "auto":
+        raise click.UsageError(f"--max-restarts goes on from the newest checkpoint, not from --resume {resume}.")
     from mindvl_cli.plan_file import is_plan, load_stages
 
     stages = load_stages(recipe, overrides)
@@ -80,7 +85,7 @@ def train(
         from mindvl_cli.machine import num_cores
         from mindvl_train.errors import ProcessError
         from mindvl_train.launch import launch
-        from mindvl_train.signals import STUCK
+        from mindvl_train.signals import SAVE_AND_END, STOPPED, STUCK
 
         words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
         words += ["--accept-data-change"] if accept_data_change else []
@@ -90,10 +95,16 @@ def train(
             launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
         except ProcessError as error:
             click.echo(one_line(error), err=True)
+            if -error.exit_code in SAVE_AND_END:  # asked to stop so early that nothing heard it yet
+                sys.exit(STOPPED)
             sys.exit(STUCK if error.exit_code == STUCK else 1)
         results = _results(stages)
     else:
         results = _train_stages(stages, resume, planned, accepted_by=_who() if accept_data_change else None)
+    if "RANK" in os.environ:
+        from mindvl_train.signals import ignore_from_now_on
+
+        ignore_from_now_on()  # this process has only to exit, with the code that says how it went
     if launched:
         return  # the launching command speaks for all
     if int(os.environ.get("RANK", "0")) == 0:
