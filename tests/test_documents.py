@@ -158,7 +158,7 @@ def _is_there(root: Path, beside: Path, name: str) -> bool:
     ("text", "is_good"),
     [
         ("`src/mindvl_train/config.py`", True),
-        ("`src/mindvl_train/phases.py`", False),
+        ("`src/mindvl_train/phase.py`", False),
         ("`mindvl_data/formats/`", True),
         ("`main.py`", True),
         ("`nothing.py`", False),
