@@ -192,7 +192,7 @@ class Metrics:
         """Sum of losses and learned tokens [classes, 2] of this rank."""
         sums = torch.zeros(len(self._facts.sources) * len(MODALITIES), 2, device=self._place.device)
         if self._segment_losses:
-            numbers = torch.tensor(self._classes, device=self._place.device)
+            numbers = torch.tensor(self._classes, dtype=torch.int64, device=self._place.device)
             sums.index_add_(0, numbers, torch.cat(self._segment_losses, dim=1).T)
         return sums
 
