@@ -317,7 +317,8 @@ def test_layers_of_multi_token_prediction_stay_in_the_folder_and_are_no_news_to_
         assert torch.equal(stored[prefix + "eh_proj.weight"], ours.eh_proj.weight)
         assert torch.equal(stored[prefix + "embed_tokens.weight"], model.language.embedding.word_embeddings.weight)
         assert torch.equal(stored[prefix + "shared_head.head.weight"], model.language.output_layer.weight)
-    _, report = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    load: Any = AutoModelForImageTextToText.from_pretrained
+    _, report = load(folder, trust_remote_code=True, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     other = make_model(config, seed=9)

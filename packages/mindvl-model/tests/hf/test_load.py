@@ -211,3 +211,42 @@ def test_a_smaller_vocabulary_than_the_folders_is_refused(make_model: Callable[.
     message = r"model.safetensors: .*embed_tokens.weight makes .* of shape \[64, 32\], but the model has \[32, 32\]"
     with pytest.raises(WeightError, match=message):
         load_hf_folder(make_model(smaller), smaller, folder)
+
+
+EXPERT = "model.language_model.layers.1.mlp.experts.3.up_proj.weight"
+MTP_COPY = "model.language_model.layers.3.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without(EXPERT), f"no tensor '{EXPERT}'"),
+        (
+            lambda tensors: tensors | {EXPERT: torch.zeros(11, 24)},
+            rf"model.safetensors: {EXPERT} \[11, 24\] and 15 of shape \[12, 24\] cannot make .*layers.1.mlp.experts",
+        ),
+        (
+            lambda tensors: tensors | {EXPERT.replace(".3.", ".8."): torch.zeros(12, 24)},
+            "1 tensors have no place in the model, such as .*experts.8.up_proj",
+        ),
+        (
+            lambda tensors: tensors | {EXPERT: torch.zeros(12, 24).to(torch.float8_e4m3fn)},
+            rf"'{EXPERT}' is stored as F8_E4M3, but .* fp8 with factors \({EXPERT}_scale_inv\)",
+        ),
+        (
+            lambda tensors: tensors | {MTP_COPY: tensors[MTP_COPY] + 1},
+            r"layers.3.embed_tokens.weight differs from .*embed_tokens.weight, but both are one parameter here",
+        ),
+    ],
+    ids=["missing", "shape", "one too many", "fp8 without factors", "copies differ"],
+)
+def test_what_is_wrong_with_experts_is_named(
+    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path, change: Change, message: str
+) -> None:
+    config, path = smallest_deepseek_v3(), tmp_path / "model"
+    export_hf_folder(make_model(config), config, path, tokenizer=tokenizer_folder, processor=SETTINGS)
+    rewrite(path, change)
+    with pytest.raises(WeightError, match=message) as caught:
+        load_hf_folder(make_model(config), config, path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 600

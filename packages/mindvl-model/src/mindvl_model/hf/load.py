@@ -19,6 +19,7 @@ from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import WeightError
 from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_tensors, parameter_group
 from mindvl_model.weights.folder import WeightFolder
+from mindvl_model.weights.fp8 import SCALE_SUFFIX
 from mindvl_model.weights.layout import WHOLE, Block, Rows, Share, blocks
 from mindvl_model.weights.names import canonical_name, weight_rules
 from mindvl_model.weights.rules import WeightRule
@@ -105,7 +106,7 @@ class FolderSource:
         """
         taken = self._taken(rule, share)
         tensors = {name: torch.empty(self.folder.shape_of(name, block), device="meta") for name, block in taken}
-        made = _join(rule, tensors, self._file_of(rule)).shape
+        made = _join(rule, tensors, self.folder).shape
         if self._fresh_rows(rule):
             made = torch.Size((shape[0], *made[1:]))
         if made != torch.Size(shape):
@@ -124,7 +125,7 @@ class FolderSource:
             WeightError: A tensor is damaged.
         """
         tensors = {name: self.folder.read(name, block) for name, block in self._taken(rule, share)}
-        tensor = _join(rule, tensors, self._file_of(rule))
+        tensor = _join(rule, tensors, self.folder)
         self._loaded[rule.param_name] = None
         if all(tensor is not one for one in tensors.values()):
             self._reshaped |= dict.fromkeys(tensors)
@@ -196,8 +197,8 @@ def _refuse_quantised(folder: WeightFolder, names: Iterable[str]) -> None:
         tensor = folder.stored(name)
         if tensor.dtype not in FLOATING:
             raise WeightError(
-                f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}, but only {', '.join(FLOATING)} are read. "
-                "Name the folder of the weights before quantisation."
+                f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}, but only {', '.join(FLOATING)} and fp8 "
+                f"with factors ({name}{SCALE_SUFFIX}) are read. Name the folder of the weights before quantisation."
             )
 
 
@@ -244,13 +245,20 @@ def _is_further_layer(canonical: str, config: MindVLConfig) -> bool:
     return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
 
 
-def _join(rule: WeightRule, tensors: dict[str, Tensor], file: Path) -> Tensor:
+def _join(rule: WeightRule, tensors: dict[str, Tensor], folder: WeightFolder) -> Tensor:
     try:
         return rule.join(list(tensors.values()))
     except (RuntimeError, ValueError, OpsError, WeightError) as error:
-        shapes = " and ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+        named = dict(tensors)
+        if len(tensors) > NAMES_IN_MESSAGE:  # experts: all are alike but those that are wrong
+            (usual, _), *_ = Counter(one.shape for one in tensors.values()).most_common(1)
+            named = {name: one for name, one in tensors.items() if one.shape != usual} or named
+        shapes = [f"{name} {list(one.shape)}" for name, one in list(named.items())[:NAMES_IN_MESSAGE]]
+        if len(named) < len(tensors):
+            shapes.append(f"{len(tensors) - len(named)} of shape {list(usual)}")
+        file = folder.stored(next(iter(named))).file
         raise WeightError(
-            f"{file}: {shapes} cannot make {rule.param_name} ({error}). "
+            f"{file}: {' and '.join(shapes)} cannot make {rule.param_name} ({error}). "
             "Use the configuration that belongs to these weights."
         ) from error
 
