@@ -20,7 +20,7 @@ from mindvl_model.vision.positions import Grid
 
 FLOPS_PER_BYTE = 2000.0  # what a device computes while it sends one byte to a neighbour: 400 TFLOP/s at 200 GB/s
 FRAMES_PER_ROW = 8.0  # pictures of about a thousand visual tokens in a row of 8,192
-WINDOWS_HIGH = 16  # of the picture that stands for all: patches along each side, in windows
+TOKENS_ALONG_SIDE = 32  # visual tokens along each side of such a picture
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,12 @@ def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_row: float =
         return False
     if vision.num_heads % layout.tp_size or vision.ffn_hidden_size % layout.tp_size:
         return True  # the tower cannot be split at all
-    side = WINDOWS_HIGH * vision.spatial_merge_size
+    side = TOKENS_ALONG_SIDE * vision.spatial_merge_size
     patches = side * side
     work = row_flops(config, (), [(1, side, side)])
     flops = (work.vision.total + work.projector.total) / patches
-    fullest = max(1.0, peers / frames_per_row) if frames_per_row < peers else 1 + (peers - 1) / (2 * frames_per_row)
+    # Of the mean: some have no frame where there are fewer than peers, and frames differ in size.
+    fullest = max(1.0, peers / frames_per_row) + (peers - 1) / (2 * max(peers, frames_per_row))
     bytes_split = 4 * 2 * vision.num_layers * vision.hidden_size * (layout.tp_size > 1)
     bytes_spread = 2 * 2 * config.language.hidden_size / vision.spatial_merge_size**2
     time_split = flops / layout.tp_size + bytes_split * FLOPS_PER_BYTE
