@@ -40,7 +40,7 @@ def test_the_optimizer_holds_what_is_trained_and_nothing_else(model: MindVLModel
 
 @pytest.mark.parametrize("make", [smallest_config, smallest_qwen3_moe, smallest_deepseek_v3])
 def test_with_overlap_every_parameter_is_waited_for_before_it_is_read(make: Callable[[], MindVLConfig]) -> None:
-    """megatron-core waits when the module of a parameter is called; the patch embedding's is read without a call."""
+    """megatron-core waits when the module of a parameter is called: none may be read without that."""
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train.megatron.optimizer import wrap_models
     from mindvl_train.parallel import process_groups

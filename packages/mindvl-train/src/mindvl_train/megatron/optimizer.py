@@ -37,11 +37,6 @@ def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> 
         inner = Float16Module(config, model) if config.bf16 else model
         # Only the first chunk's gradients are waited for: those of the others travel while it computes.
         wrapped.append(DistributedDataParallel(config, ddp_config, inner, disable_bucketing=number > 0))
-        tower: Any = getattr(model, "vision", None)
-        if overlap and tower is not None:
-            # Every module waits for its own parameters when it is called; this one is read by the tower, not called.
-            wait: Any = wrapped[-1]._make_forward_pre_hook()  # type: ignore[operator]
-            tower.register_forward_pre_hook(lambda tower, _, wait=wait: wait(tower.patch_embed))
     return wrapped
 
 
