@@ -22,6 +22,9 @@ class PatchEmbedding(torch.nn.Module):
     A module of its own, so that whatever waits for parameters before a module runs waits for the kernel, too.
     """
 
+    pixel_scale: Tensor
+    pixel_shift: Tensor
+
     def __init__(self, config: VisionConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.vision = config
