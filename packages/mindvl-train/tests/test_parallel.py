@@ -42,15 +42,17 @@ DAMPED = OptimizerConfig(epsilon=1e-4)
 
 def start(tasks: Sequence[tuple[str, Any]], folder: Path, *, processes: int) -> list[list[Any]]:
     """Do tasks one after the other in so many processes, as torchrun starts them; results of every rank by task."""
-    sockets = [socket.socket() for _ in tasks]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     job = folder / "job.pickle"
-    job.write_bytes(pickle.dumps((tasks, ports)))
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    job.write_bytes(pickle.dumps(tasks))
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     workers = [
         subprocess.Popen(
             [sys.executable, __file__, str(job)],
@@ -74,11 +76,8 @@ def start(tasks: Sequence[tuple[str, Any]], folder: Path, *, processes: int) -> 
 
 def work(job: Path) -> None:
     """One of the processes."""
-    tasks, ports = pickle.loads(job.read_bytes())
-    results = []
-    for (task, given), port in zip(tasks, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
-        results.append({"run": whole_run, "mixture": train_on_mixture}[task](*given))
+    kinds: dict[str, Callable[..., Any]] = {"run": whole_run, "mixture": train_on_mixture}
+    results = [kinds[kind](*given) for kind, given in pickle.loads(job.read_bytes())]
     Path(f"{job}.{os.environ['RANK']}").write_bytes(pickle.dumps(results))
 
 
@@ -196,12 +195,12 @@ def test_rows_with_and_without_pictures_train_as_in_one_process_in_any_layout(tm
     small = smallest_config()
     model = replace(small, language=replace(small.language, num_layers=4))
     tasks = [("mixture", (model, *layout)) for layout in LAYOUTS.values()]
-    alone = {
+    alone: dict[Sequence[str], Any] = {
         trained: train_on_mixture(model, ParallelConfig(), RecomputeConfig(), trained)
         for trained in (ALL, ("projector",))
     }
     for (name, layout), by_rank in zip(LAYOUTS.items(), start(tasks, tmp_path, processes=4), strict=True):
-        for step, (expected, *told) in enumerate(zip(alone[tuple(layout[2])], *by_rank, strict=True)):
+        for step, (expected, *told) in enumerate(zip(alone[layout[2]], *by_rank, strict=True)):
             loss, labels, norm = expected
             assert sum(one[0] for one in told) == pytest.approx(loss, rel=1e-5), (name, step)
             assert sum(one[1] for one in told) == labels, (name, step)
@@ -307,7 +306,7 @@ def test_a_picture_that_the_first_stage_cannot_decode_is_not_learned_from_on_the
     assert runs.ends[2] == [(4, True), (4, True)]
     assert_same_losses(read_losses, runs.damaged_stages, runs.damaged)
     pages = [list(read_quarantine(config.out / "quarantine.jsonl")) for config in (runs.damaged, runs.damaged_stages)]
-    assert [(bad.step, bad.row) for bad in pages[0]] == [(0, 2)]
+    assert [bad.row for bad in pages[0]] == [2]
     assert pages[0] == pages[1]
     assert_near(read_tensors(runs.damaged_stages.out / "checkpoints" / "step-00000004"), read_tensors(alone.checkpoint))
 

@@ -50,7 +50,7 @@ class Rows:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None: ...
 
 
 @pytest.fixture
