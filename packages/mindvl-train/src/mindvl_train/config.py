@@ -65,7 +65,7 @@ class InitSection:
     checkpoint: Path | None = None  # a mindvl checkpoint of an earlier phase: all parts
     model: Path | None = None  # a transformers folder of a whole model (MindVL or Qwen2.5-VL)
     vision: Path | None = None  # a transformers folder whose vision tower is taken (MindVL or Qwen2.5-VL)
-    language: Path | None = None  # a transformers folder whose language model is taken (MindVL or Qwen3)
+    language: Path | None = None  # a transformers folder whose language model is taken (whole, or alone)
 
     def __post_init__(self) -> None:
         whole = [name for name in ("checkpoint", "model") if getattr(self, name) is not None]
