@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindvl_data import DataConfig, Loader, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
@@ -22,6 +22,10 @@ from mindvl_train.launch import local_place, world_size
 from mindvl_train.layouts import data_parallel_size
 from mindvl_train.signals import stop_requests
 from mindvl_train.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mindvl_train.parallel import Place
+    from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +74,11 @@ def run_training(
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
     from mindvl_train.loop import train
-    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
-    from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.metrics import Metrics
     from mindvl_train.parallel import process_groups
     from mindvl_train.run_card import run_facts, write_card
     from mindvl_train.saving import Saver
     from mindvl_train.sinks import open_sinks
-    from mindvl_train.state import TrainState
-    from mindvl_train.weights import build_models
 
     select_backends(config.ops)
     with (
@@ -95,23 +95,7 @@ def run_training(
             "run": checkpoints.plain(config),
             "parents": [str(path) for path in vars(config.init).values() if path is not None],
         }
-        models = wrap_models(
-            build_models(config, model_config, place.device, load_init=not found),
-            # Where no other rank has the same weights there is nothing to wait for.
-            overlap=config.parallel.overlap and place.dp_size * place.cp_size > 1,
-        )
-        optimizer = build_optimizer(models, config.optimizer)
-        prepare_schedule(models, optimizer)
-        source = Loader(
-            _logged_data(config, writes=place.counts_rows),
-            packs_per_step=config.packs_per_step,
-            dp_rank=place.dp_rank,
-            dp_size=place.dp_size,
-            position_kind=model_config.position_kind,
-            with_pixels=place.is_first_stage,
-            on_thread_start=lambda: bind_thread(prepared.cores),
-        )
-        state = TrainState(models=models, optimizer=optimizer, source=source)
+        state, source = _build_state(config, model_config, place, load_init=not found, cores=prepared.cores)
         try:
             if found:
                 resumed = checkpoints.resume_first(found, state, described, accept_data_change=accept_data_change)
@@ -122,22 +106,43 @@ def run_training(
             if place.is_first:
                 write_card(config, model_config, place, start_step=state.step)
             facts = run_facts(config, model_config, place.device)
-            metrics = Metrics(sinks, config.metrics.every_steps, place, facts, models)
+            metrics = Metrics(sinks, config.metrics.every_steps, place, facts, state.models)
             with Saver(config.out / "checkpoints", config.checkpoints, described) as saver:
                 last = train(
-                    config,
-                    state,
-                    metrics,
-                    place,
-                    saver,
-                    begin=watchdog.begin,
-                    on_step=on_step,
-                    should_stop=stop_asked,
+                    config, state, metrics, place, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_asked
                 )
             metrics.close()
             return RunResult(config.out, state.step, last, state.step >= config.schedule.steps, source.report())
         finally:
             source.close()
+
+
+def _build_state(
+    config: RunConfig, model_config: MindVLConfig, place: "Place", *, load_init: bool, cores: frozenset[int]
+) -> "tuple[TrainState, Loader]":
+    """Model, optimizer and data at the start of the run; the data also by itself, as what it is."""
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.pipeline import prepare_schedule
+    from mindvl_train.state import TrainState
+    from mindvl_train.weights import build_models
+
+    models = wrap_models(
+        build_models(config, model_config, place.device, load_init=load_init),
+        # Where no other rank has the same weights there is nothing to wait for.
+        overlap=config.parallel.overlap and place.dp_size * place.cp_size > 1,
+    )
+    optimizer = build_optimizer(models, config.optimizer)
+    prepare_schedule(models, optimizer)
+    source = Loader(
+        _logged_data(config, writes=place.counts_rows),
+        packs_per_step=config.packs_per_step,
+        dp_rank=place.dp_rank,
+        dp_size=place.dp_size,
+        position_kind=model_config.position_kind,
+        with_pixels=place.is_first_stage,
+        on_thread_start=lambda: bind_thread(cores),
+    )
+    return TrainState(models=models, optimizer=optimizer, source=source), source
 
 
 def _logged_data(config: RunConfig, *, writes: bool) -> DataConfig:
