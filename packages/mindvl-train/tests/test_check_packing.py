@@ -87,7 +87,9 @@ def test_a_row_whose_samples_see_each_other_is_found(
 
 def test_a_row_of_one_sample_proves_nothing_and_is_refused(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
-    one = replace(config.data.sources[2], first=1)
-    text = replace(config.data, sources=(one,), packing=replace(config.data.packing, seq_length=8))
+    data = replace(config.data, sources=(replace(config.data.sources[0], first=1),))
+    with Loader(data, packs_per_step=1, position_kind="rope") as loader:
+        length = next(loader).segments[0].length
+    short = replace(data, packing=replace(data.packing, seq_length=-(-length // 8) * 8))
     with pytest.raises(TrainError, match="none of the first 8 rows has two samples"):
-        report_of(replace(config, data=text))
+        report_of(replace(config, data=short))

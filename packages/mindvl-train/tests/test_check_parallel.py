@@ -44,7 +44,7 @@ def test_a_name_that_is_no_layout_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("ep2", "no experts to spread"), ("dp3", "packs_per_step=2"), ("tp3", "tp_size=3"), ("pp3", "3")],
+    [("ep2", "no experts to spread"), ("dp3", "packs_per_step=2"), ("tp3", "tp_size=3")],
 )
 def test_a_layout_the_model_does_not_allow_is_refused_with_the_reason(make_config: Make, name: str, why: str) -> None:
     with pytest.raises(TrainError, match=f"layout '{name}': .*{why}"):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl check packing` and `check parallel` on the tiny recipes, with real processes; and what they print."""
+
+import importlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mindvl_cli.commands.check import check
+from mindvl_cli.commands.check_training import packing_text, parallel_text
+from mindvl_train import TrainError
+from mindvl_train.check_packing import PackingReport
+from mindvl_train.check_parallel import LayoutReport
+
+RECIPES = Path(__file__).parents[4] / "recipes" / "tiny"
+
+
+def test_two_processes_train_as_one_and_a_run_of_other_weights_is_found(
+    tiny_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layout is made to start from another seed, which must not go unnoticed."""
+    module = importlib.import_module("mindvl_train.check_parallel")
+    real = module.in_layout
+
+    def with_one_wrong(config: Any, name: str) -> Any:
+        run, processes = real(config, "one" if name == "wrong" else name)
+        return (replace(run, seed=1) if name == "wrong" else run), processes
+
+    monkeypatch.setattr(module, "in_layout", with_one_wrong)
+    monkeypatch.chdir(tiny_place)
+    words = [
+        "parallel",
+        str(RECIPES / "sft-moe.yaml"),
+        "--layouts",
+        "ep2,wrong",
+        "--steps",
+        "1",
+        "--rows",
+        "2",
+        "--json",
+    ]
+    result = CliRunner().invoke(check, words)
+    equal, wrong = json.loads(result.stdout)["layouts"]
+    assert (equal["layout"], equal["processes"], equal["holds"], equal["problem"]) == ("ep2", 2, True, "")
+    assert not wrong["holds"]
+    assert wrong["gradient"] > 1e-3
+    assert result.exit_code == 1
+
+
+def test_packing_holds_on_both_stages_of_a_pipeline(tiny_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_place)
+    result = CliRunner().invoke(check, ["packing", str(RECIPES / "sft-deepseek.yaml"), "--layouts", "pp2"])
+    assert result.exit_code == 0, result.output
+    assert "kept" in result.stdout.splitlines()[1]
+
+
+def test_an_impossible_layout_is_refused_before_anything_runs(tiny_place: Path) -> None:
+    result = CliRunner().invoke(check, ["parallel", str(RECIPES / "sft.yaml"), "--layouts", "dp2,ep2"])
+    assert isinstance(result.exception, TrainError)
+    assert "layout 'ep2': the model has no experts to spread" in str(result.exception)
+
+
+def test_tables_say_what_differs_and_what_failed() -> None:
+    good = LayoutReport(layout="dp2", processes=2, steps=3, loss=1e-7, grad_norm=0.0, gradient=2e-6, parameter="a.b")
+    bad = replace(good, layout="tp2", gradient=math.inf)
+    failed = LayoutReport(layout="pp2", processes=2, steps=3, problem="ValueError: no")
+    lines = parallel_text([good, bad, failed]).splitlines()
+    assert [word for line in lines[1:4] for word in ("equal", "differs", "failed") if word in line] == [
+        "equal",
+        "differs",
+        "failed",
+    ]
+    assert lines[1].endswith("a.b")
+    assert lines[4] == "pp2: ValueError: no"
+    leak = PackingReport(
+        layout="one",
+        processes=1,
+        samples=3,
+        tokens=96,
+        loss=0.1,
+        gradient=0.0,
+        neighbour=0.0,
+        poisoned=1.0,
+        control=1.0,
+    )
+    assert "leaks" in packing_text([leak])
+    assert "kept" in packing_text([replace(leak, loss=0.0)])
+    assert "leaks" in packing_text([replace(leak, loss=0.0, control=1e-5)])  # a check that cannot fail proves nothing
