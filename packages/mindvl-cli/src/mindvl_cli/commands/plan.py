@@ -117,7 +117,7 @@ def _machine(options: dict[str, Any]) -> "Machine":
 
 def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
     from mindvl_train.config import TRAINABLE
-    from mindvl_train.planner import Request
+    from mindvl_train.planner import VISUAL_OF_PICTURED, Request
 
     machine = _machine(options)
     if config is None:
@@ -134,6 +134,8 @@ def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) ->
             trained=config.trained_parts,
             wide=2 if config.precision == "bf16" else 4,
         )
+        if data.text_share is not None:
+            request = replace(request, visual_share=VISUAL_OF_PICTURED * (1 - data.text_share))
     pixels = options["max_pixels"]
     if pixels is not None and pixels != "auto" and not pixels.isdecimal():
         raise CliError(

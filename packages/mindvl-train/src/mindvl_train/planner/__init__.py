@@ -3,12 +3,14 @@
 
 from mindvl_train.planner.memory import Memory
 from mindvl_train.planner.questions import BUDGETS, Request, days, largest_pixels, room
+from mindvl_train.planner.rows import VISUAL_OF_PICTURED
 from mindvl_train.planner.search import Plan, Search, Task, evaluate, search, with_stage_layers
 from mindvl_train.planner.step_time import MATMUL_EFFICIENCY, Machine, StepTime
 
 __all__ = [
     "BUDGETS",
     "MATMUL_EFFICIENCY",
+    "VISUAL_OF_PICTURED",
     "Machine",
     "Memory",
     "Plan",

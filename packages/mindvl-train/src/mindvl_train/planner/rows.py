@@ -15,6 +15,7 @@ from mindvl_model.vision.positions import Grid, plan_vision
 # Of the mixture of docs/benchmarks.md ("packing"): 48 % of its tokens are visual, the planner of rows allows 1.25 times
 # that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
 VISUAL_SHARE = 0.48
+VISUAL_OF_PICTURED = 0.67  # the same of those samples alone that have pictures
 VISUAL_LIMIT = 1.25
 SEGMENT_TOKENS = 1920
 

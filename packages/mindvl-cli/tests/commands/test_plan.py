@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mindvl plan` through click: what it finds, what it writes, how it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mindvl_cli.commands.plan import plan
+from mindvl_cli.failures import CliError
+from mindvl_cli.load import load_config
+from mindvl_train import RunConfig
+from mindvl_train.layouts import data_parallel_size
+
+RECIPE = Path(__file__).parents[4] / "recipes" / "mindvl-8b" / "multitask.yaml"
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(plan, list(words), catch_exceptions=False)
+
+
+def _document(*words: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(_run(*words, "--json").stdout)
+    return document
+
+
+def test_the_best_layout_comes_first_with_memory_of_every_stage_and_days() -> None:
+    found = _document("mindvl-8b", "--device", "Ascend910B2", "--devices", "64", "--top", "3", "--max-pixels", "auto")
+    assert [one["time"]["total"] for one in found["plans"]] == sorted(one["time"]["total"] for one in found["plans"])
+    best = found["plans"][0]
+    assert len(best["memory"]) == best["parallel"]["pp_size"]
+    assert max(memory["total"] for memory in best["memory"]) <= found["limit"] < 64e9
+    assert [one["tokens"] for one in found["days"]] == [256e9, 179e9, 12e9]
+    assert found["largest_max_pixels"] > 0
+
+
+def test_a_recipe_comes_back_with_a_layout_that_the_trainer_takes(tmp_path: Path) -> None:
+    out = tmp_path / "planned.yaml"
+    result = _run(str(RECIPE), "--device", "910b2", "--devices", "128", "--packs-per-step", "512", "--out", str(out))
+    assert "MFU" in result.stdout
+    planned, given = load_config(out, RunConfig), load_config(RECIPE, RunConfig)
+    assert planned.packs_per_step == 512
+    assert planned.data.sources == given.data.sources
+    assert data_parallel_size(planned, 128) >= 1
+
+
+def test_without_a_recipe_the_sections_alone_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "layout.yaml"
+    _run("mindvl-8b", "--device", "h100", "--devices", "8", "--top", "1", "--out", str(out))
+    assert {"parallel", "recompute", "optimizer", "packs_per_step"} <= {
+        line.partition(":")[0] for line in out.read_text().splitlines() if line[0] != " "
+    }
+
+
+def test_what_does_not_fit_is_shown_and_is_an_error() -> None:
+    runner = CliRunner()
+    result = runner.invoke(plan, ["mindvl-671b-a37b", "--device", "910b2", "--devices", "8"])
+    assert isinstance(result.exception, CliError)
+    assert "needs" in result.stdout
+    assert "GB of 60.2 GB" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("nobody", "--device", "910b2"), "mindvl-8b"),
+        (("mindvl-8b", "--device", "abacus"), "910b2"),
+        (("mindvl-8b",), "--device"),
+        (("mindvl-8b", "--device", "910b2", "--max-pixels", "many"), "--max-pixels"),
+        (("mindvl-8b", "--measure"), "--measure"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_what_is_known(words: tuple[str, ...], names: str) -> None:
+    with pytest.raises(CliError, match=names):
+        _run(*words)
