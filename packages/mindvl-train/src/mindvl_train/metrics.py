@@ -286,6 +286,8 @@ def _speed(tflops: float, peak: float | None) -> dict[str, float]:
 def _memory_gb(device: torch.device) -> tuple[float, float]:
     """10^9 bytes used now, and at most so far: by torch's allocator on a device, by the process on a CPU."""
     if device.type == "cpu":
-        return psutil.Process().memory_info().rss / 1e9, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        used = psutil.Process().memory_info().rss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # noted now and then, so it may be behind
+        return used / 1e9, max(used, peak) / 1e9
     module = torch.get_device_module(device)
     return module.memory_allocated(device) / 1e9, module.max_memory_allocated(device) / 1e9

@@ -24,6 +24,7 @@ from mindvl_train.signals import stop_requests
 from mindvl_train.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from mindvl_train.metrics import Metrics
     from mindvl_train.parallel import Place
     from mindvl_train.state import TrainState
 
@@ -74,11 +75,8 @@ def run_training(
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
     from mindvl_train.loop import train
-    from mindvl_train.metrics import Metrics
     from mindvl_train.parallel import process_groups
-    from mindvl_train.run_card import run_facts, write_card
     from mindvl_train.saving import Saver
-    from mindvl_train.sinks import open_sinks
 
     select_backends(config.ops)
     with (
@@ -102,11 +100,7 @@ def run_training(
                 logger.info("resumed at step %d from %s", state.step, resumed)
             if place.is_first:
                 logger.info("operators:\n%s", table_text(check_operators(device=place.device)))
-            sinks = open_sinks(config, state.step) if place.is_first else []
-            if place.is_first:
-                write_card(config, model_config, place, start_step=state.step)
-            facts = run_facts(config, model_config, place.device)
-            metrics = Metrics(sinks, config.metrics.every_steps, place, facts, state.models)
+            metrics = _metrics(config, model_config, place, state)
             with Saver(config.out / "checkpoints", config.checkpoints, described) as saver:
                 last = train(
                     config, state, metrics, place, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_asked
@@ -143,6 +137,20 @@ def _build_state(
         on_thread_start=lambda: bind_thread(cores),
     )
     return TrainState(models=models, optimizer=optimizer, source=source), source
+
+
+def _metrics(config: RunConfig, model_config: MindVLConfig, place: "Place", state: "TrainState") -> "Metrics":
+    """What counts on every process; the first one alone opens sinks and writes the card of the run."""
+    from mindvl_train.metrics import Metrics
+    from mindvl_train.run_card import run_facts, write_card
+    from mindvl_train.sinks import open_sinks
+
+    sinks = []
+    if place.is_first:
+        sinks = open_sinks(config, state.step)
+        write_card(config, model_config, place, start_step=state.step)
+    facts = run_facts(config, model_config, place.device)
+    return Metrics(sinks, config.metrics.every_steps, place, facts, state.models)
 
 
 def _logged_data(config: RunConfig, *, writes: bool) -> DataConfig:
