@@ -44,12 +44,11 @@ WORKER = """
     from pathlib import Path
     from mindvl_train import run_training
 
-    for number, (config, last) in enumerate(pickle.loads(Path(sys.argv[1]).read_bytes())):
+    for config, last in pickle.loads(Path(sys.argv[1]).read_bytes()):
         def on_step(step, loss):
             if step == last - 1:  # heard in the next step
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
         assert run_training(config, on_step=on_step).step == last
 """
 
@@ -58,7 +57,7 @@ def run_in_two(runs: list[tuple[RunConfig, int]], folder: Path) -> None:
     """Run configurations in turn in the same two processes, each to a step."""
     job = folder / "job.pickle"
     job.write_bytes(pickle.dumps(runs))
-    # As torchrun does: one store of ours for all groups, told apart by the number of the attempt.
+    # As torchrun does: a store of ours that the workers meet in.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launcher = {
         "WORLD_SIZE": "2",
