@@ -257,10 +257,11 @@ def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[s
 def _choice(
     task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache, *, offload: bool
 ) -> _Choice:
-    """What it needs on the ranks that can be fullest: the first two and the last."""
+    """What it needs on the ranks that can be fullest: the first two, the last, the first of those with most layers."""
     size = parallel.pp_size
+    layers = [sum((parallel.stage_layers or (0,))[rank::size]) for rank in range(size)]
     settings = _settings(task, parallel, recompute, cache)
-    ranks = sorted({0, min(1, size - 1), size - 1})
+    ranks = sorted({0, min(1, size - 1), size - 1, layers.index(max(layers))})
     memory = _memory(task, settings, parallel, recompute, ranks, offload=offload)
     return _Choice(parallel, recompute, offload, max(one.total for one in memory), max(one.standing for one in memory))
 
