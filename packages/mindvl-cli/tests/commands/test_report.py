@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mindvl_cli.commands.report import gain, report
+from mindvl_cli.commands.report import report
 from mindvl_cli.failures import CliError
-from mindvl_cli.run_figures import SPLIT_PARTS
+from mindvl_cli.run_figures import SPLIT_PARTS, gain
 
 LINE: dict[str, Any] = {
     "step": 10,

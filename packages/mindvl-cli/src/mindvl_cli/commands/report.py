@@ -38,6 +38,8 @@ def _print(figures: dict[str, Any], out: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mindvl_cli.run_figures import gain
+
     console = Console(highlight=False, soft_wrap=True)
     of_steps = "" if figures["steps"] is None else f" of {figures['steps']}"
     console.print(f"{figures['run']}: {figures['state']}, step {figures['step']}{of_steps}, loss {figures['loss']:.4f}")
@@ -60,10 +62,3 @@ def _print(figures: dict[str, Any], out: Path | None) -> None:
         console.print(table)
     if out is not None:
         console.print(f"page: {out}")
-
-
-def gain(name: str, part: dict[str, float]) -> str:
-    """How much faster steps were without this part; of the work itself nothing is said."""
-    from mindvl_cli.run_figures import WORK
-
-    return "" if name in WORK else f"+{100 * part['gain_if_zero']:.1f} %"

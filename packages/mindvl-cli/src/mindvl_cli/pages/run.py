@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from mindvl_cli.commands.report import gain
 from mindvl_cli.pages.charts import legend, line_chart, lines_chart, shaded_grid, stacked_areas
 from mindvl_cli.pages.page import page, section, table, tile
-from mindvl_cli.run_figures import SPLIT_PARTS, RunRecord
+from mindvl_cli.run_figures import SPLIT_PARTS, RunRecord, gain
 
 MOST_CURVES = 10  # of sources in one chart, the largest ones; the table has all of them
 MOST_COLUMNS = 60  # of the load of experts
