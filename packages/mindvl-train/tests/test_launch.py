@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_train import TrainError
+from mindvl_train import ProcessError, TrainError
 from mindvl_train.launch import launch, number_of_start
 
 WRITE_PLACE = """
@@ -23,7 +23,8 @@ TRAIN_FOREVER = """
 import os, pathlib, signal, sys, time
 from mindvl_train.launch import end_with_launcher
 end_with_launcher()
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: sys.exit(0))
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
 time.sleep(120)
 """
@@ -65,7 +66,8 @@ def test_a_process_that_fails_is_named_with_its_exit_code_and_the_others_end() -
 
 @pytest.mark.multi
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 0)]
+    ("number", "exit_code"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)],
 )
 def test_no_process_outlives_its_launcher(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
     launcher = subprocess.Popen(
@@ -91,6 +93,31 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("max_restarts", [1, 2])
+def test_failed_processes_are_started_again_as_often_as_asked(tmp_path: Path, max_restarts: int) -> None:
+    # Rank 0 fails in its first two starts; its peer would wait for ever and is ended each time.
+    fails_twice = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    before = len(list(Path(sys.argv[1]).iterdir()))\n"
+        "    Path(sys.argv[1], str(before)).touch()\n"
+        "    sys.exit(79 if before < 2 else 0)\n"
+        "while not Path(sys.argv[1], '2').exists():\n"
+        "    time.sleep(0.05)"
+    )
+    command = [sys.executable, "-c", fails_twice, str(tmp_path)]
+
+    if max_restarts == 2:
+        launch(command, 2, threads_per_process=1, max_restarts=2)
+    else:
+        with pytest.raises(ProcessError, match="process 0 of 2 ended with exit code 79") as caught:
+            launch(command, 2, threads_per_process=1, max_restarts=1)
+        assert caught.value.exit_code == 79
+    assert len(list(tmp_path.iterdir())) == 1 + max_restarts
 
 
 def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
