@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, enter
+from mindvl_model.language_config import Qwen3MoELanguageConfig
 from mindvl_train.check_jobs import be_one_rank, run_job
 from mindvl_train.check_parallel import SMALL, TOLERANCE, in_layout
 from mindvl_train.config import RunConfig
@@ -166,7 +167,8 @@ class _Rank:
 
         forward_backward(self.models, [row.to(self.place.device) for row in rows])
         gradients = take_gradients(self.models)
-        found = [losses for model in self.models for losses in model.module.take_segment_losses()]  # type: ignore[operator]
+        chunks: list[Any] = [model.module for model in self.models]
+        found = [losses for chunk in chunks for losses in chunk.take_segment_losses()]
         if not found:
             return torch.zeros(0), gradients
         losses = torch.cat([one[0] for one in found]).to(self.place.device)
@@ -210,8 +212,8 @@ def _check(config: RunConfig) -> dict[str, Any]:
 
 def _without_balancing(config: MindVLConfig) -> MindVLConfig:
     """The loss that balances experts looks at a whole row, so it may differ; all else may not."""
-    if getattr(config.language, "aux_loss_weight", 0.0):
-        return replace(config, language=replace(config.language, aux_loss_weight=0.0))  # type: ignore[call-arg]
+    if isinstance(config.language, Qwen3MoELanguageConfig):
+        return replace(config, language=replace(config.language, aux_loss_weight=0.0))
     return config
 
 

@@ -24,7 +24,7 @@ from mindvl_train.layouts import data_parallel_size, fewest_processes
 from mindvl_train.sinks import read_metrics
 
 TOLERANCE = 1e-5  # relative, in fp32: sums in another order, nothing more
-_SIZES = {"tp": "tp_size", "pp": "pp_size", "vpp": "virtual_stages", "cp": "cp_size", "ep": "ep_size", "dp": None}
+_SIZES = {"tp": "tp_size", "pp": "pp_size", "vpp": "virtual_stages", "cp": "cp_size", "ep": "ep_size"}
 _WORD = re.compile(r"(tp|pp|vpp|cp|ep|dp)(\d+)")
 _MOMENT = "optimizer.state.exp_avg."  # after one step it is the gradient times 1 - beta1
 SMALL = 1e-4  # of the largest gradient of all: what is smaller is compared with this, as it is made of rounding
@@ -62,7 +62,8 @@ def parse_layout(name: str) -> tuple[ParallelConfig, int | None]:
         )
     sizes = {word: int(size) for word, size in words}
     try:
-        parallel = ParallelConfig(**{_SIZES[word]: size for word, size in sizes.items() if _SIZES[word] is not None})
+        named: dict[str, Any] = {_SIZES[word]: size for word, size in sizes.items() if word in _SIZES}
+        parallel = ParallelConfig(**named)
     except ValueError as error:
         raise TrainError(f"layout {name!r}: {error}") from None
     return parallel, sizes.get("dp")
