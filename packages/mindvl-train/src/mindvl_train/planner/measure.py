@@ -7,6 +7,7 @@ seen are Python, NumPy and the buffers of gloo. As a program it is one rank, wit
 `python -m mindvl_train.planner.measure JOB`.
 """
 
+import gc
 import json
 import pickle
 import sys
@@ -193,6 +194,7 @@ def _measure_steps(job: Job, place: Any, recorder: Any) -> Measured:
         prepare_schedule(models, optimizer)
         row = RandomBatch.of(job.row, job.model)
         for _ in range(2):
+            gc.collect()  # what building and the first step left behind in cycles is nobody's part
             recorder.begin_step()
             microbatches = [RandomBatch(_copied(row.inputs)).to(place.device) for _ in range(job.num_microbatches)]
             for model in models:
