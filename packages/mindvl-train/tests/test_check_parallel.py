@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ Make = Callable[..., RunConfig]
         ("tp2ep2", {"tp_size": 2, "ep_size": 2}, 2),
     ],
 )
-def test_a_layout_is_named_by_its_sizes(make_config: Make, name: str, sizes: dict[str, int], processes: int) -> None:
+def test_a_layout_is_named_by_its_sizes(make_config: Make, name: str, sizes: dict[str, Any], processes: int) -> None:
     model = smallest_qwen3_moe(vocab_size=264, num_layers=4)
     config = make_config(model=ModelSection(vision=model.vision, language=model.language), packs_per_step=4)
     run, found = in_layout(config, name)

@@ -24,7 +24,7 @@ from mindvl_train.check_parallel import SMALL, TOLERANCE, in_layout
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 
-_SHOWS = 1e-3  # relative: what must change changes at least by this
+_SHOWS = 3 * TOLERANCE  # what must change changes by more than what must not may; fresh weights change little
 _ROWS = 8  # of which the one with most samples is taken
 
 
