@@ -38,6 +38,14 @@ def test_a_last_line_cut_off_by_a_kill_is_left_out_and_written_over(tmp_path: Pa
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_what_json_does_not_know_is_null_and_left_out_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path, resumed_step=0)
+    sink.write({"step": 1, "grad_norm": float("nan"), "grad_norm_by_part": {"vision": float("inf"), "language": 2.0}})
+    sink.close()
+    assert path.read_text() == '{"step": 1, "grad_norm": null, "grad_norm_by_part": {"language": 2.0}}\n'
+
+
 def test_tensorboard_gets_every_number_of_a_report(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class JsonLines:
         self._file = path.open("a")
 
     def write(self, report: dict[str, Any]) -> None:
-        """Append one report."""
-        self._file.write(json.dumps(report) + "\n")
+        """Append one report; what is not finite, such as the norm of a step that was left out, is null."""
+        self._file.write(json.dumps({name: _finite(value) for name, value in report.items()}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -147,6 +148,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
+
+
+def _finite(value: Any) -> Any:
+    """None in place of what JSON does not know, nan and infinity; members of a group are left out."""
+    if isinstance(value, dict):
+        return {name: one for name, one in value.items() if not isinstance(one, float) or math.isfinite(one)}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _worst(split: dict[str, float]) -> str:
