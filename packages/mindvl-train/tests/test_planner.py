@@ -21,7 +21,7 @@ from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.devices import find_device
 from mindvl_train.planner import BUDGETS, Machine, Request, days, evaluate, largest_pixels, room, search
 from mindvl_train.planner.attention import Heads, attention_core, padded_places
-from mindvl_train.planner.blocks import Block, Setting, joined
+from mindvl_train.planner.blocks import Block, Kernels, Setting, joined
 from mindvl_train.planner.memory import Ledger, recomputed, schedule, stretch_of
 from mindvl_train.planner.rows import Row, typical_row
 from mindvl_train.planner.search import layouts
@@ -35,6 +35,7 @@ FAMILIES = {
     "deepseek_v3": smallest_deepseek_v3(),
     "mindvl-671b-a37b": named_config("mindvl-671b-a37b"),
 }
+KERNELS: tuple[Kernels, ...] = ("npu", "cpu")
 ROW = Row(segments=(40, 24), grids=((1, 8, 8), (1, 4, 6)))
 
 
@@ -105,7 +106,7 @@ def test_attention_keeps_padded_copies_where_no_kernel_takes_the_row_as_it_is() 
     heads = Heads(query=4, key=2, width=8, value=8)
     npu, cpu = (
         attention_core(Setting(model=smallest_config(), row=ROW, kernels=kernels), (40, 24), heads)
-        for kernels in ("npu", "cpu")  # type: ignore[arg-type]
+        for kernels in KERNELS
     )
     assert npu.holds_values
     assert npu.kept == 2 * 64 * 6 * 8 + 64 * 4 * 64  # queries and keys; sums eight times

@@ -37,7 +37,7 @@ EXPERTS = DeepSeekV3LanguageConfig(
 ROW = Row(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
-def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, rows: int = 1, **parallel: int) -> Job:
+def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, rows: int = 1, pp_size: int = 1) -> Job:
     run = RunConfig(
         phase="sft",
         out=Path("run"),
@@ -49,7 +49,7 @@ def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, rows: int = 1
         model=ModelSection(vision=VISION, language=language),
         schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
         packs_per_step=rows,
-        parallel=ParallelConfig(**parallel),
+        parallel=ParallelConfig(pp_size=pp_size),
     )
     model = MindVLConfig(vision=VISION, language=language, tokens=TOKENS)
     return Job(run=run, model=model, row=ROW, num_microbatches=rows)
