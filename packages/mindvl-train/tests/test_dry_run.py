@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_model import ModelError
+from mindvl_model.language_config import DeepSeekV3LanguageConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig
@@ -45,6 +46,7 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..
     assert [stage.has_head for stage in told.stages] == [False, False, True]
     # Each stage holds half of its experts; the last one has a copy of the embedding for the token after the next.
     language = model.language
+    assert isinstance(language, DeepSeekV3LanguageConfig)
     experts = 3 * language.hidden_size * language.expert_ffn_hidden_size * language.num_experts
     copies = 3 * experts // 2 - language.vocab_size * language.hidden_size
     assert sum(stage.parameters for stage in told.stages) + copies == whole.stages[0].parameters
