@@ -104,6 +104,17 @@ def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path
         assert torch.equal(parameter, other.get_parameter(name)), name
 
 
+def test_before_the_first_update_as_much_is_saved_as_will_be_wanted(model: MindVLModel) -> None:
+    from mindvl_train.megatron.checkpoint import owned_pieces, wanted_pieces
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+
+    wrapped = wrap_models([model])
+    optimizer = build_optimizer(wrapped, OptimizerConfig())
+    saved = {(piece.key, piece.offset) for piece in owned_pieces(wrapped, optimizer)}
+    assert any("exp_avg" in key for key, _ in saved)
+    assert saved == {(piece.key, piece.offset) for piece in wanted_pieces(wrapped, optimizer)}
+
+
 def test_megatrons_own_loader_reads_the_weights(model: MindVLModel, tmp_path: Path) -> None:
     from megatron.core import dist_checkpointing
 

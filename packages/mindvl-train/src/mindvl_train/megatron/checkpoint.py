@@ -79,6 +79,7 @@ def owned_pieces(models: Sequence[torch.nn.Module], optimizer: Any) -> list[Piec
         if entry.tensor in owners:
             owner = owners[entry.tensor]
             if owner is not None:
+                owner.allocate()  # a run may be asked to stop when all its steps so far were left out
                 weights = entry.tensor.detach().view(-1)[owner.start : owner.end]
                 pieces += _cut(entry, "", weights, owner.start)
                 for name, state in owner.states().items():
