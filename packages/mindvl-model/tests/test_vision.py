@@ -172,3 +172,12 @@ def test_patches_of_another_size_are_refused() -> None:
     tower, _ = build_pair(smallest_config().vision)
     with pytest.raises(ModelError, match=r"patches of 768 values, but this model takes 3 x 14 x 14"):
         tower.patch_embed(torch.zeros(4, 768, dtype=torch.uint8))
+
+
+def test_pixels_are_normalised_in_float32_also_where_weights_become_16_bits() -> None:
+    patch_embed = build_pair(smallest_config().vision)[0].patch_embed
+    shift, scale = patch_embed.pixel_shift.clone(), patch_embed.pixel_scale.clone()
+    patch_embed.bfloat16()
+    assert patch_embed.weight.dtype == torch.bfloat16
+    assert torch.equal(patch_embed.pixel_shift, shift)
+    assert torch.equal(patch_embed.pixel_scale, scale)

@@ -5,6 +5,8 @@ Comes after the batch (uint8 patches), before the projector. Images keep their o
 patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,16 @@ class PatchEmbedding(torch.nn.Module):
         std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
         self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
         self.register_buffer("pixel_shift", -mean / std, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PatchEmbedding":
+        """Move and convert, but keep what normalises pixels in float32: in 16 bits it would shift every picture."""
+        exact = {"pixel_scale": self.pixel_scale, "pixel_shift": self.pixel_shift}
+        super()._apply(fn, recurse)
+        for name, values in exact.items():
+            moved = getattr(self, name)
+            if moved.dtype != values.dtype:
+                setattr(self, name, values.to(moved.device))
+        return self
 
     def forward(self, pixel_values: Tensor, pixel_values_videos: Tensor | None = None) -> Tensor:
         """[P_images, C*patch*patch] and [P_videos, C*temporal_patch*patch*patch] -> [P_images + P_videos, H]."""
