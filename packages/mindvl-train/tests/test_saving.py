@@ -4,6 +4,7 @@
 import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -56,6 +57,28 @@ def test_only_the_newest_are_kept(make_config: Callable[..., RunConfig]) -> None
     config = make_config(steps=5, checkpoints=CheckpointConfig(every_steps=1, keep_last=2))
     run_training(config)
     assert names(config.out / "checkpoints") == ["step-00000004", "step-00000005"]
+
+
+def test_a_kill_while_an_old_one_is_removed_leaves_nothing_that_looks_complete(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path, **options: Any) -> None:
+        if "step-00000001" in path.name:
+            raise Killed
+        remove(path, **options)
+
+    remove = shutil.rmtree
+    config = make_config(steps=3, checkpoints=CheckpointConfig(every_steps=1, keep_last=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            run_training(config)
+    assert names(config.out / "checkpoints") == ["step-00000001.dropped.unfinished", "step-00000002"]
+    run_training(config)
+    assert names(config.out / "checkpoints") == ["step-00000003"]
 
 
 def test_those_at_certain_steps_are_kept_for_good(make_config: Callable[..., RunConfig]) -> None:

@@ -252,11 +252,12 @@ class _Writing:
         for name, document in documents.items():
             write_json(self.unfinished / name, document)
         seal(self.unfinished)
-        shutil.rmtree(self.final, ignore_errors=True)
+        if self.final.exists():
+            _drop(self.final)
         os.replace(self.unfinished, self.final)
         sync(self.folder)
         for left in self._to_drop():
-            shutil.rmtree(left)
+            _drop(left)
 
     def _to_drop(self) -> list[Path]:
         found = complete(self.folder)
@@ -264,3 +265,10 @@ class _Writing:
         every = self.config.keep_every_steps
         older = found[: max(0, place - self.config.keep_last)]
         return [path for path in older if every is None or int(path.name[5:]) % every] + found[place:]
+
+
+def _drop(checkpoint: Path) -> None:
+    """Take its name away before its files, so that a kill in between leaves nothing that looks complete."""
+    dropped = checkpoint.with_name(f"{checkpoint.name}.dropped.unfinished")
+    os.replace(checkpoint, dropped)
+    shutil.rmtree(dropped)
