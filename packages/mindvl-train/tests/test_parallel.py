@@ -16,12 +16,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 
 from mindvl_data import SourceConfig, index_folder, write_shards
@@ -31,6 +33,7 @@ from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, run_training
 from mindvl_train.config import ParallelConfig, RecomputeConfig
+from mindvl_train.watchdog import outlasting
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 ReadLosses = Callable[[RunConfig], list[tuple[int, float, float]]]
@@ -177,6 +180,19 @@ def train_on_mixture(
         ]
         faulthandler.cancel_dump_traceback_later()
         return [(float(report.loss_sum), report.num_label_tokens, report.grad_norm) for report in reports]
+
+
+def test_collectives_of_all_groups_wait_longer_than_the_watchdog() -> None:
+    accelerator = enter()
+    from megatron.core import parallel_state
+
+    from mindvl_train.parallel import process_groups
+
+    patience = outlasting(120)
+    assert patience == timedelta(minutes=8)  # the watchdog allows a save 6
+    with process_groups(accelerator, seed=0, patience=patience):
+        for group in (dist.group.WORLD, parallel_state.get_data_parallel_group()):
+            assert group._get_backend(torch.device("cpu")).options._timeout == patience  # type: ignore[union-attr]
 
 
 ALL = ("vision", "projector", "language")

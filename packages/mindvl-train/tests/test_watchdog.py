@@ -50,7 +50,8 @@ from mindvl_train.watchdog import Watchdog
 with Watchdog(Path(sys.argv[1]), rank=0, num_ranks=1, limit_s=0.5) as watchdog:
     watchdog.begin("data", 1)
     time.sleep(0.7)  # the first step may take three times as long
-    watchdog.begin("data", 2)
+    watchdog.begin("checkpoint", 2)
+    time.sleep(0.7)  # and so may a save
     watchdog.begin("compute", 2)
     time.sleep(60)
 """
@@ -106,10 +107,10 @@ def test_a_part_that_takes_too_long_ends_the_process_with_its_stacks(tmp_path: P
     for text in (stacks, ended.stderr):
         assert "rank 0" in text
         assert "has been in part 'compute' of step 2" in text
-        assert "it is in <module> (<string>:10)" in text
+        assert "it is in <module> (<string>:11)" in text
         assert "All 1 ranks are in part 'compute' of step 2." in text
     assert "mindvl-watchdog" in stacks or stacks.count("Thread 0x") + stacks.count("Current thread") >= 2
-    assert 'File "<string>", line 10 in <module>' in stacks
+    assert 'File "<string>", line 11 in <module>' in stacks
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ class FaultsConfig:
     on_bad_step: Literal["stop", "skip"] = "stop"  # loss or gradient norm not finite, or a spike: end, or leave it out
     spike_factor: float | None = None  # a gradient norm this many times the median of the last 100 is a spike
     max_skipped: int = 10  # steps left out in a row before the run stops
-    stuck_after_s: float = 600.0  # a part of a step that takes longer ends the run, which names the rank; 0: never
+    stuck_after_s: float = 600.0  # a part of a step that takes longer (a save: 3 times that) ends the run; 0: never
 
     def __post_init__(self) -> None:
         if self.spike_factor is not None and self.spike_factor <= 1:

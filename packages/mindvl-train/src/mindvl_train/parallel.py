@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from itertools import count
 from typing import cast
@@ -20,6 +21,7 @@ from mindvl_train.config import ParallelConfig
 from mindvl_train.launch import number_of_start
 from mindvl_train.megatron.groups import destroy_groups, group_of_row_peers, make_groups
 
+PATIENCE = timedelta(minutes=30)
 _RUNS = count()  # of this process; the stages of a plan must not read what an earlier one left at the meeting place
 
 
@@ -73,26 +75,30 @@ def _meeting_place() -> dist.Store:
 
 
 @contextmanager
-def process_groups(accelerator: Accelerator, seed: int, parallel: ParallelConfig | None = None) -> Iterator[Place]:
+def process_groups(
+    accelerator: Accelerator, seed: int, parallel: ParallelConfig | None = None, *, patience: timedelta = PATIENCE
+) -> Iterator[Place]:
     """Join the processes a launcher started (torchrun), or be the only one; leave them at the end.
 
     Args:
         parallel: The layout over them; None: all data parallel.
+        patience: How long a collective waits for other processes before it fails.
     """
     rank, world, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = accelerator.device(local_rank)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
+    store: dist.Store = dist.HashStore()
     if world > 1:
         # A restarted run must not meet the addresses of killed processes either: torchrun keeps its store.
         store = dist.PrefixStore(f"start-{number_of_start()}-run-{next(_RUNS)}", _meeting_place())
-        dist.init_process_group(accelerator.collective_backend, store=store, rank=rank, world_size=world)
-    else:
-        dist.init_process_group(accelerator.collective_backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        accelerator.collective_backend, store=store, rank=rank, world_size=max(world, 1), timeout=patience
+    )
     try:
         parallel = parallel or ParallelConfig()
-        coordinates = make_groups(seed, parallel)
-        peers = group_of_row_peers() if parallel.model_parallel_size > 1 else None
+        coordinates = make_groups(seed, parallel, patience)
+        peers = group_of_row_peers(patience) if parallel.model_parallel_size > 1 else None
         yield Place(rank=rank, device=device, row_peers=peers, **coordinates)
     finally:
         destroy_groups()

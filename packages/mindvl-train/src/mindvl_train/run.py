@@ -21,7 +21,7 @@ from mindvl_train.errors import TrainError
 from mindvl_train.launch import local_place, world_size
 from mindvl_train.layouts import data_parallel_size
 from mindvl_train.signals import stop_requests
-from mindvl_train.watchdog import Watchdog
+from mindvl_train.watchdog import Watchdog, outlasting
 
 if TYPE_CHECKING:
     from mindvl_train.metrics import Metrics
@@ -81,7 +81,9 @@ def run_training(
     select_backends(config.ops)
     with (
         stop_requests() as stop_asked,
-        process_groups(accelerator, config.seed, config.parallel) as place,
+        process_groups(
+            accelerator, config.seed, config.parallel, patience=outlasting(config.faults.stuck_after_s)
+        ) as place,
         Watchdog(
             config.out, rank=place.rank, num_ranks=place.num_ranks, limit_s=config.faults.stuck_after_s
         ) as watchdog,

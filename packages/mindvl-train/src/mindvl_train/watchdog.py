@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -26,7 +27,13 @@ logger = logging.getLogger(__name__)
 # Parts of a step in their order; a rank in an earlier part is behind one in a later part.
 PARTS = ("start", "data", "compute", "reduce", "update", "report", "checkpoint")
 
-_START_FACTOR = 3  # until a first step is done, kernels are compiled and memory pools grow
+# Until a first step is done, kernels are compiled and memory pools grow; a save takes as long as its storage does.
+_RARE_FACTOR = 3
+
+
+def outlasting(limit_s: float) -> timedelta:
+    """How long collectives wait: longer than a watchdog of this limit, which says who is behind; they do not."""
+    return timedelta(seconds=(_RARE_FACTOR + 1) * limit_s) if limit_s else timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,8 @@ class Watchdog:
 
     Args:
         out: Folder of the run; OUT/heartbeat/ and OUT/logs/ are written.
-        limit_s: Seconds one part of a step may take, three times as many before the first step is done; 0: any.
+        limit_s: Seconds one part of a step may take; three times as many before the first step is done, and a
+            checkpoint; 0: any.
     """
 
     def __init__(self, out: Path, *, rank: int, num_ranks: int, limit_s: float) -> None:
@@ -85,11 +93,12 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._end.wait(self._interval_s):
             # Fires by itself, in C, when this thread no longer gets its turn: a call that never lets go of Python.
-            faulthandler.dump_traceback_later(_START_FACTOR * self._limit_s, exit=True)
+            faulthandler.dump_traceback_later(_RARE_FACTOR * self._limit_s, exit=True)
             self._beat()
             doing = self._doing
             is_started = self._first_step is not None and doing.step > self._first_step
-            allowed_s = self._limit_s * (1 if is_started else _START_FACTOR)
+            is_usual = is_started and doing.part != "checkpoint"
+            allowed_s = self._limit_s * (1 if is_usual else _RARE_FACTOR)
             if time.monotonic() - doing.since > allowed_s:
                 self._give_up(doing)
 

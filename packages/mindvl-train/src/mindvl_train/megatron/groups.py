@@ -5,6 +5,9 @@ Ranks next to each other are tensor-parallel peers, then context, then data; pip
 the busiest groups stay inside a machine.
 """
 
+import math
+from datetime import timedelta
+
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -12,8 +15,12 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from mindvl_train.config import ParallelConfig
 
 
-def make_groups(seed: int, parallel: ParallelConfig) -> dict[str, int]:
-    """Make the groups over all processes; returns the rank in and the size of tp, pp, cp and dp, such as `tp_rank`."""
+def make_groups(seed: int, parallel: ParallelConfig, patience: timedelta) -> dict[str, int]:
+    """Make the groups over all processes; returns the rank in and the size of tp, pp, cp and dp, such as `tp_rank`.
+
+    Args:
+        patience: How long a collective waits for other processes; megatron-core takes whole minutes.
+    """
     parallel_state.initialize_model_parallel(
         parallel.tp_size,
         parallel.pp_size,
@@ -21,7 +28,8 @@ def make_groups(seed: int, parallel: ParallelConfig) -> dict[str, int]:
         context_parallel_size=parallel.cp_size,
         expert_model_parallel_size=parallel.ep_size,
         expert_tensor_parallel_size=1,  # an expert is never split: above 1 fails over gloo
-        create_gloo_process_groups=True,  # checkpoints gather over them
+        create_gloo_process_groups=True,  # the distributed optimizer asks for them
+        distributed_timeout_minutes=math.ceil(patience / timedelta(minutes=1)),
     )
     model_parallel_cuda_manual_seed(seed)
     return {
@@ -36,12 +44,12 @@ def make_groups(seed: int, parallel: ParallelConfig) -> dict[str, int]:
     }
 
 
-def group_of_row_peers() -> dist.ProcessGroup:
+def group_of_row_peers(patience: timedelta) -> dist.ProcessGroup:
     """The processes that train the same rows as this one, able to talk over the host; all processes must ask."""
     mine: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
     dist.all_gather_object(mine, mine[0])
     members = [[rank for rank, dp_rank in enumerate(mine) if dp_rank == each] for each in range(max(mine) + 1)]
-    group, _ = dist.new_subgroups_by_enumeration(members, backend="gloo")
+    group, _ = dist.new_subgroups_by_enumeration(members, timeout=patience, backend="gloo")
     return group
 
 
