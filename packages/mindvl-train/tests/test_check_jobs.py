@@ -2,12 +2,15 @@
 """A job runs on every rank; what a rank says when it fails is what the caller hears."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mindvl_train import TrainError
-from mindvl_train.check_jobs import run_job
+from mindvl_train import RunConfig, TrainError
+from mindvl_train.check_jobs import apart, run_job
+from mindvl_train.config import FaultsConfig
 
 PROGRAM = """
 import os
@@ -35,3 +38,9 @@ def test_every_rank_gets_the_task_and_is_heard(program: str, tmp_path: Path) -> 
     assert found == [({"a": 1}, 0, "2"), ({"a": 1}, 1, "2")]
     with pytest.raises(TrainError, match="ValueError: the second one cannot"):
         run_job(program, "fail", tmp_path / "other", processes=2, num_cores=2)
+
+
+def test_a_check_writes_no_log_where_the_recipe_does_and_skips_no_step(make_config: Callable[..., RunConfig]) -> None:
+    given = make_config(faults=FaultsConfig(on_bad_step="skip"))
+    logged = replace(given.data, audit_log=Path("audit.jsonl"), quarantine_log=Path("quarantine.jsonl"))
+    assert apart(replace(given, data=logged)) == replace(given, faults=FaultsConfig())

@@ -13,6 +13,7 @@ from pathlib import Path
 from mindvl_data import Loader
 from mindvl_model import enter
 from mindvl_model.hf.processor_files import ProcessorSettings
+from mindvl_train.check_jobs import apart
 from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.schedule import learning_rate
@@ -77,7 +78,7 @@ def check_alignment(
         TrainError: The recipe trains what transformers does not: multi-token prediction or moving routing biases.
     """
     config = replace(
-        config,
+        apart(config),
         out=folder / "ours",
         parallel=ParallelConfig(),
         metrics=MetricsConfig(every_steps=1, tensorboard=False),

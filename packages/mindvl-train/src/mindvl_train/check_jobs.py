@@ -8,11 +8,22 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.launch import end_with_launcher, launch
+
+
+def apart(config: RunConfig) -> RunConfig:
+    """The same run, that writes no log where the recipe's own runs do, and ends with its first bad step."""
+    return replace(
+        config,
+        data=replace(config.data, audit_log=None, quarantine_log=None),
+        faults=replace(config.faults, on_bad_step="stop"),
+    )
 
 
 def run_job(program: str, task: Any, folder: Path, *, processes: int, num_cores: int) -> list[Any]:

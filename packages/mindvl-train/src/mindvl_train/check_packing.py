@@ -19,7 +19,7 @@ from torch import Tensor
 from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, enter
 from mindvl_model.language_config import Qwen3MoELanguageConfig
-from mindvl_train.check_jobs import be_one_rank, run_job
+from mindvl_train.check_jobs import apart, be_one_rank, run_job
 from mindvl_train.check_parallel import SMALL, TOLERANCE, in_layout
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
@@ -70,7 +70,7 @@ def check_packing(
     Raises:
         TrainError: A layout is not possible.
     """
-    plain = replace(config, precision="fp32", packs_per_step=_ROWS)
+    plain = replace(apart(config), precision="fp32", packs_per_step=_ROWS)
     runs = {name: in_layout(plain, name) for name in layouts}
     reports = []
     for name, (run, processes) in runs.items():

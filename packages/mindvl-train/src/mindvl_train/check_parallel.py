@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as torch_checkpoint
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from mindvl_train.check_jobs import be_one_rank, run_job
+from mindvl_train.check_jobs import apart, be_one_rank, run_job
 from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.layouts import data_parallel_size, fewest_processes
@@ -198,7 +198,7 @@ class _Gradients:
 def _short(config: RunConfig, steps: int) -> RunConfig:
     """The same training, a few steps of it at full rate in fp32, with a checkpoint after each."""
     return replace(
-        config,
+        apart(config),
         precision="fp32",
         schedule=replace(config.schedule, steps=steps, lr_warmup_ratio=0.0),
         checkpoints=CheckpointConfig(every_steps=1, keep_last=steps),
