@@ -101,6 +101,14 @@ def test_sigterm_saves_and_the_run_goes_on_later(
     assert (again.step, again.finished, again.checkpoint) == (6, True, resumed.checkpoint)
 
 
+def test_a_signal_in_the_last_step_ends_a_finished_run_that_says_so(make_config: Callable[..., RunConfig]) -> None:
+    def stop(step: int, loss: float | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    result = run_training(make_config(steps=1), on_step=stop)
+    assert (result.finished, result.asked_to_stop) == (True, True)
+
+
 def test_never_refuses_a_folder_that_holds_a_checkpoint(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=1)
     run_training(config, resume="never")

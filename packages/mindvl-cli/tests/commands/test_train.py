@@ -108,13 +108,13 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
     def watched(config: RunConfig, *arguments: Any, **options: Any) -> dict[str, Any]:
         told.append(config.out.name)
         if config.out.name == "multitask" and told.count("multitask") == 1:
-            return real(config, *arguments, **options) | {"finished": False}  # as if asked to stop there
+            return real(config, *arguments, **options) | {"asked_to_stop": True}  # in its last step
         return real(config, *arguments, **options)
 
     monkeypatch.setattr(train_module, "_train_here", watched)
     stopped = run_plan(tmp_path, out)
     assert (stopped.exit_code, told) == (75, ["warmup", "multitask"])
-    # The stop came after the last save here, so the stage counts as finished: only the others are left.
+    # That stage has finished all the same: only the others are left.
     result = run_plan(tmp_path, out, "--json")
     assert result.exit_code == 0
     assert told == ["warmup", "multitask", "sft-256", "sft-512", "sft-1024"]

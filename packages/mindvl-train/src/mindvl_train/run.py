@@ -39,6 +39,7 @@ class RunResult:
     step: int
     checkpoint: Path
     finished: bool  # False when it was asked to stop early
+    asked_to_stop: bool  # also true where that came too late to stop it early: nothing should follow
     data: dict[str, Any]  # the loader's report: fill, visual tokens, samples by source, drops
 
 
@@ -75,7 +76,7 @@ def run_training(
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
     from mindvl_train.loop import train
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel import any_process, process_groups
     from mindvl_train.saving import Saver
 
     select_backends(config.ops)
@@ -108,7 +109,9 @@ def run_training(
                     config, state, metrics, place, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_asked
                 )
             metrics.close()
-            return RunResult(config.out, state.step, last, state.step >= config.schedule.steps, source.report())
+            asked = any_process(stop_asked(), place.device)
+            finished = state.step >= config.schedule.steps
+            return RunResult(config.out, state.step, last, finished, asked, source.report())
         finally:
             source.close()
 

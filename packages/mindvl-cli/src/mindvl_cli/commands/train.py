@@ -150,7 +150,7 @@ def _train_stages(
             results.append(json.loads(_result_file(stage).read_text()))
             continue
         results.append(_train_here(stage.config, resume, _result_file(stage), accepted_by=accepted_by))
-        if not results[-1]["finished"]:
+        if not results[-1]["finished"] or results[-1]["asked_to_stop"]:
             break
     return results
 
@@ -204,6 +204,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
         "out": str(result.out),
         "step": result.step,
         "finished": result.finished,
+        "asked_to_stop": result.asked_to_stop,
         "checkpoint": str(result.checkpoint),
         "data": result.data,
     }
