@@ -24,7 +24,7 @@ from mindvl_train.planner.attention import Heads, attention_core, padded_places
 from mindvl_train.planner.blocks import Block, Kernels, Setting, joined
 from mindvl_train.planner.memory import Ledger, recomputed, schedule, stretch_of
 from mindvl_train.planner.rows import Row, typical_row
-from mindvl_train.planner.search import layouts
+from mindvl_train.planner.search import layouts, spreads
 from mindvl_train.planner.stages import Parts, balanced_counts, parts_of
 
 FAMILIES = {
@@ -203,6 +203,12 @@ def test_a_search_finds_layouts_that_the_trainer_takes_and_that_fit() -> None:
         )
         assert 0.1 < plan.mfu < 0.58
         assert plan.time.total == pytest.approx(sum(vars(plan.time).values()))
+
+
+@pytest.mark.parametrize(("tp_size", "ways"), [(1, [False]), (4, [False, True]), (8, [True])])
+def test_a_tower_that_cannot_be_split_is_only_spread(tp_size: int, ways: list[bool]) -> None:
+    task = _request("qwen2.5-vl-3b").task()  # 8 does not divide the tower's ffn_hidden_size of 3420
+    assert [parallel.spread_images for parallel in spreads(task, ParallelConfig(tp_size=tp_size))] == ways
 
 
 def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:

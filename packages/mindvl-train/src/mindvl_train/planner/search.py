@@ -122,7 +122,7 @@ def search(task: Task, *, keep: int = 10) -> Search:
     plans: list[Plan] = []
     misses: list[_Choice] = []
     for parallel in layouts(task, found.refused):
-        tried = [choice for spread in _spreads(parallel) if (choice := _best(task, spread, cache, found.refused))]
+        tried = [choice for spread in spreads(task, parallel) if (choice := _best(task, spread, cache, found.refused))]
         timed = [evaluate_choice(task, choice, cache) for choice in tried if choice.need <= task.limit]
         # The quick look spares the ranks in the middle; what turns out too full there does not fit.
         timed = [plan for plan in timed if plan.memory[plan.fullest].total <= task.limit]
@@ -159,6 +159,14 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
                         continue
                     for virtual in _virtual(task, pp, task.packs_per_step // dp, refused):
                         yield ParallelConfig(tp_size=tp, cp_size=cp, pp_size=pp, ep_size=ep, virtual_stages=virtual)
+
+
+def spreads(task: Task, parallel: ParallelConfig) -> list[ParallelConfig]:
+    """The layout with pictures spread over peers, and with the tower split over them where it can be."""
+    tp, cp = parallel.tp_size, parallel.cp_size
+    can_split = _refusal(task, tp, cp, spread_images=False) is None
+    ways = [False] * can_split + [True] * (tp * cp > 1)
+    return [replace(parallel, spread_images=way) for way in ways]
 
 
 def evaluate(
@@ -303,18 +311,13 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
     return cache[key]
 
 
-def _spreads(parallel: ParallelConfig) -> list[ParallelConfig]:
-    peers = parallel.tp_size * parallel.cp_size
-    return [replace(parallel, spread_images=spread) for spread in ((False, True) if peers > 1 else (False,))]
-
-
-def _refusal(task: Task, tp: int, cp: int) -> str | None:
+def _refusal(task: Task, tp: int, cp: int, *, spread_images: bool = True) -> str | None:
     if tp > task.machine.per_server:
         return f"tensor parallel would leave the server of {task.machine.per_server} devices"
     if cp > MAX_CP:
         return f"context parallel over more than {MAX_CP} ranks"
     try:
-        check_layout(task.model, Layout(tp_size=tp, cp_size=cp, spread_images=True))
+        check_layout(task.model, Layout(tp_size=tp, cp_size=cp, spread_images=spread_images))
     except ModelError as error:
         return str(error).partition(". Layout")[0]
     return None
