@@ -19,7 +19,7 @@ COMMANDS = {
     "data": ("mindvl_cli.commands.data:data", "Write, index, show and count training data."),
     "recipe": ("mindvl_cli.commands.recipe:recipe", "The paper's data recipes: shares, an audit, a map to shards."),
     "plan": ("mindvl_cli.commands.plan:plan", "Which layouts of a model fit a cluster, how fast, for how long."),
-    "train": ("mindvl_cli.commands.train:train", "Train one phase from a recipe; continue where it stopped."),
+    "train": ("mindvl_cli.commands.train:train", "Train from a recipe or a plan of several; go on where it stopped."),
     "report": ("mindvl_cli.commands.report:report", "How a run went: curves, where its time went, its card."),
     "convert": ("mindvl_cli.commands.convert:convert", "A checkpoint to a folder that transformers loads, and back."),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
@@ -29,8 +29,8 @@ COMMANDS = {
         "Find the image size limits at which a model scores best.",
     ),
     "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure what a model does inside: routing of its experts."),
-    "bench": ("mindvl_cli.commands.bench:bench", "Measure packing and loading on this machine, beside others."),
-    "check": ("mindvl_cli.commands.check:check", "Compare operators with their reference, a model with transformers."),
+    "bench": ("mindvl_cli.commands.bench:bench", "Measure packing, loading, operators or steps on this machine."),
+    "check": ("mindvl_cli.commands.check:check", "Compare operators, packing, layouts and models with references."),
     "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),
 }
 

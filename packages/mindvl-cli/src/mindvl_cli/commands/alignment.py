@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from mindvl_train.alignment import AlignmentReport
 
 
-@click.command(epilog="Example: mindvl check alignment recipes/tiny/sft.yaml --steps 50 --out curves.svg")
+@click.command(
+    short_help="Loss curves against a plain loop over transformers.",
+    epilog="Example: mindvl check alignment recipes/tiny/sft.yaml --steps 50 --out curves.svg",
+)
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs.")

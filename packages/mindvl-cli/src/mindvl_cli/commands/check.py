@@ -37,7 +37,7 @@ check.add_command(packing)
 check.add_command(parallel)
 
 
-@check.command()
+@check.command(short_help="Every operator against its reference.")
 @click.option(
     "--backend", type=click.Choice(["reference", "torch", "npu"]), default="torch", show_default=True,
     help="Which implementation to check.",
@@ -67,7 +67,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     ctx.exit(0 if holds else 1)
 
 
-@check.command()
+@check.command(short_help="A model folder against transformers.")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="How many.")
 @click.option(
@@ -97,11 +97,14 @@ def parity(
 
     Example: mindvl check parity Qwen2.5-VL-7B-Instruct --inputs 200 --out parity.csv
     """
+    from transformers.utils import logging as transformers_logging
+
     from mindvl_cli.progress import reported_progress
     from mindvl_model.hf.parity import check_parity
 
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")
+    transformers_logging.disable_progress_bar()  # it would cut into our own
     with reported_progress("compare", unit="inputs") as on_inputs:
         report = check_parity(
             model,

@@ -25,7 +25,7 @@ OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 
-@click.command()
+@click.command(short_help="Layouts of a recipe against one process.")
 @RECIPE
 @OVERRIDES
 @click.option(
@@ -70,7 +70,7 @@ def parallel(
     ctx.exit(0 if holds else 1)
 
 
-@click.command()
+@click.command(short_help="Samples packed into one row against samples alone.")
 @RECIPE
 @OVERRIDES
 @click.option(
