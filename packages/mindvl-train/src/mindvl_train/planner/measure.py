@@ -189,7 +189,7 @@ def _measure_steps(job: Job, place: Any, recorder: Any) -> Measured:
         chunks = build_models(job.run, job.model, place.device, load_init=False)
         for chunk in chunks:
             initialize(chunk, job.model, job.run.seed)
-        models = wrap_models(chunks, overlap=job.run.parallel.overlap and place.num_ranks > 1)
+        models = wrap_models(chunks, overlap=job.run.parallel.overlap and place.dp_size * place.cp_size > 1)
         optimizer = build_optimizer(models, job.run.optimizer)
         prepare_schedule(models, optimizer)
         row = RandomBatch.of(job.row, job.model)
