@@ -5,6 +5,7 @@ Thin: mindvl_train.planner does the work, plan_text.py in pages shows it.
 """
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
 
 def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
     """Predicted and measured bytes of every rank."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors where no GPU is
     from mindvl_model import TokenConfig, enter
     from mindvl_train.devices import DEVICES
     from mindvl_train.planner import Machine, Request
