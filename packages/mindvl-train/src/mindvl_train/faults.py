@@ -119,11 +119,12 @@ class BadSteps:
         named = ", ".join(f"{source} {shard} row {row} ({key})" for source, _, shard, row, key in samples[:3])
         left_out = self._state.skipped_in_a_row
         before = f", after {left_out} steps in a row that were left out (faults.max_skipped)" if left_out else ""
+        stopped = self._config.on_bad_step == "stop"
+        other_way = "go on without such steps by faults.on_bad_step=skip" if stopped else "raise faults.max_skipped"
         return (
             f"step {record['step']}: {why}{before}, so nothing was updated. Rank {guilty['rank']} trained on "
             f"{len(guilty['rows'])} rows of {len(samples)} samples, the first: {named}; all of them, and those of the "
-            f"other ranks, are in {self._path}. Look at them, lower schedule.peak_lr, or go on without such steps by "
-            "faults.on_bad_step=skip."
+            f"other ranks, are in {self._path}. Look at them, lower schedule.peak_lr, or {other_way}."
         )
 
 
