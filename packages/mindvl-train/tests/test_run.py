@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs: phases train what they name, stop when asked, refuse what cannot go on."""
 
+import gc
 import json
 import os
 import shutil
@@ -48,6 +49,18 @@ def test_a_run_learns_and_reports_what_it_used(
     assert set(result.data["samples_by_source"]) == {"pages", "photos", "text"}
     assert [path.name for path in sorted((config.out / "checkpoints").iterdir())] == ["step-00000018", "step-00000020"]
     assert list((config.out / "tensorboard").iterdir())
+
+
+def test_a_run_that_has_ended_leaves_no_model_behind(make_config: Callable[..., RunConfig]) -> None:
+    """The phases of a plan run in one process: the next one needs the memory."""
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(found).__name__ == "MindVLModel" for found in gc.get_objects())
+
+    before = alive()
+    run_training(make_config("first", steps=1))
+    assert alive() == before
 
 
 def test_warm_up_changes_the_projector_only_and_sft_changes_every_part(

@@ -4,6 +4,7 @@
 Read this first: device, groups, tokenizer, model, weights, gradient buffers, optimizer, data, checkpoint, loop.
 """
 
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def run_training(
         TrainError: The run cannot start or go on.
     """
     data_parallel_size(config, world_size())
+    gc.collect()  # an earlier phase in this process leaves its model, its groups and their threads in cycles
     local_rank, num_local_ranks = local_place()
     prepared = prepare_process(  # before torch_npu is imported, which reads the variables
         os.environ,
@@ -76,6 +78,7 @@ def run_training(
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train import checkpoints
     from mindvl_train.loop import train
+    from mindvl_train.megatron.optimizer import release
     from mindvl_train.parallel import any_process, process_groups
     from mindvl_train.saving import Saver
 
@@ -114,6 +117,7 @@ def run_training(
             return RunResult(config.out, state.step, last, finished, asked, source.report())
         finally:
             source.close()
+            release(state.models)
 
 
 def _build_state(

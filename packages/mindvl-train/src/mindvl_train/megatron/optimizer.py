@@ -40,6 +40,17 @@ def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> 
     return wrapped
 
 
+def release(wrapped: Sequence[Any]) -> None:
+    """Let the next garbage collection take models and optimizer.
+
+    Autograd's nodes hold the models by hooks, the optimizer's slices hold the nodes, and the models' configuration the
+    optimizer: a circle through C++, which no collection sees.
+    """
+    for chunk in wrapped:
+        chunk.grad_accs.clear()
+        chunk.config.grad_scale_func = chunk.config.finalize_model_grads_func = None
+
+
 def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig) -> Any:
     """AdamW over the parameters that are trained; vectors (norms and biases) are not decayed."""
     shared: Any = wrapped[0].config
