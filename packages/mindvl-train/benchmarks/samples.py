@@ -81,7 +81,7 @@ def run_of(folder: Path, size: str, steps: int, *, seq_length: int, packs_per_st
         schedule=ScheduleConfig(steps=steps, peak_lr=1e-4),
         packs_per_step=packs_per_step,
         checkpoints=CheckpointConfig(every_steps=10**6),
-        metrics=MetricsConfig(every_steps=10),
+        metrics=MetricsConfig(every_steps=5),
     )
 
 

@@ -126,13 +126,12 @@ def _train(config: RunConfig) -> Result:
     steps = list(_steps(config))
     real = [sum(segment.length for row in rows for segment in row.segments) for rows in steps]
     computed = [sum(len(row.input_ids) for row in rows) for rows in steps]
-    # The first report holds the steps that warm up.
-    splits = [line["step_split"] for line in read_metrics(config.out / "metrics.jsonl")[1:] if "step_split" in line]
+    splits = [line["step_split"] for line in read_metrics(config.out / "metrics.jsonl") if "step_split" in line]
     return {
         "tokens_per_s": sum(real[WARM_UP:]) / (marks[-1] - marks[WARM_UP - 1]),
         "tokens_per_step": sum(real) / len(real),
         "padding": 1 - sum(real) / sum(computed),
-        "waiting": max(split["data_wait"] / sum(split.values()) for split in splits),
+        "waiting": max(split["data_wait"] / sum(split.values()) for split in splits[1:] or splits),
     }
 
 
