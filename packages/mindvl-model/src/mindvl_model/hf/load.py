@@ -147,11 +147,14 @@ class FolderSource:
         return size * share.tp_rank // share.tp_size, size * (share.tp_rank + 1) // share.tp_size
 
     def _fresh_rows(self, rule: WeightRule) -> int:
-        """Tokens of the model that the folder has no rows for."""
+        """Tokens of the model that the folder has no rows for; its matrices must agree on how many it has."""
         if rule.param_name not in OF_VOCABULARY:
             return 0
-        shape = self.folder.stored(self._stored[rule.hf_names[0]]).shape
-        return max(0, self.config.language.vocab_size - shape[0]) if len(shape) == 2 else 0
+        names = [other.hf_names[0] for other in self.rules if other.param_name in OF_VOCABULARY]
+        shapes = [self.folder.stored(self._stored[name]).shape for name in names]
+        if any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+            return 0
+        return max(0, self.config.language.vocab_size - shapes[0][0])
 
     def _drawn(self, rule: WeightRule, share: Share, like: Tensor) -> Tensor:
         """The fresh rows of a share, the same in every layout."""

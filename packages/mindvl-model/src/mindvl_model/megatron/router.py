@@ -120,6 +120,9 @@ class Router(MegatronModule):
             mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # this rank's part of it
             loss = self.num_experts * (whole[:-1] / num_tokens * mean).sum()
             factor = config.moe_aux_loss_coeff / config.num_layers * row.num_label_tokens
+            if MoEAuxLossAutoScaler.main_loss_backward_scale is None:
+                # A backward without a schedule would start it in another shape than schedules copy into it later.
+                MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=logits.device))
             weights = MoEAuxLossAutoScaler.apply(weights, loss * factor)
             aux_loss = loss.detach() * num_tokens
         tally = torch.cat((counts, entropy[None], aux_loss[None]))
