@@ -32,8 +32,8 @@ PIXELS = 28  # sides of the square of one visual token
 # hidden size, layers, heads, key-value heads, MLP of the language model; hidden size, layers, heads, MLP of the tower;
 # vocabulary; tokens of a row; rows of a step
 SIZES = {
-    "3M": ((192, 6, 6, 2, 512), (128, 4, 4, 256), 4096, 512, 4),
-    "15M": ((384, 6, 6, 2, 1024), (256, 4, 4, 512), 8192, 512, 4),
+    "5M": ((192, 6, 6, 2, 512), (128, 4, 4, 256), 4096, 512, 4),
+    "20M": ((384, 6, 6, 2, 1024), (256, 4, 4, 512), 8192, 512, 4),
     "100M": ((768, 10, 12, 4, 2048), (384, 6, 6, 1024), 16384, 1024, 1),
 }
 

@@ -33,7 +33,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(WAYS[name](Path(folder), size, arguments.quick)))
         return
-    sizes = ("3M",) if arguments.quick else ("3M", "15M", "100M")
+    sizes = ("5M",) if arguments.quick else ("5M", "20M", "100M")
     rounds = 1 if arguments.quick else 3
     figures = [figure for size in sizes for figure in equal_rows(size, rounds, arguments.quick)]
     figures += [figure for size in sizes[:2] for figure in padded_batches(size, rounds, arguments.quick)]

@@ -106,14 +106,14 @@ WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
 
 def _equal(folder: Path, size: str, quick: bool) -> RunConfig:
     _, _, _, seq_length, packs_per_step = SIZES[size]
-    steps = WARM_UP + (5 if quick else {"3M": 40, "15M": 16, "100M": 8}[size])
+    steps = WARM_UP + (5 if quick else {"5M": 16, "20M": 8, "100M": 4}[size])
     count = 4 * packs_per_step * (steps + 8)  # the packer reads ahead
     write_samples(folder, [seq_length] * count, [seq_length // 2] * count)
     return run_of(folder, size, steps, seq_length=seq_length, packs_per_step=packs_per_step)
 
 
 def _workload(folder: Path, size: str, quick: bool) -> RunConfig:
-    steps = WARM_UP + (3 if quick else {"3M": 14, "15M": 8}[size])
+    steps = WARM_UP + (3 if quick else {"5M": 6, "20M": 3}[size])
     tokens, visual = draw("issue", 1024, WORKLOAD_ROW, seed=0)
     write_samples(folder, tokens.tolist(), visual.tolist())
     return run_of(folder, size, steps, seq_length=WORKLOAD_ROW, packs_per_step=1)
