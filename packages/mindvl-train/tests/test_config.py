@@ -10,6 +10,7 @@ import pytest
 
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, InitSection, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
+from mindvl_train.config import FaultsConfig, ParallelConfig
 
 MODEL = smallest_config()
 SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
@@ -33,6 +34,10 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (CheckpointConfig, {"every_steps": 0}, "every_steps=0, keep_last=2: both must be 1 or more"),
         (CheckpointConfig, {"keep_last": 0}, "keep_last=0: both must be 1 or more"),
         (MetricsConfig, {"every_steps": 0}, "every_steps=0 reports nothing"),
+        (MetricsConfig, {"peak_tflops": 0.0}, r"peak_tflops=0\.0 is no speed"),
+        (CheckpointConfig, {"every_steps": 10, "keep_every_steps": 0}, "keep_every_steps=0 is not a multiple"),
+        (FaultsConfig, {"spike_factor": float("nan")}, "spike_factor=nan calls every step a spike"),
+        (ParallelConfig, {"pp_size": 2, "stage_layers": (-1, 5)}, r"stage_layers=\[-1, 5\] has a number below 0"),
     ],
 )
 def test_impossible_settings_are_refused(make: Any, settings: dict[str, Any], message: str) -> None:

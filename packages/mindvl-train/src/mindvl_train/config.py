@@ -122,6 +122,10 @@ class ParallelConfig:
                 raise ValueError(f"{name}={getattr(self, name)} is no number of parts. Use 1 or more.")
         if self.virtual_stages > 1 and self.pp_size == 1:
             raise ValueError(f"virtual_stages={self.virtual_stages} needs pp_size of 2 or more. Change one of them.")
+        if self.stage_layers is not None and min(self.stage_layers, default=0) < 0:
+            raise ValueError(
+                f"stage_layers={list(self.stage_layers)} has a number below 0. Use 0 or more for each chunk."
+            )
         chunks = self.pp_size * self.virtual_stages
         if self.stage_layers is not None and len(self.stage_layers) != chunks:
             raise ValueError(
@@ -157,7 +161,7 @@ class FaultsConfig:
     stuck_after_s: float = 600.0  # a part of a step that takes longer (a save: 3 times that) ends the run; 0: never
 
     def __post_init__(self) -> None:
-        if self.spike_factor is not None and self.spike_factor <= 1:
+        if self.spike_factor is not None and not self.spike_factor > 1:  # nan compares with nothing
             raise ValueError(f"spike_factor={self.spike_factor} calls every step a spike. Use for example 10.")
         if self.max_skipped < 1 or self.stuck_after_s < 0:
             raise ValueError(
@@ -175,7 +179,9 @@ class CheckpointConfig:
     in_background: bool = False  # train on while the files are written; costs a copy of the state in host memory
 
     def __post_init__(self) -> None:
-        if self.keep_every_steps is not None and self.keep_every_steps % self.every_steps:
+        if self.keep_every_steps is not None and (
+            self.keep_every_steps < 1 or self.keep_every_steps % self.every_steps
+        ):
             raise ValueError(
                 f"keep_every_steps={self.keep_every_steps} is not a multiple of every_steps={self.every_steps}, so "
                 "some of what it names is never saved. Use a multiple."
@@ -196,6 +202,8 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps} reports nothing. Use 1 or more.")
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ValueError(f"peak_tflops={self.peak_tflops} is no speed. Use TFLOP/s of one device, such as 376.")
 
 
 @dataclass(frozen=True, kw_only=True)
