@@ -163,7 +163,7 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
         for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
             assert (parameter.grad - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
     assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per row
-    assert syncs[0].count("tolist") == 3
+    assert syncs[0].count("tolist") == 4  # bounds twice, for attention and for losses by segment
 
 
 def test_losses_by_segment_of_slices_add_up_to_those_of_the_row() -> None:

@@ -4,6 +4,7 @@
 Comes after the batch (its names are the arguments), before the optimizer step.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -314,8 +315,6 @@ def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first:
         first: Where the slice begins.
     """
     learned = labels[first : first + len(losses)] != IGNORE_INDEX
-    lengths = (cu_seqlens.to(losses.device).long() - first).clamp(0, len(losses)).diff()
-    numbers = torch.arange(len(lengths), device=losses.device)
-    segment = numbers.repeat_interleave(lengths, output_size=len(learned))
+    borders = [min(max(border - first, 0), len(losses)) for border in cu_seqlens.tolist()]  # they are on the host
     values = torch.stack((losses[: len(learned)].float(), learned.float()))
-    return values.new_zeros(2, len(lengths)).index_add_(1, segment, values)
+    return torch.stack([values[:, start:end].sum(1) for start, end in pairwise(borders)], dim=1)
