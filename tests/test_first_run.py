@@ -22,7 +22,7 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
         "HOME": str(tmp_path / "home"),
         "OMP_NUM_THREADS": "1",
     }
-    printed = []
+    printed: dict[str, list[str]] = {"python": [], "bash": []}
     for language, text in blocks:
         if language == "yaml":
             (tmp_path / text.split()[1]).write_text(text)
@@ -30,10 +30,12 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        printed.append(done.stdout)
+        printed[language].append(done.stdout)
 
-    assert printed[0] == "288 pictures\n"
-    assert printed[-1].startswith("A photo of "), printed[-1]
+    pictures, *_, answer = printed["python"]
+    assert pictures == "288 pictures\n"
+    assert answer.startswith("A photo of "), answer
+    assert "0 left out" in printed["bash"][-1]  # the folder, made into a checkpoint again
     assert "<image" in (tmp_path / "sample.html").read_text()
     lines = [json.loads(line) for line in (tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50]

@@ -94,11 +94,13 @@ def padded_batches(size: str, rounds: int, quick: bool) -> list[Figure]:
 def measure(names: tuple[str, ...], size: str, rounds: int, quick: bool) -> dict[str, dict[str, float]]:
     """Medians over rounds of what each way says, each time in a fresh process."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name in names:
             command = [sys.executable, __file__, "--way", name, size, *(["--quick"] if quick else [])]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+            said = f"{size} {name}, round {turn + 1} of {rounds}: {runs[name][-1]['tokens_per_s']:,.0f} tokens/s"
+            print(said, file=sys.stderr, flush=True)  # rounds take minutes
     return {name: {key: median(run[key] for run in found) for key in found[0]} for name, found in runs.items()}
 
 
