@@ -47,6 +47,13 @@ def test_means_are_over_all_samples_and_speed_leaves_out_the_first_report(tmp_pa
     assert figures["mfu"] is None
 
 
+def test_speed_is_that_of_the_last_start_whose_layout_the_card_tells(tmp_path: Path) -> None:
+    write(tmp_path, [line(step) for step in range(1, 8)])
+    for start_step, expected in ((0, 50 * 4.5), (4, 50 * 6.5), (6, 50 * 7), (7, 50 * 4)):
+        (tmp_path / "run.json").write_text(json.dumps({"start_step": start_step}))
+        assert run_figures(read_run(tmp_path))["tokens_per_s"] == expected
+
+
 def test_a_run_is_finished_or_stopped_by_its_result_and_unfinished_without_or_with_an_older_one(tmp_path: Path) -> None:
     write(tmp_path, [line(1), line(2)])
     assert state_of(read_run(tmp_path)) == "unfinished"

@@ -45,7 +45,7 @@ def equal_rows(size: str, rounds: int, quick: bool) -> list[Figure]:
     found = measure(("ours", "transformers", "bare"), size, rounds, quick)
     ours, bare = found["ours"], found["bare"]
     note = (
-        f"{ours['parameters'] / 1e6:,.1f}M parameters, {ours['tokens_per_step']:,.0f} tokens a step in full rows, fp32"
+        f"{bare['parameters'] / 1e6:,.1f}M parameters, {ours['tokens_per_step']:,.0f} tokens a step in full rows, fp32"
     )
     return [
         Figure(

@@ -29,7 +29,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         def count(*_: Any, num_microbatches: int, learning_rate: float, **__: Any) -> StepReport:
             seen["rates"].append(learning_rate)
             seen["rows"].append(num_microbatches)
-            return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8, 0)
+            return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8)
 
         class CountingSaver(Saver):
             def save(self, state: TrainState) -> Path:

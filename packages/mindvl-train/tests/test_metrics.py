@@ -46,7 +46,6 @@ def step_of(loss_sum: float, label_tokens: int) -> StepReport:
         grad_norm=0.5,
         learning_rate=0.1,
         num_tokens=100,
-        num_patches=8,
     )
 
 
@@ -60,12 +59,15 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
         answers = []
         for state.step, (loss_sum, label_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
             answers.append(metrics.add(state, step_of(loss_sum, label_tokens), report_now=state.step == 3))
+            if state.step == 3:
+                metrics.add_save(1000.0)
         metrics.close()
     assert answers == [None, 1.0, 1.0, 0.0]  # 10 over 10 tokens, 3 over 3, nothing over nothing
     assert [report["step"] for report in sink.reports] == [2, 3, 4]
     assert [report["label_tokens"] for report in sink.reports] == [10, 13, 13]
     assert [report["tokens"] for report in sink.reports] == [200, 300, 400]
-    assert sink.reports[0]["patches_per_step"] == 8
+    assert [report["checkpoint_s"] for report in sink.reports] == [0, 0, 1000]
+    assert sink.reports[2]["seconds_per_step"] < 0  # a save is no part of a step
     assert sink.reports[0]["seconds_per_step"] == pytest.approx(100 / sink.reports[0]["tokens_per_s"], rel=1e-6)
     assert (state.label_tokens, state.tokens, sink.closed) == (13, 400, True)
 

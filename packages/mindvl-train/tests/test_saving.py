@@ -152,6 +152,34 @@ def one_process() -> Iterator[None]:
         yield
 
 
+def test_a_checkpoint_is_saved_although_an_older_one_cannot_be_removed(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mindvl_train import saving
+
+    def stuck(checkpoint: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(checkpoint))
+
+    monkeypatch.setattr(saving, "_drop", stuck)
+    config = make_config(steps=2, checkpoints=CheckpointConfig(every_steps=1, keep_last=1))
+    assert run_training(config).checkpoint.is_dir()
+    assert names(config.out / "checkpoints") == ["step-00000001", "step-00000002"]
+    assert "step-00000002 is saved, but an older checkpoint could not be removed" in caplog.text
+
+
+def test_whatever_keeps_one_process_from_saving_is_told_to_all(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindvl_train import saving
+
+    def broken(*arguments: object) -> dict[str, object]:
+        raise KeyError("no such state")
+
+    monkeypatch.setattr(saving, "manifest_of", broken)
+    with pytest.raises(CheckpointError, match=r"could not be saved \(KeyError: 'no such state'\)"):
+        run_training(make_config(steps=1))
+
+
 def test_a_failed_save_asks_the_loop_to_stop_and_says_why_at_the_next_call(tmp_path: Path) -> None:
     from mindvl_train.saving import Saver, _Writing
 

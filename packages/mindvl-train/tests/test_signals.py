@@ -28,6 +28,18 @@ def test_a_signal_is_remembered_inside_the_block_and_handled_as_before_after_it(
         signal.signal(number, before)
 
 
+def test_a_signal_between_two_runs_of_a_plan_stops_the_next_one() -> None:
+    with stop_requests() as plan:
+        with stop_requests() as run:
+            assert not run()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with stop_requests() as run:
+            assert run()
+        assert plan()
+    with stop_requests() as asked:
+        assert not asked()
+
+
 def test_in_another_thread_no_handler_is_touched() -> None:
     before = [signal.getsignal(number) for number in SAVE_AND_END]
     inside: list[object] = []

@@ -119,7 +119,7 @@ def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
     report = one_step(model, rows(), clip_grad_norm=clip, weight_decay=weight_decay)
     assert report.grad_norm == pytest.approx(norm, rel=1e-5)
     assert int(report.num_label_tokens) == sum(int((row["labels"] != -100).sum()) for row in rows())
-    assert (report.num_tokens, report.num_patches) == (sum(len(row["input_ids"]) for row in rows()), 24)
+    assert report.num_tokens == sum(len(row["input_ids"]) for row in rows())
     for name, value in values(model).items():
         # Where a gradient is nearly zero its sign decides the first step of Adam, so a few entries may differ.
         near = (value - expected[name]).abs() < 2e-5

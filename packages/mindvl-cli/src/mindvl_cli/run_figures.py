@@ -71,7 +71,7 @@ def read_run(folder: Path) -> RunRecord:
 
 def run_figures(run: RunRecord) -> dict[str, Any]:
     """What the command prints as JSON, and the page as tiles and tables."""
-    last, steady = run.lines[-1], run.lines[1:] or run.lines  # the first report holds what happens once
+    last, steady = run.lines[-1], steady_lines(run)
     since = [line["since_last"] for line in run.lines if "since_last" in line]
     samples, sample_tokens = (sum(one[name] for one in since) for name in ("samples", "sample_tokens"))
     figures: dict[str, Any] = {
@@ -106,6 +106,15 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
         "card": run.card,
     }
     return figures
+
+
+def steady_lines(run: RunRecord) -> tuple[dict[str, Any], ...]:
+    """The reports that speed is judged by: of the run's last start, whose layout its card tells, but for the first one.
+
+    The first report after a start holds what happens once.
+    """
+    since_start = tuple(line for line in run.lines if line["step"] > run.card.get("start_step", 0))
+    return since_start[1:] or since_start or run.lines
 
 
 def state_of(run: RunRecord) -> State:

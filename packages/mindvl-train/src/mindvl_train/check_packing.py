@@ -165,7 +165,7 @@ class _Rank:
         from mindvl_train.megatron.pipeline import forward_backward
         from mindvl_train.megatron.whole_gradients import sum_over_context, take_gradients
 
-        forward_backward(self.models, [row.to(self.place.device) for row in rows])
+        forward_backward(self.models, rows, self.place.device)
         gradients = take_gradients(self.models)
         chunks: list[Any] = [model.module for model in self.models]
         found = [losses for chunk in chunks for losses in chunk.take_segment_losses()]

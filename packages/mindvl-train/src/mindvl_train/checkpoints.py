@@ -94,7 +94,7 @@ def resume_first(
         try:
             resume(checkpoint, state, described, accept_data_change=accept_data_change)
         except DamagedCheckpointError as error:
-            logger.warning("DAMAGED: %s Going back to %s.", error, older.name)
+            logger.warning("DAMAGED: %s. Going back to %s.", error.damage, older.name)
         else:
             return checkpoint
     resume(found[-1], state, described, accept_data_change=accept_data_change)
@@ -183,8 +183,7 @@ class WeightReader:
             yield
         except LOAD_ERRORS as error:
             raise DamagedCheckpointError(
-                f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]}). "
-                "Name another checkpoint."
+                f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]})"
             ) from error
 
 
@@ -244,7 +243,7 @@ def _on_all(action: Callable[[], Result]) -> Result:
     try:
         result = action()
     except DamagedCheckpointError as problem:
-        error = str(problem)
+        error = problem.damage
     said = said_by_any(error)
     if said is not None:
         raise DamagedCheckpointError(said)
@@ -254,11 +253,10 @@ def _on_all(action: Callable[[], Result]) -> Result:
 def _read_whole(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all there, as large as they were."""
     manifest = read_manifest(checkpoint)
-    damage = (
-        find_damage(checkpoint) if dist.get_rank() == 0 else None
-    )  # a thousand files, but not by each of a thousand
+    # There may be a thousand files, which not each of a thousand processes has to look at.
+    damage = find_damage(checkpoint) if dist.get_rank() == 0 else None
     if damage is not None:
-        raise DamagedCheckpointError(f"{checkpoint}: {damage}. Name an older checkpoint with --resume PATH.")
+        raise DamagedCheckpointError(f"{checkpoint}: {damage}")
     return manifest
 
 
@@ -268,8 +266,7 @@ def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | 
             TensorReader(checkpoint / "tensors").fill(wanted_pieces(models, optimizer))
         except LOAD_ERRORS as error:
             raise DamagedCheckpointError(
-                f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]}). "
-                "Name an older checkpoint with --resume PATH."
+                f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]})"
             ) from error
 
     _on_all(read)
@@ -292,8 +289,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise DamagedCheckpointError(f"{path}: there is no such file. Name a complete checkpoint folder.") from None
-    except ValueError as error:
-        raise DamagedCheckpointError(
-            f"{path}: damaged ({error}). Name an older checkpoint with --resume PATH."
-        ) from error
+        raise DamagedCheckpointError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error

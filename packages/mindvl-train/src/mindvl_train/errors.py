@@ -19,4 +19,12 @@ class ProcessError(TrainError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that is not as it was written; an older one may do."""
+    """A checkpoint that is not as it was written; an older one may do.
+
+    Args:
+        damage: What is wrong, where.
+    """
+
+    def __init__(self, damage: str) -> None:
+        super().__init__(f"{damage}. Name an older checkpoint (--resume PATH, or init.checkpoint).")
+        self.damage = damage

@@ -66,7 +66,8 @@ def train(
         on_step(state.step, loss)
         if save_now:
             begin("checkpoint", state.step)
-        saved = saver.save(state) if save_now else None
+            saved = saver.save(state)
+            metrics.add_save(saver.stall_s)
         if stop:
             break
     return saved or checkpoints.newest(config.out)

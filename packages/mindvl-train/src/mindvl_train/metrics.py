@@ -63,7 +63,7 @@ class Metrics:
         for model in self._models:
             model.take_segment_losses()  # of whoever ran the model before
         self._steps = 0
-        self._counts = [0, 0, 0]  # learned tokens, tokens, patches
+        self._counts = [0, 0]  # learned tokens, tokens
         self._tally = RowTally(facts)
         self._start_anew()
 
@@ -77,7 +77,7 @@ class Metrics:
         """Count one step and report when it is due; returns the mean loss since the last report when it was."""
         self._clock.stop()
         self._loss_sum += step.loss_sum
-        counted = (step.num_label_tokens, step.num_tokens, step.num_patches)
+        counted = (step.num_label_tokens, step.num_tokens)
         self._counts = [before + now for before, now in zip(self._counts, counted, strict=True)]
         self._steps += 1
         self._tally.add_step(step.rows)
@@ -85,6 +85,10 @@ class Metrics:
         if state.step % self.every_steps == 0 or report_now:
             return self._report(state, step)
         return None
+
+    def add_save(self, seconds: float) -> None:
+        """A checkpoint kept training waiting; that is told apart from steps."""
+        self._saving_s += seconds
 
     def close(self) -> None:
         """Close every sink."""
@@ -107,16 +111,16 @@ class Metrics:
     def _start_anew(self) -> None:
         self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._place.device)
         self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._place.device)
-        self._counts = [0, 0, 0]
+        self._counts = [0, 0]
         self._tally = RowTally(self._facts)
         self._segment_losses: list[Tensor] = []  # [2, samples] of each row, where this rank computes losses
         self._classes: list[int] = []  # of all those samples
-        self._since = time.perf_counter()
+        self._since, self._saving_s = time.perf_counter(), 0.0
         self._steps = 0
 
     def _report(self, state: TrainState, step: StepReport) -> float:
-        elapsed = time.perf_counter() - self._since
-        (label_tokens, tokens, patches), counts, tokens_by_source = self._reduced_counts()
+        elapsed = time.perf_counter() - self._since - self._saving_s
+        (label_tokens, tokens), counts, tokens_by_source = self._reduced_counts()
         sums = self._reduced_sums(state, step)
         ranks = self._gathered()
         state.label_tokens += label_tokens
@@ -129,11 +133,12 @@ class Metrics:
             "grad_norm": step.grad_norm,
             "label_tokens": state.label_tokens,
             "tokens": state.tokens,
-            "patches_per_step": patches / self._steps,
+            "patches_per_step": counts.visual_tokens * self._facts.model.vision.spatial_merge_size**2 / self._steps,
             "tokens_per_s": tokens / elapsed,
             "samples_per_s": counts.samples / elapsed,
             "seconds_per_step": elapsed / self._steps,
             "fill": counts.sample_tokens / max(1, counts.rows * self._facts.seq_length),
+            "checkpoint_s": self._saving_s,
             "skipped_steps": state.skipped,
             "since_last": {
                 "steps": self._steps,
@@ -160,7 +165,7 @@ class Metrics:
         return loss
 
     def _reduced_counts(self) -> tuple[list[int], RowCounts, list[int]]:
-        """Over all ranks: learned tokens, tokens and patches; counts of rows; tokens by source."""
+        """Over all ranks: learned tokens and tokens; counts of rows; tokens by source."""
         # The step counts its rows on one of the ranks that train them; so does this.
         speaks = int(self._place.counts_rows)
         of_rows = [*asdict(self._tally.counts).values(), *self._tally.tokens_by_source]

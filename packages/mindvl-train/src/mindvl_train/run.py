@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,12 +107,13 @@ def run_training(
                 logger.info("resumed at step %d from %s", state.step, resumed)
             if place.is_first:
                 logger.info("operators:\n%s", table_text(check_operators(device=place.device)))
-            metrics = _metrics(config, model_config, place, state)
-            with Saver(config.out / "checkpoints", config.checkpoints, described) as saver:
+            with (
+                closing(_metrics(config, model_config, place, state)) as metrics,
+                Saver(config.out / "checkpoints", config.checkpoints, described) as saver,
+            ):
                 last = train(
                     config, state, metrics, place, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_asked
                 )
-            metrics.close()
             asked = any_process(stop_asked(), place.device)
             finished = state.step >= config.schedule.steps
             return RunResult(config.out, state.step, last, finished, asked, source.report())

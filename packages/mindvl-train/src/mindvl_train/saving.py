@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 # those of other processes, which may be gone.
 PATIENCE_S = 1500.0
 _LAST_PATIENCE_S = 60.0
+Result = TypeVar("Result")
 
 
 class Saver:
@@ -80,13 +81,8 @@ class Saver:
         writing = _Writing(self._folder, self._config, f"step-{state.step:08d}")
         self._writing = writing
         self._agree(writing.prepare)
-        pieces = owned_pieces(state.models, state.optimizer)
-        documents = {
-            "ledger.json": state.source.state_dict(),
-            "manifest.json": manifest_of(state, self._described, optimizer_steps(state.optimizer)),
-        }
+        pieces, documents = self._agree(lambda: self._contents(state))
         if self._config.in_background:
-            pieces = self._copied(pieces)
             self._thread = threading.Thread(
                 target=writing.run, args=(pieces, documents), name="checkpoint", daemon=True
             )
@@ -131,17 +127,17 @@ class Saver:
             self._writing.give_up_at = time.monotonic() + _LAST_PATIENCE_S
             self._thread.join(_LAST_PATIENCE_S + 1)
 
-    def _agree(self, action: Callable[[], None]) -> None:
-        """Do something on every process, and raise on all when it failed on one."""
+    def _agree(self, action: Callable[[], Result]) -> Result:
+        """Do something on every process, and raise on all when it failed on one, whatever it was."""
         assert self._writing is not None
         error: str | None = None
         try:
-            action()
-        except (OSError, RuntimeError, CheckpointError) as problem:  # torch says RuntimeError of a full disk
-            error = str(problem)[:300]
+            result = action()
+        except Exception as problem:  # the others would wait for this process for ever
+            error = _words(problem)
         said = said_by_any(error)
         if said is None:
-            return
+            return result
         writing, self._writing = self._writing, None
         writing.give_up_at = 0.0
         if self._thread is not None:
@@ -154,6 +150,15 @@ class Saver:
             f"{writing.final}: could not be saved ({said}). Look at the disk's free space; "
             + (f"the run can go on from {kept[-1].name}." if kept else "there is no older checkpoint.")
         )
+
+    def _contents(self, state: TrainState) -> tuple[list[Piece], dict[str, dict[str, Any]]]:
+        """This process's part of the tensors, and what is written once."""
+        pieces = owned_pieces(state.models, state.optimizer)
+        documents = {
+            "ledger.json": state.source.state_dict(),
+            "manifest.json": manifest_of(state, self._described, optimizer_steps(state.optimizer)),
+        }
+        return self._copied(pieces) if self._config.in_background else pieces, documents
 
     def _copied(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces in host memory of our own, which is kept for the next time."""
@@ -220,7 +225,7 @@ class _Writing:
                 self._wait_for_lists()
             self.publish(documents)
         except Exception as error:  # whatever it is, training must hear of it
-            self.error = str(error)[:300] or type(error).__name__
+            self.error = _words(error)
         finally:
             self.is_written.set()
 
@@ -256,8 +261,11 @@ class _Writing:
             _drop(self.final)
         os.replace(self.unfinished, self.final)
         sync(self.folder)
-        for left in self._to_drop():
-            _drop(left)
+        try:
+            for left in self._to_drop():
+                _drop(left)
+        except OSError as error:  # this checkpoint is safe, and the next one tries again
+            logger.warning("%s is saved, but an older checkpoint could not be removed (%s)", self.final, error)
 
     def _to_drop(self) -> list[Path]:
         found = complete(self.folder)
@@ -265,6 +273,12 @@ class _Writing:
         every = self.config.keep_every_steps
         older = found[: max(0, place - self.config.keep_last)]
         return [path for path in older if every is None or int(path.name[5:]) % every] + found[place:]
+
+
+def _words(error: Exception) -> str:
+    """What went wrong; the type too, unless the words come from the system, from torch (of a full disk) or from us."""
+    speaks_for_itself = isinstance(error, OSError | RuntimeError | CheckpointError) and str(error)
+    return str(error)[:300] if speaks_for_itself else f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def _drop(checkpoint: Path) -> None:

@@ -36,8 +36,13 @@ class StopRequests:
 def stop_requests() -> Iterator[StopRequests]:
     """Remember SIGTERM and SIGUSR1 inside the block; what handled them before handles them again after it.
 
-    In other threads than the main one, where Python takes no signals, nothing is ever asked.
+    A block inside another one shares its memory, so that what comes between two runs of a plan stops the next one. In
+    other threads than the main one, where Python takes no signals, nothing is ever asked.
     """
+    outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(outer, StopRequests):
+        yield outer
+        return
     requests = StopRequests()
     with handled_by(requests.note):
         yield requests

@@ -28,7 +28,6 @@ class StepReport:
     grad_norm: float  # over all ranks, before clipping
     learning_rate: float
     num_tokens: int  # tokens of this rank's rows, padding included; 0 where a peer says it
-    num_patches: int  # image patches of this rank's rows; 0 where a peer says it
     rows: Sequence[Batch] = ()  # of this rank; peers that train the same rows have them, too
     was_applied: bool = True  # False: a bad step that was left out; its loss and learned tokens are 0
 
@@ -55,12 +54,12 @@ def train_step(
         TrainError: The data is used up, or may_update ends the run; nothing was updated.
     """
     begin("data")
-    microbatches: list[Batch] = [row.to(place.device) for row in _take(source, num_microbatches, place)]
+    microbatches = _take(source, num_microbatches, place)
     begin("compute")
     for model in models:
         model.zero_grad_buffer()  # type: ignore[operator]
     optimizer.zero_grad()
-    loss_sum = forward_backward(models, microbatches, lambda: begin("reduce"))
+    loss_sum = forward_backward(models, microbatches, place.device, before_reduce=lambda: begin("reduce"))
     begin("update")
     grad_norm = gradient_norm(optimizer)
     was_applied = may_update(grad_norm, loss_sum, microbatches)
@@ -68,14 +67,12 @@ def train_step(
         update(optimizer, learning_rate, grad_norm)
     finish_router_step(models, was_applied=was_applied)
     counted = microbatches if place.counts_rows else []
-    inputs = [batch.model_inputs() for batch in counted]
     return StepReport(
         loss_sum=loss_sum if place.tp_rank == 0 and was_applied else torch.zeros_like(loss_sum),
         num_label_tokens=sum(batch.num_label_tokens for batch in counted) if was_applied else 0,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
-        num_tokens=sum(row["input_ids"].shape[0] for row in inputs),
-        num_patches=sum(row["pixel_values"].shape[0] for row in inputs),
+        num_tokens=sum(len(batch.model_inputs()["input_ids"]) for batch in counted),
         rows=microbatches,
         was_applied=was_applied,
     )

@@ -139,19 +139,22 @@ def _train_stages(
     stages: "Sequence[Stage]", resume: str, planned: bool, *, accepted_by: str | None
 ) -> list[dict[str, Any]]:
     """Run what has not finished, in order, until the end or until asked to stop; results of all that ran by then."""
+    from mindvl_train.signals import stop_requests
+
     finished: list[str] = []
     if planned:
         from mindvl_train.phases import finished_stages
 
         finished = finished_stages(stages, data_may_differ=accepted_by is not None)
     results: list[dict[str, Any]] = []
-    for stage in stages:
-        if stage.name in finished and _result_file(stage).is_file():
-            results.append(json.loads(_result_file(stage).read_text()))
-            continue
-        results.append(_train_here(stage.config, resume, _result_file(stage), accepted_by=accepted_by))
-        if not results[-1]["finished"] or results[-1]["asked_to_stop"]:
-            break
+    with stop_requests():  # between two stages nobody else hears a signal, and the next one then ends at once
+        for stage in stages:
+            if stage.name in finished and _result_file(stage).is_file():
+                results.append(json.loads(_result_file(stage).read_text()))
+                continue
+            results.append(_train_here(stage.config, resume, _result_file(stage), accepted_by=accepted_by))
+            if not results[-1]["finished"] or results[-1]["asked_to_stop"]:
+                break
     return results
 
 

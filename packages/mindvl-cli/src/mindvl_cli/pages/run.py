@@ -71,7 +71,7 @@ def _header(name: str, figures: dict[str, Any]) -> str:
         tile(f"{figures['loss']:.3f}", "loss", "last report"),
         tile(_short(figures["tokens"]), "tokens", f"{_short(figures['label_tokens'])} learned"),
         tile(f"{figures['tokens_per_s']:,.0f}", "tokens/s", fast),
-        tile(f"{figures['seconds_per_step']:.3g} s", "a step", "median"),
+        tile(f"{figures['seconds_per_step']:.3g} s", "a step", "median of the last start"),
     ]
     if mfu is not None:
         tiles.append(tile(f"{100 * mfu:.1f} %", "MFU", "median"))

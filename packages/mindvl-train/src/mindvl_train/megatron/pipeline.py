@@ -28,7 +28,11 @@ def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
 
 
 def forward_backward(
-    models: Sequence[torch.nn.Module], microbatches: Sequence[Batch], before_reduce: Callable[[], None] = lambda: None
+    models: Sequence[torch.nn.Module],
+    microbatches: Sequence[Batch],
+    device: torch.device,
+    *,
+    before_reduce: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Run all microbatches and leave their gradients reduced.
 
@@ -36,7 +40,7 @@ def forward_backward(
 
     Args:
         models: The chunks of this pipeline stage.
-        microbatches: Rows of one step.
+        microbatches: Rows of one step, on the host; each is copied to the device when its turn comes.
         before_reduce: Called when the own work is done and the ranks wait for each other.
 
     Returns:
@@ -72,14 +76,14 @@ def forward_backward(
 
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[iter(microbatches) for _ in models],
+        data_iterator=[(batch.to(device) for batch in microbatches) for _ in models],
         model=list(models),
         num_microbatches=len(microbatches),
         seq_length=unwrap_model(models[0]).layout.padded_length(longest),
         micro_batch_size=1,
     )
     if not reports:
-        return torch.zeros((), device=microbatches[0].model_inputs()["input_ids"].device)
+        return torch.zeros((), device=device)
     return torch.stack([report["loss_sum"] for report in reports]).sum()
 
 

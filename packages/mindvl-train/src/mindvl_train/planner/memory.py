@@ -21,14 +21,14 @@ class Memory:
     parameters: float
     gradients: float  # float32 buffers of what is trained
     optimizer: float  # master weights and two moments, this rank's share
-    inputs: float  # rows of the whole step, as the loader hands them over
+    inputs: float  # one row, as the loader hands it over; the others of the step wait on the host
     activations: float  # kept for backward, of all rows in flight
     temporary: float  # on top of them at the fullest moment
     base: float = 0.0  # context, communication buffers, fragmentation
 
     @property
     def standing(self) -> float:
-        """What is there between steps, and the rows."""
+        """What is there between steps, and a row."""
         return self.parameters + self.gradients + self.optimizer + self.inputs + self.base
 
     @property
@@ -102,7 +102,7 @@ class Ledger:
             parameters=setting.wide * (dense + experts),
             gradients=4.0 * (trained + trained_experts),
             optimizer=state * (trained / copies + trained_experts / expert_copies),
-            inputs=float(num_microbatches * row_bytes),
+            inputs=float(row_bytes),
             activations=activations,
             temporary=temporary,
             base=base,
