@@ -7,7 +7,7 @@ import pytest
 
 from mindvl_model.errors import ModelError
 from mindvl_model.layout import Layout, check_layout, chunk_layers
-from mindvl_model.testing.tiny import smallest_config, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
 
 def test_layers_are_spread_evenly_and_the_first_chunks_take_fewer() -> None:
@@ -63,6 +63,8 @@ def test_sizes_that_cannot_split_the_model_are_refused_by_name() -> None:
         check_layout(config, Layout(pp_size=2, stage_layers=(1, 2)))
     with pytest.raises(ModelError, match=r"ep_size=3 cannot split num_experts=8"):
         check_layout(smallest_qwen3_moe(), Layout(ep_size=3))
+    with pytest.raises(ModelError, match=r"tp_size=2 cannot split language.expert_ffn_hidden_size .*shared_experts=13"):
+        check_layout(smallest_deepseek_v3(expert_ffn_hidden_size=13), Layout(tp_size=2))
 
 
 def test_key_value_heads_may_be_fewer_than_ranks_but_not_lie_across_them() -> None:

@@ -50,6 +50,16 @@ def test_a_poison_changes_words_and_pixels_of_one_sample_only(
         assert torch.equal(changed.input_ids == model_config.tokens.image, placeholders)
 
 
+def test_a_row_of_one_word_is_poisoned_too(row: Batch, make_config: Callable[..., RunConfig]) -> None:
+    model_config = model_config_of(make_config())
+    special = torch.tensor([token for token in vars(model_config.tokens).values() if token is not None])
+    word = next(int(token) for token in row.input_ids if token not in special)
+    same = replace(row, input_ids=torch.where(torch.isin(row.input_ids, special), row.input_ids, word))
+    changed = poisoned(same, 0, model_config).input_ids[: int(row.cu_seqlens[1])]
+    assert int((changed != same.input_ids[: len(changed)]).sum()) > 0
+    assert int(changed.max()) < model_config.language.vocab_size
+
+
 def report_of(config: RunConfig) -> PackingReport:
     """In this process."""
     return PackingReport(layout="one", processes=1, **check_packing._check(config))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that cannot work are refused with what to do about them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,15 @@ from typing import Any
 import pytest
 
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_train import CheckpointConfig, InitSection, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
+from mindvl_train import (
+    CheckpointConfig,
+    InitSection,
+    MetricsConfig,
+    ModelSection,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from mindvl_train.config import FaultsConfig, ParallelConfig
 
 MODEL = smallest_config()
@@ -31,8 +40,16 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (ScheduleConfig, SCHEDULE | {"min_lr": 0.1}, r"min_lr=0\.1 must lie between 0 and peak_lr=0\.001"),
         (ScheduleConfig, SCHEDULE | {"min_lr": -1.0}, r"min_lr=-1\.0 must lie between"),
         (ScheduleConfig, SCHEDULE | {"lr_warmup_ratio": 1.0}, r"lr_warmup_ratio=1\.0 is not a share below 1"),
-        (CheckpointConfig, {"every_steps": 0}, "every_steps=0, keep_last=2: both must be 1 or more"),
-        (CheckpointConfig, {"keep_last": 0}, "keep_last=0: both must be 1 or more"),
+        (CheckpointConfig, {"every_steps": 0}, "every_steps=0 saves nothing"),
+        (CheckpointConfig, {"every_steps": 0, "keep_every_steps": 2}, "every_steps=0 saves nothing"),
+        (ScheduleConfig, SCHEDULE | {"peak_lr": math.inf}, "peak_lr=inf is no learning rate"),
+        (OptimizerConfig, {"beta2": 1.0}, r"beta2=1\.0 is no share below 1"),
+        (OptimizerConfig, {"clip_grad_norm": math.nan}, "clip_grad_norm=nan is below 0 or no number"),
+        (OptimizerConfig, {"epsilon": 0.0}, r"epsilon=0\.0 is not above 0"),
+        (MetricsConfig, {"wandb_project": ""}, "wandb_project is empty"),
+        (FaultsConfig, {"max_skipped": 0}, "max_skipped=0 allows no step"),
+        (FaultsConfig, {"stuck_after_s": -1.0}, r"stuck_after_s=-1\.0 is no patience"),
+        (CheckpointConfig, {"keep_last": 0}, "keep_last=0 saves nothing"),
         (MetricsConfig, {"every_steps": 0}, "every_steps=0 reports nothing"),
         (MetricsConfig, {"peak_tflops": 0.0}, r"peak_tflops=0\.0 is no speed"),
         (CheckpointConfig, {"every_steps": 10, "keep_every_steps": 0}, "keep_every_steps=0 is not a multiple"),

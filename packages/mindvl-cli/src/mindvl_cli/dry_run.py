@@ -50,10 +50,11 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
     whole = sum(model["parameters"].values())
     sizes = ("tp", "pp", "cp", "ep", "dp")
     spread = " ".join(f"{size} {layout[f'{size}_size']}" for size in sizes)
+    processes = f"{layout['processes']:,} process{'es' if layout['processes'] > 1 else ''}"
     rates = ", ".join(f"{rate:.2g} at step {step:,}" for step, rate in schedule["learning_rate"].items())
     return [
         ("model", f"{model['family']}, {model['precision']}: {parts}; trained {_count(trained)} of {_count(whole)}"),
-        ("layout", f"{layout['processes']:,} processes: {spread}; recompute {layout['recompute']}"),
+        ("layout", f"{processes}: {spread}; recompute {layout['recompute']}"),
         ("groups", "; ".join(f"{size} {_ranks(layout['groups_of_rank_0'][size])}" for size in sizes)),
         *(("stages", line) for line in _stages(report.stages)),
         (

@@ -11,6 +11,7 @@ import torch
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
+from mindvl_model.language_config import DeepSeekV3LanguageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,12 @@ def check_layout(config: MindVLConfig, layout: Layout) -> None:
             f"attention deals its heads to {slices} ranks. Layout. Use sizes whose product divides it."
         )
     wanted = {"language.ffn_hidden_size": language.ffn_hidden_size, "language.vocab_size": language.vocab_size}
+    if isinstance(language, DeepSeekV3LanguageConfig):
+        shared = language.expert_ffn_hidden_size * language.num_shared_experts
+        wanted["language.expert_ffn_hidden_size * num_shared_experts"] = shared
     if not layout.spread_images:
         wanted |= {"vision.num_heads": vision.num_heads, "vision.ffn_hidden_size": vision.ffn_hidden_size}
+        wanted["vision.hidden_size * spatial_merge_size**2"] = vision.hidden_size * vision.spatial_merge_size**2
     for name, size in wanted.items():
         if size % tp_size:
             remedy = " or spread_images=True" if name.startswith("vision") else ""

@@ -120,6 +120,9 @@ def poisoned(row: Batch, number: int, config: MindVLConfig) -> Batch:
     special = torch.tensor([token for token in vars(config.tokens).values() if token is not None])
     is_text = ~torch.isin(row.input_ids, special.to(row.input_ids.device))
     words = row.input_ids[is_text].unique()
+    if len(words) == 1:  # the one word of this row has no other to become
+        ordinary = torch.ones(config.language.vocab_size, dtype=torch.bool).index_fill_(0, special, value=False)
+        words = torch.cat((words, ordinary.nonzero()[:2, 0])).unique()
     ids = row.input_ids.clone()
     inside = is_text.clone()
     inside[:start], inside[stop:] = False, False

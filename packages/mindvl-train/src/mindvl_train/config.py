@@ -4,6 +4,7 @@
 Comes from a recipe through mindvl_cli; run.py hands each object the part it uses.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -85,6 +86,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} trains nothing. Use 1 or more.")
+        if not 0 <= self.peak_lr < math.inf:
+            raise ValueError(f"peak_lr={self.peak_lr} is no learning rate. Use for example 1e-4.")
         if not 0 <= self.min_lr <= self.peak_lr:
             raise ValueError(f"min_lr={self.min_lr} must lie between 0 and peak_lr={self.peak_lr}. Change one of them.")
         if not 0 <= self.lr_warmup_ratio < 1:
@@ -101,6 +104,16 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     clip_grad_norm: float = 1.0  # over all parameters; 0 turns clipping off
     offload: bool = False  # keep its two moments in the memory of the host; slower, for when the device is full
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no share below 1. Use for example 0.95.")
+        for name in ("weight_decay", "clip_grad_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} is below 0 or no number. Use 0 to turn it off.")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon={self.epsilon} is not above 0. Use for example 1e-8.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +176,10 @@ class FaultsConfig:
     def __post_init__(self) -> None:
         if self.spike_factor is not None and not self.spike_factor > 1:  # nan compares with nothing
             raise ValueError(f"spike_factor={self.spike_factor} calls every step a spike. Use for example 10.")
-        if self.max_skipped < 1 or self.stuck_after_s < 0:
-            raise ValueError(
-                f"max_skipped={self.max_skipped}, stuck_after_s={self.stuck_after_s}: use 1 or more, and 0 or more."
-            )
+        if self.max_skipped < 1:
+            raise ValueError(f"max_skipped={self.max_skipped} allows no step to be left out. Use 1 or more.")
+        if not 0 <= self.stuck_after_s < math.inf:
+            raise ValueError(f"stuck_after_s={self.stuck_after_s} is no patience. Use seconds, or 0 for no end.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +192,9 @@ class CheckpointConfig:
     in_background: bool = False  # train on while the files are written; costs a copy of the state in host memory
 
     def __post_init__(self) -> None:
+        for name in ("every_steps", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} saves nothing. Use 1 or more.")
         if self.keep_every_steps is not None and (
             self.keep_every_steps < 1 or self.keep_every_steps % self.every_steps
         ):
@@ -186,8 +202,6 @@ class CheckpointConfig:
                 f"keep_every_steps={self.keep_every_steps} is not a multiple of every_steps={self.every_steps}, so "
                 "some of what it names is never saved. Use a multiple."
             )
-        if self.every_steps < 1 or self.keep_last < 1:
-            raise ValueError(f"every_steps={self.every_steps}, keep_last={self.keep_last}: both must be 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +216,8 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps} reports nothing. Use 1 or more.")
+        if self.wandb_project == "":
+            raise ValueError("wandb_project is empty. Name a project, or leave it out.")
         if self.peak_tflops is not None and not self.peak_tflops > 0:
             raise ValueError(f"peak_tflops={self.peak_tflops} is no speed. Use TFLOP/s of one device, such as 376.")
 
