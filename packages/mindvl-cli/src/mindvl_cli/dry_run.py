@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.units import bytes_text, count_text
+
 if TYPE_CHECKING:
     from mindvl_train.dry_run import DryRun, StageCounts
     from mindvl_train.phases import Stage
@@ -44,16 +46,16 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
     model, layout, schedule, saved = report.model, report.layout, report.schedule, report.checkpoints
     trained = sum(model["trained"].values())
     parts = ", ".join(
-        f"{part} {_count(number)}{'' if part in model['trained'] else ' (frozen)'}"
+        f"{part} {count_text(number)}{'' if part in model['trained'] else ' (frozen)'}"
         for part, number in model["parameters"].items()
     )
-    whole = sum(model["parameters"].values())
+    learns = f"{count_text(trained)} of {count_text(sum(model['parameters'].values()))}"
     sizes = ("tp", "pp", "cp", "ep", "dp")
     spread = " ".join(f"{size} {layout[f'{size}_size']}" for size in sizes)
     processes = f"{layout['processes']:,} process{'es' if layout['processes'] > 1 else ''}"
     rates = ", ".join(f"{rate:.2g} at step {step:,}" for step, rate in schedule["learning_rate"].items())
     return [
-        ("model", f"{model['family']}, {model['precision']}: {parts}; trained {_count(trained)} of {_count(whole)}"),
+        ("model", f"{model['family']}, {model['precision']}: {parts}; trained {learns}"),
         ("layout", f"{processes}: {spread}; recompute {layout['recompute']}"),
         ("groups", "; ".join(f"{size} {_ranks(layout['groups_of_rank_0'][size])}" for size in sizes)),
         *(("stages", line) for line in _stages(report.stages)),
@@ -62,12 +64,12 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
             f"{schedule['rows_per_step']:,} rows of {schedule['seq_length']:,} tokens, {layout['microbatches']:,} on "
             f"each data-parallel rank; pipeline bubble {layout['pipeline_bubble']:.0%}",
         ),
-        ("schedule", f"{schedule['steps']:,} steps, {_count(schedule['tokens'])} tokens; learning rate {rates}"),
+        ("schedule", f"{schedule['steps']:,} steps, {count_text(schedule['tokens'])} tokens; learning rate {rates}"),
         ("weights", _start(report.start)),
         (
             "saves",
-            f"{saved['written']:,} checkpoints of {_bytes(saved['bytes'])}, up to {_bytes(saved['bytes_at_once'])} at "
-            f"once; {_bytes(saved['free_bytes'])} free",
+            f"{saved['written']:,} checkpoints of {bytes_text(saved['bytes'])}, up to "
+            f"{bytes_text(saved['bytes_at_once'])} at once; {bytes_text(saved['free_bytes'])} free",
         ),
         ("operators", _operators(report.operators)),
         *([("data", _data(report.data))] if report.data is not None else []),
@@ -83,8 +85,8 @@ def _stages(stages: "Sequence[StageCounts]") -> list[str]:
         memory = (stage.weight_bytes, stage.gradient_bytes, stage.optimizer_bytes)
         return (
             f"{layers} layers{' with ' * bool(more)}{' and '.join(more)}; on each rank "
-            f"{_count(stage.parameters)} parameters, "
-            "weights {}, gradients {}, optimizer {}".format(*(_bytes(number) for number in memory))
+            f"{count_text(stage.parameters)} parameters, "
+            "weights {}, gradients {}, optimizer {}".format(*(bytes_text(number) for number in memory))
         )
 
     lines = []
@@ -128,17 +130,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 2:
         return f"{ranks[0]}, {ranks[1]}"
     return f"{ranks[0]} to {ranks[-1]}" + (f" by {step}" if step > 1 else "")
-
-
-def _count(number: float) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:,.2f}{unit}"
-    return f"{number:,.0f}"
-
-
-def _bytes(number: float) -> str:
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number / 1e3:,.1f} kB"

@@ -33,7 +33,6 @@ _STEPS = ("warmup", "multitask", "sft")
 @click.option("--visual-share", type=click.FloatRange(0, 1), help="Visual tokens among all. [default: 0.48]")
 @click.option("--packs-per-step", type=click.IntRange(min=1), help="Rows of a step. [default: the recipe's, or 1024]")
 @click.option("--phase", type=click.Choice(_STEPS), help="What is trained. [default: the recipe's, or multitask]")
-@click.option("--recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Plan this run.")
 @click.option("--memory-gb", type=float, help="Of a device, in place of the table's.")
 @click.option("--link-gb-s", type=float, help="Between devices of a server, one way, in place of the table's.")
 @click.option("--network-gb-s", type=float, help="Between servers, per device, in place of the table's.")
@@ -51,7 +50,7 @@ def plan(model: str, measure: bool, nproc: int, as_json: bool, **options: Any) -
     """
     from mindvl_cli.pages import plan_text
 
-    config = _recipe(model, options["recipe"])
+    config = _recipe(model)
     if measure:
         if config is None:
             raise CliError(f"{model!r} is no recipe. mindvl plan --measure. Give a recipe, whose layout is run.")
@@ -71,12 +70,11 @@ def plan(model: str, measure: bool, nproc: int, as_json: bool, **options: Any) -
         raise CliError(f"no layout of {model} fits. --devices {options['num_devices']}. Use more devices, see above.")
 
 
-def _recipe(model: str, recipe: Path | None) -> "RunConfig | None":
+def _recipe(model: str) -> "RunConfig | None":
     from mindvl_cli.load import load_config
     from mindvl_train import RunConfig
 
-    path = recipe if recipe is not None else Path(model) if model.endswith((".yaml", ".yml")) else None
-    return None if path is None else load_config(path, RunConfig)
+    return load_config(Path(model), RunConfig) if model.endswith((".yaml", ".yml")) else None
 
 
 def _model(name: str) -> "MindVLConfig":

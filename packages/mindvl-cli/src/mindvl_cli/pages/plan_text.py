@@ -6,6 +6,8 @@ Comes after the command has made its document; text alone, so that it reads the 
 
 from typing import Any
 
+from mindvl_cli.units import bytes_text, seconds_text
+
 _PARTS = ("parameters", "gradients", "optimizer", "inputs", "activations", "temporary", "base")
 _MARKS = dict(zip(_PARTS, "pgoiat.", strict=True))
 _BAR = 60  # characters of the device's memory
@@ -61,7 +63,7 @@ def _head(document: dict[str, Any]) -> str:
     return (
         f"{document['model']} on {document['devices']} x {document['device']}: {document['packs_per_step']:,} rows of "
         f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a row; trained: "
-        f"{trained}\n{document['fitting']} layouts fit into {document['limit'] / 1e9:.1f} GB, "
+        f"{trained}\n{document['fitting']} layouts fit into {bytes_text(document['limit'])}, "
         f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/planner.md)."
     )
 
@@ -76,8 +78,8 @@ def _table(plans: list[dict[str, Any]]) -> str:
                 layout_name(plan),
                 again(plan),
                 str(plan["microbatches"]),
-                f"{fullest['total'] / 1e9:.1f} GB",
-                f"{plan['time']['total']:.2f} s",
+                bytes_text(fullest["total"]),
+                seconds_text(plan["time"]["total"]),
                 f"{100 * plan['mfu']:.1f} %",
                 f"{100 * plan['bubble']:.1f} %",
                 f"{plan['tokens_per_s_device']:,.0f}",
@@ -96,18 +98,18 @@ def _table(plans: list[dict[str, Any]]) -> str:
 
 def _time(plan: dict[str, Any]) -> str:
     parts = sorted(((s, name) for name, s in plan["time"].items() if name != "total" and s > 0), reverse=True)
-    return "step of the first: " + ", ".join(f"{name} {seconds:.2f} s" for seconds, name in parts)
+    return "step of the first: " + ", ".join(f"{name} {seconds_text(seconds)}" for seconds, name in parts)
 
 
 def _memory(plan: dict[str, Any], limit: float) -> str:
     layers = plan["parallel"]["stage_layers"]
     size = plan["parallel"]["pp_size"]
-    lines = [f"memory of the first by pipeline rank, of {limit / 1e9:.1f} GB:"]
+    lines = [f"memory of the first by pipeline rank, of {bytes_text(limit)}:"]
     shown = range(size) if size <= 10 else [*range(5), *range(size - 3, size)]
     for rank in shown:
         memory = plan["memory"][rank]
         own = "" if layers is None else f" layers {'+'.join(str(count) for count in layers[rank::size])}"
-        lines.append(f"  {rank:3d} |{_bar(memory, limit)}| {memory['total'] / 1e9:5.1f} GB{own}")
+        lines.append(f"  {rank:3d} |{_bar(memory, limit)}| {bytes_text(memory['total']):>8}{own}")
         if size > 10 and rank == 4:
             lines.append("   ...")
     lines.append("  " + ", ".join(f"{mark} {name}" for name, mark in _MARKS.items()))
@@ -124,7 +126,7 @@ def _bar(memory: dict[str, float], limit: float) -> str:
 
 
 def _sizes(memory: dict[str, float]) -> str:
-    return ", ".join(f"{name} {memory[name] / 1e9:.1f}" for name in _PARTS) + " GB"
+    return ", ".join(f"{name} {bytes_text(memory[name])}" for name in _PARTS if memory[name])
 
 
 def _failures(document: dict[str, Any]) -> str:
@@ -133,8 +135,8 @@ def _failures(document: dict[str, Any]) -> str:
         lines.append("nearest layouts that do not fit, even with all layers recomputed and moments on the host:")
     for plan in document["misses"]:
         memory = plan["memory"][plan["fullest"]]
-        need, limit = memory["total"] / 1e9, document["limit"] / 1e9
-        lines.append(f"  {layout_name(plan)}: needs {need:.1f} GB of {limit:.1f} GB: {_sizes(memory)}")
+        need, limit = bytes_text(memory["total"]), bytes_text(document["limit"])
+        lines.append(f"  {layout_name(plan)}: needs {need} of {limit}: {_sizes(memory)}")
     if document["refused"]:
         lines.append("layouts that cannot be:")
     lines += [f"  {count} x {reason}" for reason, count in document["refused"].items()]
@@ -164,6 +166,6 @@ def _days(document: dict[str, Any]) -> str:
         note = "" if one["fits"] else "; does not fit, plan it with --phase"
         lines.append(
             f"  {one['phase']:9s} {one['tokens'] / 1e9:4.0f}B tokens: {one['days']:.1f} days "
-            f"({one['step_s']:.2f} s a step){note}"
+            f"({seconds_text(one['step_s'])} a step){note}"
         )
     return "\n".join(lines)
