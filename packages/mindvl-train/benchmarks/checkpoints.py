@@ -37,9 +37,9 @@ def main() -> None:
     accelerator = enter()
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train import CheckpointConfig, OptimizerConfig
+    from mindvl_train.checkpoints.saving import Saver
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.parallel import process_groups
-    from mindvl_train.saving import Saver
     from mindvl_train.state import TrainState
 
     tiny = smallest_config()

@@ -18,9 +18,9 @@ from workloads import draw
 from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, enter
 from mindvl_train import RunConfig, run_training
-from mindvl_train.plain import IGNORE_INDEX, PlainTraining, adamw, samples_of
+from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, adamw, samples_of
+from mindvl_train.metrics.sinks import read_metrics
 from mindvl_train.run import model_config_of
-from mindvl_train.sinks import read_metrics
 
 WARM_UP = 3  # steps before the clock starts
 PADDED_BATCH = 8
@@ -163,7 +163,7 @@ def _timed(model: torch.nn.Module, steps: Sequence[Sequence[Batch]], step: Calla
 
 
 def _plain(config: RunConfig, folder: Path) -> PlainTraining:
-    from mindvl_train.alignment import write_start
+    from mindvl_train.checks.alignment import write_start
 
     torch.set_num_threads(1)
     write_start(config, folder / "start")

@@ -18,9 +18,9 @@ from mindvl_train.state import TrainState
 @pytest.fixture
 def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     from mindvl_train import loop
-    from mindvl_train.metrics import Metrics
-    from mindvl_train.run_card import run_facts
-    from mindvl_train.saving import Saver
+    from mindvl_train.checkpoints.saving import Saver
+    from mindvl_train.metrics.metrics import Metrics
+    from mindvl_train.metrics.run_card import run_facts
     from mindvl_train.step import StepReport
 
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, run_training
 from mindvl_train.config import ParallelConfig, RecomputeConfig
-from mindvl_train.watchdog import outlasting
+from mindvl_train.faults.watchdog import outlasting
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 ReadLosses = Callable[[RunConfig], list[tuple[int, float, float]]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_train import RunConfig, TrainError
-from mindvl_train.checkpoints import FORMAT, plain
+from mindvl_train.checkpoints.folder import FORMAT, plain_json
 from mindvl_train.config import InitSection, ParallelConfig
 from mindvl_train.phases import PlanConfig, Stage, StageConfig, finished_stages
 
@@ -18,7 +18,7 @@ def saved(config: RunConfig, step: int) -> None:
     """The manifest of a checkpoint, which is all that a plan looks at."""
     folder = config.out / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "step": step, "run": plain(config)}))
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "step": step, "run": plain_json(config)}))
 
 
 @pytest.fixture

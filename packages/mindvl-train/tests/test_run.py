@@ -221,7 +221,7 @@ def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
     from mindvl_model.testing.published import save_qwen2_5_vl
     from mindvl_model.testing.tiny import smallest_qwen2_5_vl
     from mindvl_train import run
-    from mindvl_train.export import export_checkpoint
+    from mindvl_train.checkpoints.export import export_checkpoint
 
     asked: list[str] = []
 

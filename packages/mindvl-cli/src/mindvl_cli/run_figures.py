@@ -178,7 +178,7 @@ def _median(lines: Sequence[dict[str, Any]], name: str) -> float | None:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """As mindvl_train.sinks.read_metrics, without torch: a last line that is being written is left out."""
+    """As mindvl_train.metrics.sinks.read_metrics, without torch: a last line that is being written is left out."""
     lines = []
     for text in path.read_text().splitlines():
         try:

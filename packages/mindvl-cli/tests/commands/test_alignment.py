@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from mindvl_cli.commands.check import check
-from mindvl_train import RunConfig, alignment
-from mindvl_train.alignment import AlignedStep, AlignmentReport
+from mindvl_train import RunConfig
+from mindvl_train.checks import alignment
+from mindvl_train.checks.alignment import AlignedStep, AlignmentReport
 
 RECIPE = """
 phase: sft

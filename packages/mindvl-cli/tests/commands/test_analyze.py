@@ -31,7 +31,7 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
-    from mindvl_train import checkpoints
+    from mindvl_train.checkpoints.folder import plain_json, save_weights
     from mindvl_train.megatron.tensor_files import places_of, write_tensors
 
     with single_process():
@@ -40,12 +40,10 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
         tensors = [(name, 0, tensor.detach()) for name, tensor in named_tensors(model).items()]
         places = places_of(config, torch.float32)
         described = {
-            "model": checkpoints.plain(config),
+            "model": plain_json(config),
             "run": {"precision": "fp32", "data": {"tokenizer": str(tokenizer)}},
         }
-        checkpoints.save_weights(
-            out / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors, 1 << 20)
-        )
+        save_weights(out / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors, 1 << 20))
     return out
 
 
@@ -122,7 +120,7 @@ def test_a_folder_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Pa
 
 
 def test_an_exported_folder_routes_as_the_run_it_was_made_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mindvl_train.export import export_checkpoint
+    from mindvl_train.checkpoints.export import export_checkpoint
 
     export_checkpoint(root / "run", root / "folder", min_pixels=784, max_pixels=15680)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the folder's code"))

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from mindvl_cli.commands.check import check
 from mindvl_cli.commands.check_training import packing_text, parallel_text
 from mindvl_train import TrainError
-from mindvl_train.check_packing import PackingReport
-from mindvl_train.check_parallel import LayoutReport
+from mindvl_train.checks.packing import PackingReport
+from mindvl_train.checks.parallel import LayoutReport
 
 RECIPES = Path(__file__).parents[4] / "recipes" / "tiny"
 
@@ -24,7 +24,7 @@ def test_two_processes_train_as_one_and_a_run_of_other_weights_is_found(
     tiny_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second layout is made to start from another seed, which must not go unnoticed."""
-    module = importlib.import_module("mindvl_train.check_parallel")
+    module = importlib.import_module("mindvl_train.checks.parallel")
     real = module.in_layout
 
     def with_one_wrong(config: Any, name: str) -> Any:

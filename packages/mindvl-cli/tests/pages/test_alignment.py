@@ -5,7 +5,7 @@ import re
 from xml.etree import ElementTree
 
 from mindvl_cli.pages.alignment import alignment_svg
-from mindvl_train.alignment import AlignedStep, AlignmentReport
+from mindvl_train.checks.alignment import AlignedStep, AlignmentReport
 
 SVG = "{http://www.w3.org/2000/svg}"
 

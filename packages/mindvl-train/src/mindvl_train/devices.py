@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one device of each kind can do at best: arithmetic, memory, links. The one table of it.
 
-Read by metrics.py (MFU) and by the planner. Figures are those of the makers for dense matrices, or of the paper, as
+Read by metrics/ (MFU) and by the planner. Figures are those of the makers for dense matrices, or of the paper, as
 `source` says; none was measured here.
 """
 

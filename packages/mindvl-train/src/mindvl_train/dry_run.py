@@ -207,9 +207,9 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
-    from mindvl_train import checkpoints
+    from mindvl_train.checkpoints.folder import complete_checkpoints
 
-    found = checkpoints.complete(config.out / "checkpoints")
+    found = complete_checkpoints(config.out / "checkpoints")
     takes = {name: str(path) for name, path in vars(config.init).items() if path is not None}
     return {
         "resumes": str(found[-1]) if found else None,

@@ -4,16 +4,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from mindvl_train import checkpoints
+from mindvl_train.checkpoints.folder import newest_checkpoint
+from mindvl_train.checkpoints.saving import Saver
 from mindvl_train.config import RunConfig
-from mindvl_train.faults import BadSteps
-from mindvl_train.metrics import Metrics
+from mindvl_train.faults.bad_steps import BadSteps
+from mindvl_train.faults.stragglers import Stragglers
+from mindvl_train.metrics.metrics import Metrics
 from mindvl_train.parallel import Place, any_process
-from mindvl_train.saving import Saver
 from mindvl_train.schedule import learning_rate
 from mindvl_train.state import TrainState
 from mindvl_train.step import train_step
-from mindvl_train.stragglers import Stragglers
 
 
 def train(
@@ -70,4 +70,4 @@ def train(
             metrics.add_save(saver.stall_s)
         if stop:
             break
-    return saved or checkpoints.newest(config.out)
+    return saved or newest_checkpoint(config.out)

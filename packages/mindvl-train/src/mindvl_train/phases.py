@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindvl_train.checkpoints.folder import complete_checkpoints, plain_json, read_manifest
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 
@@ -86,19 +87,17 @@ def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -
     Raises:
         TrainError: A stage finished with another recipe than the plan has now, or before the one it starts from.
     """
-    from mindvl_train import checkpoints  # here: it imports megatron-core, which must find the device settled
-
     finished: list[str] = []
     for stage in stages:
-        found = checkpoints.complete(stage.config.out / "checkpoints")
+        found = complete_checkpoints(stage.config.out / "checkpoints")
         if not found:
             continue
-        manifest = checkpoints.read_manifest(found[-1])
+        manifest = read_manifest(found[-1])
         then: dict[str, Any] = manifest["run"]
         if manifest["step"] < then["schedule"]["steps"]:
             continue
         again = f"To train it again, name another `out` for the plan, or remove {stage.config.out}"
-        differing = sorted(_differences(then, checkpoints.plain(stage.config)))
+        differing = sorted(_differences(then, plain_json(stage.config)))
         if data_may_differ:
             differing = [line for line in differing if not line.startswith("data.")]
         if differing:

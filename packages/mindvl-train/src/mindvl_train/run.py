@@ -20,13 +20,13 @@ from mindvl_ops.runtime.affinity import bind_thread
 from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.faults.watchdog import Watchdog, outlasting
 from mindvl_train.launch import local_place, world_size
 from mindvl_train.layouts import data_parallel_size
 from mindvl_train.signals import stop_requests
-from mindvl_train.watchdog import Watchdog, outlasting
 
 if TYPE_CHECKING:
-    from mindvl_train.metrics import Metrics
+    from mindvl_train.metrics.metrics import Metrics
     from mindvl_train.parallel import Place
     from mindvl_train.state import TrainState
 
@@ -77,11 +77,12 @@ def run_training(
     )
     accelerator = enter()
     # Imported here: these modules import megatron-core, which must find the device settled.
-    from mindvl_train import checkpoints
+    from mindvl_train.checkpoints.folder import plain_json
+    from mindvl_train.checkpoints.restore import resume_first
+    from mindvl_train.checkpoints.saving import Saver
     from mindvl_train.loop import train
     from mindvl_train.megatron.optimizer import release
     from mindvl_train.parallel import any_process, process_groups
-    from mindvl_train.saving import Saver
 
     select_backends(config.ops)
     with (
@@ -96,14 +97,14 @@ def run_training(
         found = _checkpoints_to_resume(config, resume)
         model_config = model_config_of(config)
         described = {
-            "model": checkpoints.plain(model_config),
-            "run": checkpoints.plain(config),
+            "model": plain_json(model_config),
+            "run": plain_json(config),
             "parents": [str(path) for path in vars(config.init).values() if path is not None],
         }
         state, source = _build_state(config, model_config, place, load_init=not found, cores=prepared.cores)
         try:
             if found:
-                resumed = checkpoints.resume_first(found, state, described, accept_data_change=accept_data_change)
+                resumed = resume_first(found, state, described, accept_data_change=accept_data_change)
                 logger.info("resumed at step %d from %s", state.step, resumed)
             if place.is_first:
                 logger.info("operators:\n%s", table_text(check_operators(device=place.device)))
@@ -152,9 +153,9 @@ def _build_state(
 
 def _metrics(config: RunConfig, model_config: MindVLConfig, place: "Place", state: "TrainState") -> "Metrics":
     """What counts on every process; the first one alone opens sinks and writes the card of the run."""
-    from mindvl_train.metrics import Metrics
-    from mindvl_train.run_card import run_facts, write_card
-    from mindvl_train.sinks import open_sinks
+    from mindvl_train.metrics.metrics import Metrics
+    from mindvl_train.metrics.run_card import run_facts, write_card
+    from mindvl_train.metrics.sinks import open_sinks
 
     sinks = []
     if place.is_first:
@@ -187,12 +188,12 @@ def model_config_of(config: RunConfig) -> MindVLConfig:
 
 def _checkpoints_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path) -> list[Path]:
     """The one that was named, or all of this run, newest first: older ones are for when it is damaged."""
-    from mindvl_train import checkpoints
+    from mindvl_train.checkpoints.folder import newest_checkpoint, newest_first
 
     if isinstance(resume, Path):
-        found = [checkpoints.newest(resume)]
+        found = [newest_checkpoint(resume)]
     else:
-        found = checkpoints.candidates(config.out / "checkpoints")
+        found = newest_first(config.out / "checkpoints")
         if found and resume == "never":
             raise TrainError(f"{config.out}: holds {found[0].name} already. Name a new `out`, or resume it.")
     config.out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.hf.load import load_hf_folder
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
-from mindvl_train import checkpoints
+from mindvl_train.checkpoints.folder import newest_checkpoint
+from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection, RunConfig
 from mindvl_train.layouts import layout_of
 
@@ -41,8 +42,8 @@ def build_models(
 
 def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> None:
     if init.checkpoint is not None:
-        checkpoint = checkpoints.newest(init.checkpoint)
-        checkpoints.load_weights(checkpoint, model)
+        checkpoint = newest_checkpoint(init.checkpoint)
+        load_weights(checkpoint, model)
         logger.info("weights of all parts from %s", checkpoint)
     takes: list[tuple[str, tuple[Part, ...]]] = [
         ("model", ("vision", "projector", "language")),

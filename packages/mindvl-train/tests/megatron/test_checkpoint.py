@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from mindvl_model import MindVLConfig
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
+from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.config import ParallelConfig
-from mindvl_train.export import export_checkpoint
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 Losses = Callable[[RunConfig], list[tuple[int, float, float]]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl check alignment`: the same recipe by mindvl and by a plain transformers loop, and the figure of both curves.
 
-Thin: `mindvl_train.alignment` does the work. Joined to the group in check.py.
+Thin: `mindvl_train.checks.alignment` does the work. Joined to the group in check.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mindvl_train.alignment import AlignmentReport
+    from mindvl_train.checks.alignment import AlignmentReport
 
 
 @click.command(
@@ -38,7 +38,7 @@ def alignment(
     from mindvl_cli.load import load_config
     from mindvl_cli.progress import progress
     from mindvl_train import RunConfig
-    from mindvl_train.alignment import check_alignment
+    from mindvl_train.checks.alignment import check_alignment
 
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")

@@ -130,8 +130,9 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     from mindvl_model.hf.load import load_hf_folder
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
-    from mindvl_train import checkpoints
-    from mindvl_train.export import model_config
+    from mindvl_train.checkpoints.export import model_config
+    from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
+    from mindvl_train.checkpoints.restore import load_weights
     from mindvl_train.layouts import DTYPES
 
     is_folder = (path / "config.json").is_file()
@@ -139,8 +140,8 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
         config, tokenizer = config_from_folder(path), path if (path / "tokenizer_config.json").is_file() else None
         dtype = DTYPES["fp32" if accelerator.kind == "cpu" else "bf16"]
     else:
-        checkpoint = checkpoints.newest(path)
-        manifest = checkpoints.read_manifest(checkpoint)
+        checkpoint = newest_checkpoint(path)
+        manifest = read_manifest(checkpoint)
         config, dtype = model_config(manifest), DTYPES[manifest["run"]["precision"]]
         told = manifest["run"]["data"]["tokenizer"]
         tokenizer = Path(told) if told else None
@@ -152,7 +153,7 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
             if is_folder:
                 load_hf_folder(model, config, path)
             else:
-                checkpoints.load_weights(checkpoint, model)
+                load_weights(checkpoint, model)
             yield model.to(accelerator.device()).eval()
 
     return config, tokenizer, load

@@ -2,7 +2,7 @@
 """`mindvl check packing` and `check parallel`: samples of a row do not meet, and training comes out the same however it
 is spread; on the user's own recipe.
 
-Thin: mindvl_train.check_packing and check_parallel do the work; check.py, to whose group they belong, adds them.
+Thin: mindvl_train.checks.packing and check_parallel do the work; check.py, to whose group they belong, adds them.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mindvl_train.check_packing import PackingReport
-    from mindvl_train.check_parallel import LayoutReport
+    from mindvl_train.checks.packing import PackingReport
+    from mindvl_train.checks.parallel import LayoutReport
 
 RECIPE = click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -56,7 +56,7 @@ def parallel(
     from mindvl_cli.load import load_config
     from mindvl_cli.machine import num_cores
     from mindvl_train import RunConfig
-    from mindvl_train.check_parallel import check_parallel, usual_layouts
+    from mindvl_train.checks.parallel import check_parallel, usual_layouts
 
     config = replace(load_config(recipe, RunConfig, overrides), packs_per_step=rows)
     names = layouts.split(",") if layouts else usual_layouts(config)
@@ -93,7 +93,7 @@ def packing(ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layout
     from mindvl_cli.load import load_config
     from mindvl_cli.machine import num_cores
     from mindvl_train import RunConfig
-    from mindvl_train.check_packing import check_packing
+    from mindvl_train.checks.packing import check_packing
 
     config = load_config(recipe, RunConfig, overrides)
     names = layouts.split(",")

@@ -74,7 +74,7 @@ def convert(
 
 def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[str, Any]:
     _refuse(settings, "a checkpoint already says what the model is", size=None, seed=0)
-    from mindvl_train.export import export_checkpoint
+    from mindvl_train.checkpoints.export import export_checkpoint
 
     with reported_progress("convert", unit="parameters") as report:
         export_checkpoint(
@@ -95,7 +95,7 @@ def _import(
 ) -> dict[str, Any]:
     _refuse(settings, "they belong to a transformers folder", min_pixels=None, max_pixels=None)
     from mindvl_model import named_config
-    from mindvl_train.convert import ConvertSource, convert_to_checkpoint
+    from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 
     with reported_progress("convert", unit="parameters") as report:
         result = convert_to_checkpoint(

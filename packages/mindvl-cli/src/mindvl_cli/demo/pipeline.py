@@ -182,7 +182,7 @@ def train(
     export: bool = False,
 ) -> dict[str, Any]:
     """Write the recipe of a stage, train it, and export it if asked; returns curve and packing."""
-    from mindvl_train.sinks import read_metrics
+    from mindvl_train.metrics.sinks import read_metrics
 
     recipe = write_recipe(
         work.out / "recipes" / f"{name}.yaml",

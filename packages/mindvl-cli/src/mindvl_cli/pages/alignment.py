@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two loss curves on each other, and below how far they lie apart: one SVG file that stands alone.
 
-Comes after mindvl_train.alignment. Documents show it as a picture, so its colours hold on a light and on a dark ground.
+Comes after mindvl_train.checks.alignment. Documents show it as a picture, so its colours hold on a light and on a dark
+ground.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mindvl_train.alignment import AlignmentReport
+    from mindvl_train.checks.alignment import AlignmentReport
 
 _WIDTH, _LEFT, _RIGHT = 720, 64, 16
 _TOP, _CURVES, _GAP, _DIFFERENCES, _BOTTOM = 34, 220, 40, 110, 30

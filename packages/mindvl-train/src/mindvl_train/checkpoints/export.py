@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of any layout to a transformers folder, one parameter at a time; convert.py is the way back.
+
+Comes after training; needs one process and the memory of two of the largest parameters.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from mindvl_model import MindVLConfig, ModelError, config_from_json, enter
+
+
+def export_checkpoint(
+    source: Path,
+    destination: Path,
+    *,
+    tokenizer: Path | None = None,
+    dtype: Literal["fp32", "bf16"] | None = None,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    shard_bytes: int = 4 << 30,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write the newest checkpoint of a run folder, or a checkpoint, as a folder that transformers loads.
+
+    Args:
+        tokenizer, min_pixels, max_pixels: In place of what the run was trained with.
+        shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
+        progress: Told how many parameters are written, and how many there are.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is damaged.
+        ModelError: The destination exists.
+    """
+    enter()
+    from mindvl_model.hf.export import write_hf_folder
+    from mindvl_model.hf.processor_files import ProcessorSettings
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
+    from mindvl_train.checkpoints.restore import WeightReader
+    from mindvl_train.layouts import DTYPES
+    from mindvl_train.megatron.tensor_files import places_of
+
+    checkpoint = newest_checkpoint(source)
+    manifest = read_manifest(checkpoint)
+    config, run = model_config(manifest), manifest["run"]
+    data, stored = run["data"], DTYPES[run["precision"]]
+    picture_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    for name, size in picture_sizes.items():
+        picture_sizes[name] = size or data["image"].get(name)
+    if tokenizer is None and data["tokenizer"] is None:
+        raise ModelError(f"{checkpoint}: was converted without a tokenizer. Name one (--tokenizer).")
+    if None in picture_sizes.values():
+        raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
+    with single_process():
+        places = places_of(config, stored)
+
+        reader = WeightReader(checkpoint)
+        write_hf_folder(
+            lambda name: reader.read(name, places[name]),
+            stored,
+            config,
+            destination,
+            tokenizer=tokenizer or Path(data["tokenizer"]),
+            processor=ProcessorSettings(**picture_sizes),  # type: ignore[arg-type]
+            dtype=DTYPES[dtype] if dtype else None,
+            shard_bytes=shard_bytes,
+            progress=progress,
+        )
+
+
+def model_config(manifest: dict[str, Any]) -> MindVLConfig:
+    """The model a manifest describes."""
+    return config_from_json(manifest["model"])

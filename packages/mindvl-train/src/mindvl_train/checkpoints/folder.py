@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run's checkpoints: what is in one, and which there are.
+
+One folder per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, layout, versions,
+parents), `ledger.json` (position in the data), `tensors/` (weights and optimizer, torch's distributed format under
+megatron-core's names) and `files.json` (what all of it was when it was finished). A folder is complete when it has its
+final name; while being written (saving.py) it ends in `.unfinished` and is never chosen. restore.py loads one.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mindvl_train.checkpoints.integrity import seal, write_json
+from mindvl_train.errors import CheckpointError, DamagedCheckpointError
+from mindvl_train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+_COMPLETE = re.compile(r"step-(\d{8})")
+_VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "megatron-core", "transformers")
+
+
+def save_weights(folder: Path, described: dict[str, Any], write: Callable[[Path], None]) -> Path:
+    """A checkpoint of weights alone, before the first step, in a new folder that the caller publishes.
+
+    Args:
+        write: Fills tensors/.
+    """
+    checkpoint = folder / "step-00000000"
+    (checkpoint / "tensors").mkdir(parents=True)
+    write(checkpoint / "tensors")
+    counters = dict.fromkeys(("step", "tokens", "label_tokens"), 0)
+    write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
+    seal(checkpoint)
+    return checkpoint
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _COMPLETE.fullmatch(path.name))
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, newest first, as the first process sees them; called by every process."""
+    seen = [complete_checkpoints(folder)[::-1]]
+    dist.broadcast_object_list(seen)
+    return seen[0]
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or it is of a format this version does not read.
+    """
+    manifest = read_json(checkpoint / "manifest.json")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint}: format {manifest.get('format')}, but this version reads {FORMAT}. "
+            "Read it with the mindvl version named in its manifest.json."
+        )
+    return manifest
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest complete checkpoint of a run folder, or the path itself when it is one.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if _COMPLETE.fullmatch(path.name):
+        return path
+    found = complete_checkpoints(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"{path}: no complete checkpoint here. Name a run folder or one of its checkpoints.")
+    return found[-1]
+
+
+def plain_json(value: Any) -> Any:
+    """Dataclasses, paths and tuples as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def manifest_of(state: TrainState, described: dict[str, Any], optimizer_steps: int) -> dict[str, Any]:
+    """What a checkpoint of this state says of itself.
+
+    Args:
+        optimizer_steps: Updates the optimizer has made; fewer than state.step where steps were left out.
+    """
+    device = next(state.models[0].parameters()).device.type
+    return {
+        "format": FORMAT,
+        "optimizer_steps": optimizer_steps,
+        "world_size": dist.get_world_size(),
+        "device": device,
+        "versions": _versions(),
+        **state.counters(),
+        **described,
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: It cannot be read.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DamagedCheckpointError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error

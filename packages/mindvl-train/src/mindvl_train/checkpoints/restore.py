@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint into a run, or its weights alone: any layout, looked at for damage first.
+
+Comes after the model is built and before the first step; folder.py finds what is read here.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindvl_train.checkpoints.folder import manifest_of, read_json, read_manifest
+from mindvl_train.checkpoints.integrity import find_damage
+from mindvl_train.errors import CheckpointError, DamagedCheckpointError
+from mindvl_train.megatron.checkpoint import LOAD_ERRORS, set_optimizer_steps, wanted_pieces
+from mindvl_train.megatron.tensor_files import Place, TensorReader
+from mindvl_train.parallel import said_by_any
+from mindvl_train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_NOT_LAYOUT = ("overlap",)  # of the section `parallel`: when things are sent, not what is computed where
+
+
+def resume_first(
+    found: Sequence[Path], state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
+) -> Path:
+    """Resume from the first of these that is not damaged; each one passed over is a warning that names it.
+
+    Raises:
+        CheckpointError: All are damaged, or the first whole one is of another model or phase.
+    """
+    for checkpoint, older in itertools.pairwise(found):
+        try:
+            resume(checkpoint, state, described, accept_data_change=accept_data_change)
+        except DamagedCheckpointError as error:
+            logger.warning("DAMAGED: %s. Going back to %s.", error.damage, older.name)
+        else:
+            return checkpoint
+    resume(found[-1], state, described, accept_data_change=accept_data_change)
+    return found[-1]
+
+
+def resume(
+    checkpoint: Path, state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
+) -> None:
+    """Restore everything, so that the next step is the one that would have followed; called by every process.
+
+    Args:
+        accept_data_change: Who accepts that sources changed, came or went since the checkpoint was written.
+
+    Raises:
+        DamagedCheckpointError: The checkpoint is not as it was written.
+        CheckpointError: It is of another model or phase.
+    """
+    manifest = _on_all(lambda: _read_whole(checkpoint))
+    _check_origin(checkpoint, manifest, described)
+    _load(checkpoint, state.models, state.optimizer)
+    set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
+    state.source.load_state_dict(read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
+    state.restore(manifest)
+    differing = sorted(_changed(_circumstances(manifest), _circumstances(manifest_of(state, described, 0))))
+    if differing:
+        logger.info("the same data follows; numbers agree to rounding only (%s)", ", ".join(differing))
+    else:
+        logger.info("the layout is that of %s: what follows is what would have followed, bit for bit", checkpoint.name)
+
+
+def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[str, Any]) -> None:
+    if manifest["model"] != described["model"]:
+        differing = sorted(
+            f"{part}.{name}"
+            for part in ("vision", "language", "tokens")
+            for name in manifest["model"][part].keys() | described["model"][part].keys()
+            if manifest["model"][part].get(name) != described["model"][part].get(name)
+        )
+        raise CheckpointError(
+            f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "
+            "Resume with the recipe it was made with, or name another `out`."
+        )
+    for name in ("phase", "trainable", "precision"):
+        before, now = manifest["run"].get(name), described["run"].get(name)
+        if before != now:
+            raise CheckpointError(
+                f"{checkpoint}: saved by a run with {name}={before}, but this one has {now}. "
+                "Name another `out`, and start from these weights by init.checkpoint."
+            )
+    changed = sorted(_changed(manifest["run"], described["run"]))
+    if changed:
+        logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
+
+
+def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
+    """Take only the weights of a checkpoint, as the hand-over between phases does; called by every process.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+    _on_all(lambda: _read_whole(checkpoint))
+    _load(checkpoint, [model], None)
+
+
+class WeightReader:
+    """Single parameters of a checkpoint of any layout, for those who do not want all at once.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        with self._located("its list of tensors"):
+            self._tensors = TensorReader(checkpoint / "tensors")
+
+    def read(self, param_name: str, place: Place) -> Tensor:
+        """A whole parameter."""
+        with self._located(param_name):
+            return self._tensors.read(place)
+
+    @contextmanager
+    def _located(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except LOAD_ERRORS as error:
+            raise DamagedCheckpointError(
+                f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]})"
+            ) from error
+
+
+def _circumstances(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal for equal bits."""
+    parallel = manifest["run"].get("parallel", {})
+    layout = {name: value for name, value in parallel.items() if name not in _NOT_LAYOUT}
+    return {**layout, **{name: manifest.get(name) for name in ("world_size", "device", "versions")}}
+
+
+def _on_all(action: Callable[[], Result]) -> Result:
+    """The same on every process; damage that one of them meets is an error on all."""
+    error: str | None = None
+    try:
+        result = action()
+    except DamagedCheckpointError as problem:
+        error = problem.damage
+    said = said_by_any(error)
+    if said is not None:
+        raise DamagedCheckpointError(said)
+    return result
+
+
+def _read_whole(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there, as large as they were."""
+    manifest = read_manifest(checkpoint)
+    # There may be a thousand files, which not each of a thousand processes has to look at.
+    damage = find_damage(checkpoint) if dist.get_rank() == 0 else None
+    if damage is not None:
+        raise DamagedCheckpointError(f"{checkpoint}: {damage}")
+    return manifest
+
+
+def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | None) -> None:
+    def read() -> None:
+        try:
+            TensorReader(checkpoint / "tensors").fill(wanted_pieces(models, optimizer))
+        except LOAD_ERRORS as error:
+            raise DamagedCheckpointError(
+                f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]})"
+            ) from error
+
+    _on_all(read)
+
+
+def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of the values that differ, with both."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() | now.keys():
+            yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path} {before} -> {now}"

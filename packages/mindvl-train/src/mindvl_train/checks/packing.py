@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prove that samples in one row do not see each other: on the user's model and data, in any layout.
+
+A packed row and its samples one by one must give the same loss and gradients; a sample whose tokens and pixels are
+changed must change no other's loss; and a row whose lengths are left out must differ, or the check could not fail. As
+a program this file is one rank: `python -m mindvl_train.checks.packing JOB`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindvl_data import Batch, Loader
+from mindvl_model import MindVLConfig, enter
+from mindvl_model.language_config import Qwen3MoELanguageConfig
+from mindvl_train.checks.jobs import apart, be_one_rank, run_job
+from mindvl_train.checks.parallel import SMALL, TOLERANCE, in_layout
+from mindvl_train.config import RunConfig
+from mindvl_train.errors import TrainError
+
+_SHOWS = 3 * TOLERANCE  # what must change changes by more than what must not may; fresh weights change little
+_ROWS = 8  # of which the one with most samples is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingReport:
+    """What one layout gave; relative differences."""
+
+    layout: str
+    processes: int
+    samples: int = 0  # in the row
+    tokens: int = 0
+    loss: float = math.nan  # of all samples, packed against one by one
+    gradient: float = math.nan  # of the worst parameter, element by element
+    parameter: str = ""  # the worst one
+    neighbour: float = math.nan  # largest change of a sample's loss while another one was changed
+    poisoned: float = math.nan  # smallest change of a changed sample's own loss
+    control: float = math.nan  # smallest change of the loss while one pipeline stage was not told the lengths
+    problem: str = ""  # why there is nothing to compare
+
+    @property
+    def holds(self) -> bool:
+        """Whether what must be equal is, and what must change does."""
+        return (
+            not self.problem
+            and max(self.loss, self.gradient, self.neighbour) <= TOLERANCE
+            and min(self.poisoned, self.control) >= _SHOWS
+        )
+
+
+def check_packing(
+    config: RunConfig,
+    layouts: Sequence[str],
+    folder: Path,
+    *,
+    num_cores: int,
+    on_layout: Callable[[str], None] = lambda name: None,
+) -> list[PackingReport]:
+    """Take a row of the run's data and compare, in fp32, in processes of their own for each layout.
+
+    Args:
+        folder: Of the jobs; empty.
+
+    Raises:
+        TrainError: A layout is not possible.
+    """
+    plain = replace(apart(config), precision="fp32", packs_per_step=_ROWS)
+    runs = {name: in_layout(plain, name) for name in layouts}
+    reports = []
+    for name, (run, processes) in runs.items():
+        on_layout(name)
+        report = PackingReport(layout=name, processes=processes)
+        try:
+            found = run_job("mindvl_train.checks.packing", run, folder / name, processes=processes, num_cores=num_cores)
+        except TrainError as error:
+            reports.append(replace(report, problem=str(error)))
+            continue
+        worst = max(found, key=lambda one: one["gradient"])
+        last = next(one for one in found if "loss" in one)
+        reports.append(replace(report, **(last | worst)))
+    return reports
+
+
+def alone(row: Batch, number: int) -> Batch:
+    """One sample of a row as a row of its own."""
+    start, stop = row.cu_seqlens[number : number + 2].tolist()
+    before, segment = row.segments[:number], row.segments[number]
+    images, image_grids = _media(
+        row.pixel_values, row.image_grid_thw, sum(one.num_images for one in before), segment.num_images
+    )
+    videos, video_grids = _media(
+        row.pixel_values_videos, row.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos
+    )
+    labels = row.labels[start:stop]
+    return replace(
+        row,
+        input_ids=row.input_ids[start:stop],
+        labels=labels,
+        position_ids=row.position_ids[:, start:stop],
+        cu_seqlens=torch.tensor([0, stop - start], dtype=torch.int32),
+        max_seqlen=stop - start,
+        pixel_values=images,
+        image_grid_thw=image_grids,
+        pixel_values_videos=videos,
+        video_grid_thw=video_grids,
+        num_label_tokens=int((labels != -100).sum()),
+        segments=(segment,),
+    )
+
+
+def poisoned(row: Batch, number: int, config: MindVLConfig) -> Batch:
+    """The same row, with other text and inverted pixels in one sample; what is learned stays."""
+    start, stop = row.cu_seqlens[number : number + 2].tolist()
+    special = torch.tensor([token for token in vars(config.tokens).values() if token is not None])
+    is_text = ~torch.isin(row.input_ids, special.to(row.input_ids.device))
+    words = row.input_ids[is_text].unique()
+    if len(words) == 1:  # the one word of this row has no other to become
+        ordinary = torch.ones(config.language.vocab_size, dtype=torch.bool).index_fill_(0, special, value=False)
+        words = torch.cat((words, ordinary.nonzero()[:2, 0])).unique()
+    ids = row.input_ids.clone()
+    inside = is_text.clone()
+    inside[:start], inside[stop:] = False, False
+    # Each word becomes the next one that this row has, so that all stay words of the vocabulary.
+    ids[inside] = words[(torch.searchsorted(words, ids[inside]) + 1) % len(words)]
+    before, segment = row.segments[:number], row.segments[number]
+    pixels, videos = row.pixel_values.clone(), row.pixel_values_videos.clone()
+    for values, grids, first, count in (
+        (pixels, row.image_grid_thw, sum(one.num_images for one in before), segment.num_images),
+        (videos, row.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos),
+    ):
+        own, _ = _media(values, grids, first, count)
+        own.copy_(255 - own)  # a view
+    return replace(row, input_ids=ids, pixel_values=pixels, pixel_values_videos=videos)
+
+
+def without_lengths(row: Batch) -> Batch:
+    """The same row as if it were one sample."""
+    length = len(row.input_ids)
+    return replace(row, cu_seqlens=torch.tensor([0, length], dtype=torch.int32), max_seqlen=length)
+
+
+def _media(values: Tensor, grids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Views of the patches [P, patch_dim] and grids [count, 3] of some pictures of a row."""
+    ends = torch.cat((grids.new_zeros(1), grids.prod(dim=1).cumsum(0)))
+    return values[int(ends[first]) : int(ends[first + count])], grids[first : first + count]
+
+
+class _Rank:
+    """One process of a layout: its chunks, and what rows come to on them."""
+
+    def __init__(self, config: RunConfig, model_config: MindVLConfig, place: Any) -> None:
+        from mindvl_train.megatron.whole_gradients import with_whole_gradients
+        from mindvl_train.weights import build_models
+
+        self.place = place
+        self.models = with_whole_gradients(build_models(config, model_config, place.device, load_init=True))
+        for model in self.models:
+            model.zero_grad_buffer()  # type: ignore[operator]
+
+    def run(self, rows: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses of all samples, end to end (zeros but on the last stage), and the gradients of the mean loss."""
+        from mindvl_train.megatron.pipeline import forward_backward
+        from mindvl_train.megatron.whole_gradients import sum_over_context, take_gradients
+
+        forward_backward(self.models, rows, self.place.device)
+        gradients = take_gradients(self.models)
+        chunks: list[Any] = [model.module for model in self.models]
+        found = [losses for chunk in chunks for losses in chunk.take_segment_losses()]
+        if not found:
+            return torch.zeros(0), gradients
+        losses = torch.cat([one[0] for one in found]).to(self.place.device)
+        return sum_over_context(losses).cpu(), gradients
+
+
+def _check(config: RunConfig) -> dict[str, Any]:
+    from mindvl_train.parallel import process_groups
+    from mindvl_train.run import model_config_of
+
+    accelerator = enter()
+    model_config = _without_balancing(model_config_of(config))
+    row = _row(config, model_config)
+    number = len(row.segments)
+    with process_groups(accelerator, config.seed, config.parallel) as place:
+        rank = _Rank(config, model_config, place)
+        packed, packed_gradients = rank.run([row])
+        singly, single_gradients = rank.run([alone(row, sample) for sample in range(number)])
+        poisons = [rank.run([poisoned(row, sample, model_config)])[0] for sample in range(number)]
+        controls = [
+            rank.run([without_lengths(row) if place.pp_rank == stage else row])[0].sum()
+            for stage in range(place.pp_size)
+        ]
+        parameter, gradient = _worst(packed_gradients, single_gradients, place.device)
+        result = {"gradient": gradient, "parameter": parameter}
+        if len(packed):
+            packed = packed[:number]
+            changes = torch.stack([_relative(one[:number], packed) for one in poisons])  # [changed sample, sample]
+            own = torch.eye(number, dtype=torch.bool)
+            learns = torch.tensor([alone(row, sample).num_label_tokens > 0 for sample in range(number)])
+            result |= {
+                "samples": number,
+                "tokens": len(row.input_ids),
+                "loss": float(_relative(singly.sum(), packed.sum())),
+                "neighbour": float(changes[~own].max()),
+                "poisoned": float(changes[own][learns].min()),
+                "control": float(torch.stack([_relative(one, packed.sum()) for one in controls]).min()),
+            }
+    return result
+
+
+def _without_balancing(config: MindVLConfig) -> MindVLConfig:
+    """The loss that balances experts looks at a whole row, so it may differ; all else may not."""
+    if isinstance(config.language, Qwen3MoELanguageConfig):
+        return replace(config, language=replace(config.language, aux_loss_weight=0.0))
+    return config
+
+
+def _row(config: RunConfig, model_config: MindVLConfig) -> Batch:
+    """The row with most samples of the first step."""
+    with Loader(config.data, packs_per_step=_ROWS, position_kind=model_config.position_kind) as loader:
+        rows = [next(loader) for _ in range(_ROWS)]
+    row = max(rows, key=lambda row: len(row.segments))
+    if len(row.segments) < 2:
+        raise TrainError(
+            f"data: none of the first {_ROWS} rows has two samples, so there is nothing to keep apart. "
+            "Raise data.packing.seq_length."
+        )
+    return row
+
+
+def _relative(actual: Tensor, expected: Tensor) -> Tensor:
+    """Relative differences; a loss of 0 (a sample that learns nothing) must stay so."""
+    return ((actual - expected).abs() / expected.abs().clamp(min=1e-6)).nan_to_num(math.inf)
+
+
+def _worst(expected: dict[str, Tensor], actual: dict[str, Tensor], device: torch.device) -> tuple[str, float]:
+    largest = torch.stack(
+        [tensor.abs().max() for tensor in expected.values()] or [torch.zeros((), device=device)]
+    ).max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    worst = ("", 0.0)
+    for name, tensor in expected.items():
+        scale = max(float(tensor.abs().max()), SMALL * float(largest))
+        difference = float((actual[name] - tensor).abs().max()) / scale
+        worst = max(worst, (name, math.inf if math.isnan(difference) else difference), key=lambda one: one[1])
+    return worst
+
+
+if __name__ == "__main__":
+    be_one_rank(_check)

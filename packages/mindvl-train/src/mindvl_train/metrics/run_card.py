@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another team needs to compare a run with theirs, written to OUT/run.json when it starts or goes on.
+
+Comes before the first step, after groups and sinks; `mindvl report` shows it beside the numbers of metrics.jsonl.
+"""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindvl_data import DataConfig
+from mindvl_model import MindVLConfig
+from mindvl_model.counts import count_parameters
+from mindvl_model.flops import row_flops
+from mindvl_model.parameters import PARTS
+from mindvl_train.checkpoints.folder import plain_json
+from mindvl_train.checkpoints.integrity import write_json
+from mindvl_train.config import RunConfig
+from mindvl_train.devices import find_device, name_of
+from mindvl_train.metrics.row_tally import RunFacts
+from mindvl_train.parallel import Place
+
+FILE = "run.json"
+FORMAT = 1
+
+FLOPS_FORMULA = (
+    "A product of [M, K] and [K, N] counts 2 * M * K * N. Forward, and backward by what is trained: a frozen part "
+    "needs no gradient of its weights. Causal attention counts its triangle inside each sample, windowed attention its "
+    "windows. Padding, recomputed activations, norms and element-wise work count nothing."
+)
+
+_VERSIONS = (
+    "mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "torch-npu", "megatron-core", "transformers",
+    "numpy",
+)  # fmt: skip
+
+
+def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> RunFacts:
+    """What metrics must know of a run."""
+    return RunFacts(
+        model=model,
+        sources=tuple(source.name for source in config.data.sources),
+        seq_length=config.data.packing.seq_length,
+        trained_parts=config.trained_parts,
+        peak_tflops=_peak(config, device)[0],
+    )
+
+
+def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_step: int) -> None:
+    """Write OUT/run.json; the first rank alone calls it.
+
+    Args:
+        start_step: 0, or the step of the checkpoint that is continued.
+    """
+    counts = count_parameters(model)
+    by_part = {"vision": counts.vision, "projector": counts.projector, "language": counts.language + counts.mtp}
+    peak, peak_source = _peak(config, place.device)
+    dense = row_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts)
+    card = {
+        "format": FORMAT,
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "start_step": start_step,
+        "phase": config.phase,
+        "trained_parts": list(config.trained_parts),
+        "frozen_parts": [part for part in PARTS if part not in config.trained_parts],
+        "parameters": {
+            **by_part,
+            "total": counts.total,
+            "trained": sum(by_part[part] for part in config.trained_parts),
+            "language_for_one_token": counts.activated,
+        },
+        "model": plain_json(model),
+        "flops": {"formula": FLOPS_FORMULA, "of_a_full_row_of_text": dense.total},
+        "precision": config.precision,
+        "layout": {**plain_json(config.parallel), "dp_size": place.dp_size, "recompute": plain_json(config.recompute)},
+        "schedule": {**plain_json(config.schedule), "packs_per_step": config.packs_per_step},
+        "optimizer": plain_json(config.optimizer),
+        "seeds": {"weights": config.seed, "data": config.data.seed},
+        "init": plain_json(config.init),
+        "data": _data(config.data),
+        "hardware": {
+            "device": name_of(place.device),
+            "count": place.num_ranks,
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "platform": platform.platform(),
+            "peak_tflops": peak,
+            "peak_source": peak_source,
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": commit(),
+    }
+    write_json(config.out / FILE, card)
+
+
+def commit() -> str:
+    """The commit of the checkout this code runs from; empty outside one, and where there is no git."""
+    here = Path(__file__)
+    try:
+        # In somebody else's repository this file is not tracked, and that repository's commit is not ours.
+        for command in (["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]):
+            done = subprocess.run(command, cwd=here.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _data(data: DataConfig) -> dict[str, Any]:
+    total = sum(source.weight for source in data.sources)
+    return {
+        "sources": [
+            {"name": source.name, "path": str(source.path), "share_asked": source.weight / total}
+            for source in data.sources
+        ],
+        "weight_unit": data.weight_unit,
+        "text_share": data.text_share,
+        "seq_length": data.packing.seq_length,
+        "image": {"min_pixels": data.image.min_pixels, "max_pixels": data.image.max_pixels},
+    }
+
+
+def _peak(config: RunConfig, device: torch.device) -> tuple[float | None, str]:
+    """Peak of one device in bf16 [TFLOP/s], and who says so."""
+    if config.metrics.peak_tflops is not None:
+        return config.metrics.peak_tflops, "metrics.peak_tflops"
+    name = name_of(device)
+    found = find_device(name)
+    return (None, f"no peak of {name} is known") if found is None else (found.bf16_tflops, found.source)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # torch-npu stands on machines with NPUs only
+            continue
+    return found

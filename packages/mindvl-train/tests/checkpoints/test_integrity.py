@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was written is compared with what is there; test_checkpoints.py does so on real ones."""
+
+import json
+from pathlib import Path
+
+from mindvl_train.checkpoints.integrity import find_damage, seal, write_json
+
+
+def test_a_sealed_folder_has_no_damage_until_a_file_changes(tmp_path: Path) -> None:
+    (tmp_path / "tensors").mkdir()
+    large = tmp_path / "tensors" / "__0_0.distcp"
+    large.write_bytes(b"12345")
+    write_json(tmp_path / "ledger.json", {"step": 1})
+    seal(tmp_path)
+    assert find_damage(tmp_path) is None
+    assert set(json.loads((tmp_path / "files.json").read_text())) == {"ledger.json", "tensors/__0_0.distcp"}
+    large.write_bytes(b"54321")  # its boxes have checksums of their own
+    assert find_damage(tmp_path) is None
+    large.write_bytes(b"1234")
+    assert find_damage(tmp_path) == "tensors/__0_0.distcp has 4 bytes, but 5 were written"
+    large.unlink()
+    assert find_damage(tmp_path) == "tensors/__0_0.distcp is missing"
+    large.write_bytes(b"12345")
+    write_json(tmp_path / "ledger.json", {"step": 2})
+    assert find_damage(tmp_path) == "ledger.json has another content than what was written"
+    (tmp_path / "files.json").write_text("[]")
+    assert "files.json cannot be read" in str(find_damage(tmp_path))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed row taken apart again: every sample with its own pictures, and an update that leaves frozen parts alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindvl_data import Batch, Loader
+from mindvl_model.testing.rows import normalized_pixels
+from mindvl_train import RunConfig
+from mindvl_train.checks.alignment import write_start
+from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, samples_of
+from mindvl_train.run import model_config_of
+
+
+@pytest.fixture
+def config(make_config: Callable[..., RunConfig]) -> RunConfig:
+    return make_config(phase="warmup")
+
+
+@pytest.fixture
+def rows(config: RunConfig) -> list[Batch]:
+    source = Loader(config.data, packs_per_step=2, position_kind="rope")
+    try:
+        return [next(source) for _ in range(6)]
+    finally:
+        source.close()
+
+
+def test_samples_put_end_to_end_are_the_row(config: RunConfig, rows: list[Batch]) -> None:
+    model_config = model_config_of(config)
+    assert any(len(row.image_grid_thw) > 1 for row in rows)
+    for row in rows:
+        samples = list(samples_of(row, model_config))
+        length = sum(segment.length for segment in row.segments)
+        assert torch.equal(torch.cat([sample["input_ids"][0] for sample in samples]), row.input_ids[:length])
+        assert torch.equal(torch.cat([sample["labels"] for sample in samples]), row.labels[:length])
+        pixels = [sample["pixel_values"] for sample in samples if "pixel_values" in sample]
+        assert torch.equal(torch.cat(pixels), normalized_pixels(row.pixel_values, model_config.vision))
+        for sample in samples:
+            visual = int((sample["input_ids"] == model_config.tokens.image).sum())
+            assert visual == int(sample.get("image_grid_thw", torch.zeros(0, 3)).prod(1).sum()) // 4
+
+
+def test_padding_is_no_sample(config: RunConfig, rows: list[Batch]) -> None:
+    padded = [row for row in rows if len(row.cu_seqlens) - 1 > len(row.segments)]
+    assert padded
+    for row in padded:
+        samples = list(samples_of(row, model_config_of(config)))
+        assert len(samples) == len(row.segments)
+        assert all(bool((sample["labels"] != IGNORE_INDEX).any()) for sample in samples)
+
+
+def test_a_warm_up_changes_the_projector_alone(config: RunConfig, rows: list[Batch], tmp_path: Path) -> None:
+    write_start(config, tmp_path / "start")
+    plain = PlainTraining(tmp_path / "start", model_config_of(config), config, torch.device("cpu"))
+    before = {name: parameter.detach().clone() for name, parameter in plain.model.named_parameters()}
+    loss, norm = plain.step(rows[:2], 1e-2)
+    changed = {name for name, parameter in plain.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert loss > 0
+    assert norm > 0
+    assert changed
+    assert all(".merger." in name for name in changed)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives are noticed while it is wanted, and torch is as before when it ends."""
+
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+
+from mindvl_model import enter
+from mindvl_train.metrics.collectives import notice_collectives
+from mindvl_train.parallel import process_groups
+
+
+def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_are_not() -> None:
+    told: list[str] = []
+    values = torch.ones(3)
+    with process_groups(enter(), seed=0):
+        restore = notice_collectives(told.append, lambda: told.append("end"))
+        dist.all_reduce(values)
+        assert told == ["communication", "end"] * 2  # the call and the wait
+        told.clear()
+        handle = dist.broadcast(values, 0, async_op=True)
+        assert told == ["communication", "end"]
+        assert handle is not None
+        handle.wait()
+        assert told == ["communication", "end"] * 2
+        told.clear()
+        thread = threading.Thread(target=dist.all_reduce, args=(values,))
+        thread.start()
+        thread.join()
+        restore()
+        dist.all_reduce(values)
+        assert told == []
+
+
+def test_torch_is_left_as_it_was() -> None:
+    def methods() -> list[object]:
+        return [vars(Work)["wait"], *(vars(ProcessGroup)[name] for name in ("allreduce", "broadcast", "send"))]
+
+    before = methods()
+    with process_groups(enter(), seed=0):
+        restore = notice_collectives(lambda kind: None, lambda: None)
+        assert all(one is not other for one, other in zip(methods(), before, strict=True))
+        restore()
+        assert methods() == before
+        values = torch.ones(2)
+        dist.all_reduce(values)
+        assert values.tolist() == [1.0, 1.0]

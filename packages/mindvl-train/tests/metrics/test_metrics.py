@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over steps become one report, the same in every layout; lost time is put down to what caused it."""
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
+from mindvl_train import ModelSection, RunConfig
+from mindvl_train.megatron.groups import destroy_groups
+from mindvl_train.metrics.metrics import Metrics
+from mindvl_train.metrics.row_tally import RunFacts
+from mindvl_train.parallel import process_groups
+from mindvl_train.state import TrainState
+from mindvl_train.step import StepReport
+
+
+class Kept:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self.closed = False
+
+    def write(self, report: dict[str, Any]) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def step_of(loss_sum: float, label_tokens: int) -> StepReport:
+    return StepReport(
+        loss_sum=torch.tensor(loss_sum),
+        num_label_tokens=label_tokens,
+        grad_norm=0.5,
+        learning_rate=0.1,
+        num_tokens=100,
+    )
+
+
+def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> None:
+    from mindvl_model import enter
+
+    sink, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
+    facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
+    with process_groups(enter(), seed=0) as place:
+        metrics = Metrics([sink], 2, place, facts)
+        answers = []
+        for state.step, (loss_sum, label_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
+            answers.append(metrics.add(state, step_of(loss_sum, label_tokens), report_now=state.step == 3))
+            if state.step == 3:
+                metrics.add_save(1000.0)
+        metrics.close()
+    assert answers == [None, 1.0, 1.0, 0.0]  # 10 over 10 tokens, 3 over 3, nothing over nothing
+    assert [report["step"] for report in sink.reports] == [2, 3, 4]
+    assert [report["label_tokens"] for report in sink.reports] == [10, 13, 13]
+    assert [report["tokens"] for report in sink.reports] == [200, 300, 400]
+    assert [report["checkpoint_s"] for report in sink.reports] == [0, 0, 1000]
+    assert sink.reports[2]["seconds_per_step"] < 0  # a save is no part of a step
+    assert sink.reports[0]["seconds_per_step"] == pytest.approx(100 / sink.reports[0]["tokens_per_s"], rel=1e-6)
+    assert (state.label_tokens, state.tokens, sink.closed) == (13, 400, True)
+
+
+def test_groups_come_down_so_that_a_process_can_train_again() -> None:
+    from megatron.core import parallel_state
+
+    from mindvl_model import enter
+
+    for _ in range(2):
+        with process_groups(enter(), seed=0) as place:
+            assert (place.rank, place.dp_rank, place.dp_size, place.is_first) == (0, 0, 1, True)
+    assert not parallel_state.model_parallel_is_initialized()
+    assert not torch.distributed.is_initialized()
+    destroy_groups()  # once more does no harm
+
+
+# Trains one step from the same weights and rows in a layout, and reports it. In the data-parallel one, then steps in
+# which the second rank alone has a slow loader, much text, large pictures.
+WORKER = """
+    import json, os, pickle, sys, time
+    from dataclasses import replace
+    from pathlib import Path
+    from types import SimpleNamespace
+    import torch
+    from mindvl_data import Loader
+    from mindvl_model import enter
+    from mindvl_model.testing.rows import pack, random_segment
+    from mindvl_train.config import ParallelConfig
+    accelerator = enter()
+    from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
+    from mindvl_train.megatron.pipeline import prepare_schedule
+    from mindvl_train.metrics.metrics import Metrics
+    from mindvl_train.parallel import process_groups
+    from mindvl_train.run import model_config_of
+    from mindvl_train.metrics.run_card import run_facts
+    from mindvl_train.state import TrainState
+    from mindvl_train.step import train_step
+    from mindvl_train.weights import build_models
+
+    config = pickle.loads(Path(sys.argv[1]).read_bytes())
+    model_config = model_config_of(config)
+
+    class Kept(list):
+        write = list.append
+
+    class Row:
+        def __init__(self, **segment):
+            self._inputs = pack([random_segment(model_config, **segment)])
+            self.num_label_tokens = int((self._inputs["labels"] != -100).sum())
+            pictures = len(segment.get("grids", ()))
+            self.segments = [SimpleNamespace(source="text", num_images=pictures, num_videos=0, bad=False)]
+        def to(self, device):
+            return self
+        def model_inputs(self):
+            return self._inputs
+
+    def slow(rows, seconds):
+        for row in rows:
+            time.sleep(seconds)
+            yield row
+
+    def steps(parallel):
+        with process_groups(accelerator, 0, parallel) as place:
+            own = replace(config, parallel=parallel)
+            models = wrap_models(build_models(own, model_config, place.device, load_init=True))
+            optimizer = build_optimizer(models, config.optimizer)
+            prepare_schedule(models, optimizer)
+            state = TrainState(models=models, optimizer=optimizer, source=None)
+            kept, walls = Kept(), []
+            metrics = Metrics([kept], 1, place, run_facts(config, model_config, place.device), models)
+            for microbatches, number in sources_of(place):
+                torch.distributed.barrier()
+                began = time.perf_counter()
+                report = train_step(
+                    models, optimizer, iter(microbatches), num_microbatches=number, learning_rate=1e-3, place=place,
+                    may_update=lambda *_: True, begin=lambda part: metrics.begin(part, state.step + 1),
+                )
+                state.step += 1
+                walls.append(time.perf_counter() - began)
+                metrics.add(state, report, report_now=False)
+            return [{**report, "wall": wall} for report, wall in zip(kept, walls, strict=True)]
+
+    with Loader(config.data, packs_per_step=2, position_kind="rope") as loader:
+        rows = [next(loader) for _ in range(2)]
+
+    def sources_of(place):
+        yield rows[place.dp_rank :: place.dp_size], 2 // place.dp_size
+        if place.dp_size == 1:
+            return
+        small, second = dict(num_text=8), place.dp_rank == 1
+        yield [Row(**small)], 1
+        yield slow([Row(**small)], 0.5 * second), 1
+        yield [Row(num_text=2000 if second else 8)], 1
+        yield [Row(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
+
+    layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2)]
+    reports = []
+    for port, parallel in zip(sys.argv[2:], layouts):  # a port for each: the last store may still be going down
+        os.environ["MASTER_PORT"] = port
+        reports.append(steps(parallel))
+    print(json.dumps(reports))
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process and what two report, with experts and multi-token prediction."""
+    folder = tmp_path_factory.mktemp("metrics")
+    model = smallest_deepseek_v3(num_mtp_layers=1)
+    job = folder / "job.pickle"
+    config = config_for(folder / "run", model=ModelSection(vision=model.vision, language=model.language))
+    job.write_bytes(pickle.dumps(config))
+
+    def start(rank: int, world: int, ports: list[str]) -> "subprocess.Popen[str]":
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WORKER), str(job), *ports],
+            env=os.environ | place | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        ports = [str(probe.getsockname()[1]) for probe in probes]
+    workers = [start(0, 2, ports[:3]), start(1, 2, ports[:3]), start(0, 1, ports[3:])]
+    printed = []
+    try:
+        for worker in workers:
+            out, err = worker.communicate(timeout=400)
+            assert worker.returncode == 0, err[-3000:]
+            printed.append(json.loads(out.strip().splitlines()[-1]))
+    finally:
+        for worker in workers:
+            worker.kill()
+    return {"one": printed[2][0][0], "two": [reports[0] for reports in printed[0]], "uneven": printed[0][0][1:]}
+
+
+@pytest.mark.multi
+def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
+    one = reports["one"]
+    assert one["loss_by_source"].keys() <= {"pages", "photos", "text"}
+    assert len(one["loss_by_source"]) > 1
+    assert set(one["loss_by_modality"]) == {"text", "image"}
+    assert min(one["loss_by_source"].values()) < one["loss"] < max(one["loss_by_source"].values())
+    assert set(one["grad_norm_by_part"]) == {"vision", "projector", "language"}
+    squares = sum(norm**2 for norm in one["grad_norm_by_part"].values())
+    assert squares**0.5 == pytest.approx(one["grad_norm"], rel=1e-6)
+    assert sum(one["tokens_by_source"].values()) == one["since_last"]["sample_tokens"]
+    assert one["since_last"]["rows"] == 2
+    assert 0 < one["fill"] <= 1
+    assert one["mtp_loss"].keys() == {"1"}
+    assert len(one["routers"]["load"]) > 1  # of the decoder and of multi-token prediction
+    assert min(one["routers"]["load"].values()) >= 1
+    assert len(reports["two"]) == 3
+    for other in reports["two"]:
+        assert other["since_last"] == one["since_last"]
+        assert other["tokens_by_source"] == one["tokens_by_source"]
+        for group in ("loss_by_source", "loss_by_modality", "grad_norm_by_part", "mtp_loss"):
+            assert other[group] == pytest.approx(one[group], rel=1e-4), group
+        for name, figures in one["routers"].items():
+            assert other["routers"][name] == pytest.approx(figures, rel=1e-4), name
+
+
+@pytest.mark.multi
+def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, Any]) -> None:
+    _, slow, text, pictures = (report["step_split"] for report in reports["uneven"])
+    for report in reports["uneven"]:
+        assert sum(report["step_split"].values()) == pytest.approx(report["wall"], rel=0.01, abs=0.02)
+        assert min(report["step_split"].values()) >= 0
+    assert slow["data_wait"] >= 0.3  # of half a second; on a busy machine the other rank may be slower at other things
+    assert slow["data_wait"] == max(slow.values())
+    lost = ("data_wait", "vision_imbalance", "language_imbalance", "pipeline_bubble", "optimizer", "host")
+    assert max(lost, key=lambda name: text[name]) == "language_imbalance"
+    assert max(lost, key=lambda name: pictures[name]) == "vision_imbalance"
+    assert reports["uneven"][2]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
+    assert reports["uneven"][3]["imbalance"]["vision"] > 1.9

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of numbers survive kills and resumes."""
+
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindvl_train import MetricsConfig, RunConfig, TrainError
+from mindvl_train.metrics.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics
+
+REPORT = {"step": 7, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens_per_s": 10.0}
+
+
+def test_lines_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": float(step)}) + "\n" for step in range(1, 6)))
+    sink = JsonLines(path, resumed_step=3)
+    sink.write({"step": 4, "loss": 9.0})
+    assert [(line["step"], line["loss"]) for line in read_metrics(path)] == [(1, 1), (2, 2), (3, 3), (4, 9.0)]
+    sink.close()
+    JsonLines(path, resumed_step=0).close()
+    assert read_metrics(path) == []
+
+
+def test_a_last_line_cut_off_by_a_kill_is_left_out_and_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.1}\n{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1, "loss": 0.1}]
+    sink = JsonLines(path, resumed_step=2)
+    sink.write({"step": 2, "loss": 0.2})
+    sink.close()
+    assert path.read_text() == '{"step": 1, "loss": 0.1}\n{"step": 2, "loss": 0.2}\n'
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_json_does_not_know_is_null_and_left_out_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path, resumed_step=0)
+    sink.write({"step": 1, "grad_norm": float("nan"), "grad_norm_by_part": {"vision": float("inf"), "language": 2.0}})
+    sink.close()
+    assert path.read_text() == '{"step": 1, "grad_norm": null, "grad_norm_by_part": {"language": 2.0}}\n'
+
+
+def test_tensorboard_gets_every_number_of_a_report(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path, resumed_step=0)
+    sink.write(REPORT)
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == set(REPORT) - {"step"}
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
+
+
+def test_the_log_gets_one_line_that_a_person_can_follow(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="mindvl_train.metrics.sinks"):
+        Log().write(REPORT)
+    assert caplog.messages == ["step 7: loss 1.5000, lr 1.00e-03, grad norm 2.00, 10 tokens/s"]
+
+
+def test_numbers_in_groups_get_the_names_of_their_groups(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = REPORT | {"loss_by_source": {"pages": 2.5}, "routers": {"load": {"3": 1.5}}}
+    assert flat({"step": 1, "since_last": {"step": 2}}) == {"since_last/step": 2}
+    sink = TensorBoard(tmp_path, resumed_step=0)
+    sink.write(report)
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {"loss_by_source/pages", "routers/load/3"} < set(events.Tags()["scalars"])
+    assert [(event.step, event.value) for event in events.Scalars("loss_by_source/pages")] == [(7, 2.5)]
+
+
+def test_the_log_also_tells_what_is_only_sometimes_there(caplog: pytest.LogCaptureFixture) -> None:
+    split = {"vision": 1.0, "language": 5.0, "data_wait": 3.0, "host": 1.0}
+    routers = {"load": {"3": 1.5, "4": 2.25}}
+    with caplog.at_level(logging.INFO, logger="mindvl_train.metrics.sinks"):
+        Log().write(REPORT | {"mfu": 0.4, "mtp_loss": {"1": 2.5}, "routers": routers, "step_split": split})
+    assert caplog.messages[0].endswith(
+        "10 tokens/s, MFU 40.0 %, next tokens 2.500, busiest expert 2.25 times the mean, in layer 4, "
+        "data wait 30 % of the step"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_asking_for_weights_and_biases_where_it_is_not_installed_names_the_field(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    config.out.mkdir()
+    with pytest.raises(TrainError, match=r"metrics\.wandb_project=vl, but wandb is not installed"):
+        open_sinks(config, 0)
+
+
+# wandb itself needs an account and a network; this stands for the four calls made to it.
+WANDB = """
+calls = []
+
+class Run:
+    def log(self, numbers, step):
+        calls.append(("log", numbers, step))
+    def finish(self):
+        calls.append(("finish",))
+
+def init(**settings):
+    calls.append(("init", settings))
+    return Run()
+"""
+
+
+def test_weights_and_biases_is_told_every_number_under_one_id_for_a_folder(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path / "stand-in"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    config.out.mkdir()
+    for _ in range(2):
+        for sink in open_sinks(config, 0):
+            sink.write(REPORT | {"loss_by_source": {"pages": 2.5}})
+            sink.close()
+    calls = sys.modules["wandb"].calls
+    (_, first), (_, numbers, step), ended, (_, again), *_ = calls
+    assert (first["project"], first["name"], first["resume"], step) == ("vl", "run", "allow", 7)
+    assert first["id"] == again["id"]
+    assert numbers == {name: value for name, value in REPORT.items() if name != "step"} | {"loss_by_source/pages": 2.5}
+    assert ended == ("finish",)
+    monkeypatch.delitem(sys.modules, "wandb")
