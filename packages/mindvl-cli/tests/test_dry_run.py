@@ -18,6 +18,7 @@ MIDDLE = StageCounts(
     weight_bytes=1_977_221_120,
     gradient_bytes=3_954_442_240,
     optimizer_bytes=8_668_692_480,
+    activation_bytes=5_120_000_000,
 )
 REPORT = DryRun(
     phase="warmup",
@@ -35,11 +36,12 @@ REPORT = DryRun(
         "microbatches": 16,
         "pipeline_bubble": 3 / 19,
         "recompute": "full",
+        "device": "npu",
     },
     stages=(
         replace(MIDDLE, rank=0, layers=(3,), has_vision=True),
         MIDDLE,
-        replace(MIDDLE, rank=128),
+        replace(MIDDLE, rank=128, activation_bytes=2_560_000_000),
         replace(MIDDLE, rank=192, has_head=True),
     ),
     schedule={
@@ -72,6 +74,7 @@ REPORT = DryRun(
         "tp 0; pp 0 to 192 by 64; cp 0; ep 0, 1; dp 0, 3, 4",
         "stages      0: 3 layers with vision and projector; on each rank 988.61M parameters",
         "stages      1, 2: 4 layers; on each rank 988.61M parameters, weights 2.0 GB, gradients 4.0 GB, optimizer 8.7",
+        "optimizer 8.7 GB, activations 2.6 GB to 5.1 GB (as on a npu)\n",
         "stages      3: 4 layers with head;",
         "1,024 rows of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
         "1,907 steps, 16.00B tokens; learning rate 1e-06 at step 1, 0.0002 at step 191, 1e-05 at step 1,907",

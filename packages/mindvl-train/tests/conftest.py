@@ -95,7 +95,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_collections() -> Iterator[None]:
-    """megatron collects garbage in every save: a fifth of a second each, unless all that is imported is set aside."""
+    """Every run collects garbage when it starts: a fifth of a second each, unless what is imported is set aside."""
     importlib.import_module("mindvl_train.weights")
     gc.collect()
     gc.freeze()

@@ -58,7 +58,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
         ("model", f"{model['family']}, {model['precision']}: {parts}; trained {learns}"),
         ("layout", f"{processes}: {spread}; recompute {layout['recompute']}"),
         ("groups", "; ".join(f"{size} {_ranks(layout['groups_of_rank_0'][size])}" for size in sizes)),
-        *(("stages", line) for line in _stages(report.stages)),
+        *(("stages", line) for line in _stages(report.stages, layout["device"])),
         (
             "step",
             f"{schedule['rows_per_step']:,} rows of {schedule['seq_length']:,} tokens, {layout['microbatches']:,} on "
@@ -76,8 +76,8 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
     ]
 
 
-def _stages(stages: "Sequence[StageCounts]") -> list[str]:
-    """One line for each run of equal stages."""
+def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
+    """One line for each run of stages that are equal but for their activations: earlier ones hold more rows."""
 
     def content(stage: "StageCounts") -> str:
         layers = "+".join(str(number) for number in stage.layers)
@@ -93,7 +93,10 @@ def _stages(stages: "Sequence[StageCounts]") -> list[str]:
     numbered = [(number, content(stage)) for number, stage in enumerate(stages)]
     for text, same in groupby(numbered, key=lambda one: one[1]):
         numbers = [number for number, _ in same]
-        lines.append(f"{_ranks(numbers)}: {text}")
+        sizes = [stages[number].activation_bytes for number in numbers]
+        least, most = (bytes_text(size) for size in (min(sizes), max(sizes)))
+        kept = most if least == most else f"{least} to {most}"
+        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on a {device})")
     return lines
 
 

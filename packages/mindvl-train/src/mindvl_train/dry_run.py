@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mindvl_data import DataError, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
@@ -21,6 +21,10 @@ from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
 from mindvl_train.layouts import data_parallel_size, fewest_processes, layout_of
 from mindvl_train.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from mindvl_train.planner.blocks import Kernels
+    from mindvl_train.planner.memory import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class StageCounts:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int  # two moments, and fp32 weights beside bf16 ones; spread over ranks with the same weights
+    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of this machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,7 @@ class DryRun:
     phase: str
     out: str
     model: dict[str, Any]  # family, parameters by part, which are trained
-    layout: dict[str, Any]  # sizes, processes, ranks of each group of rank 0, microbatches, share of the bubble
+    layout: dict[str, Any]  # sizes, processes, ranks of each group of rank 0, microbatches, share of the bubble, device
     stages: tuple[StageCounts, ...]
     schedule: dict[str, Any]  # steps, rates, rows and tokens
     checkpoints: dict[str, Any]  # how many, bytes of each and at most at once, free bytes at their place
@@ -70,14 +75,16 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         ModelError: The layout does not fit the model.
         TrainError: The layout does not fit the number of processes or rows.
     """
-    enter()
+    kind = cast("Kernels", enter().device(0).type)
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
+    from mindvl_train.planner.measure import job_of, predict
 
     problems = list(_missing(config, from_stage))
     model_config = _model_config(config, problems)
     processes = num_processes or fewest_processes(config)
     dp_size = data_parallel_size(config, processes)
     layout = layout_of(config)
+    planned = predict(job_of(config, processes), processes, kind)
     stages: list[StageCounts] = []
     groups: dict[str, list[int]] = {}
     for stage in range(config.parallel.pp_size):
@@ -85,7 +92,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         with imagined_process(rank, processes, config.parallel) as found:
             models = imagined_models(model_config, layout)
             groups = groups or found
-            stages.append(_count(config, models, rank, processes))
+            stages.append(_count(config, models, planned[rank], rank=rank, processes=processes))
     select_backends(config.ops)
     trained, all_parameters = _trained(config, model_config)
     return DryRun(
@@ -97,7 +104,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             "trained": trained,
             "precision": config.precision,
         },
-        layout=_layout(config, processes, dp_size, groups),
+        layout=_layout(config, processes, dp_size, groups) | {"device": kind},
         stages=tuple(stages),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
@@ -108,7 +115,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     )
 
 
-def _count(config: RunConfig, models: list[Any], rank: int, processes: int) -> StageCounts:
+def _count(config: RunConfig, models: list[Any], planned: "Memory", *, rank: int, processes: int) -> StageCounts:
     parallel = config.parallel
     per_stage = processes // parallel.pp_size
     sizes: Counter[str] = Counter()
@@ -131,6 +138,7 @@ def _count(config: RunConfig, models: list[Any], rank: int, processes: int) -> S
         weight_bytes=weight_bytes,
         gradient_bytes=4 * sizes["trained"],
         optimizer_bytes=round(optimizer_bytes),
+        activation_bytes=round(planned.activations + planned.temporary + planned.inputs),
     )
 
 

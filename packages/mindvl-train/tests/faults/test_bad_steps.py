@@ -179,7 +179,7 @@ CHAOS = """
     from mindvl_train import run_training
 
     gc.collect()
-    gc.freeze()  # megatron-core collects garbage in every save
+    gc.freeze()  # every run collects garbage, and need not look at what is imported
 
     quiet, restless, num_kills, seed = pickle.loads(Path(sys.argv[1]).read_bytes())
     choose = random.Random(seed)

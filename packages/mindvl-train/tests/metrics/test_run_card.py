@@ -8,7 +8,7 @@ import torch
 
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import MetricsConfig, RunConfig
-from mindvl_train.metrics.run_card import commit, run_facts, write_card
+from mindvl_train.metrics.run_card import run_facts, write_card
 from mindvl_train.parallel import Place
 
 CPU = torch.device("cpu")
@@ -35,8 +35,3 @@ def test_a_cpu_has_no_peak_unless_the_recipe_says_one(make_config: Callable[...,
     told = run_facts(make_config(metrics=MetricsConfig(peak_tflops=2.5)), smallest_config(), CPU)
     assert told.peak_tflops == 2.5
     assert told.sources == ("pages", "photos", "text")
-
-
-def test_the_commit_is_that_of_this_checkout_or_nothing() -> None:
-    found = commit()
-    assert found == "" or (len(found) == 40 and int(found, 16) > 0)

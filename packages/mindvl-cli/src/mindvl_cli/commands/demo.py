@@ -21,10 +21,11 @@ def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
 
     from mindvl_cli import machine
     from mindvl_cli.demo import settings as sizes
-    from mindvl_cli.demo.outcome import commit, gather
+    from mindvl_cli.demo.outcome import gather
     from mindvl_cli.demo.pipeline import Workplace, run_demo
     from mindvl_cli.demo.report import write_report
     from mindvl_cli.demo.stages import StageBook, fingerprint_of, start_over
+    from mindvl_train.metrics.commit import commit
 
     chosen = sizes.QUICK if quick else sizes.FULL
     torch.set_num_threads(chosen.threads)

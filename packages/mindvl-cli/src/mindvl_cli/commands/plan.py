@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mindvl_model import MindVLConfig
     from mindvl_train import RunConfig
     from mindvl_train.planner import Machine, Plan, Request
+    from mindvl_train.planner.blocks import Kernels
 
 _STEPS = ("warmup", "multitask", "sft")
 
@@ -116,25 +117,10 @@ def _machine(options: dict[str, Any]) -> "Machine":
 
 def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
     from mindvl_train.config import TRAINABLE
-    from mindvl_train.planner import VISUAL_OF_PICTURED, Request
+    from mindvl_train.planner import Request, request_of
 
     machine = _machine(options)
-    if config is None:
-        request = Request(model=_model(model), machine=machine)
-    else:
-        data = config.data
-        request = Request(
-            model=config.model.resolve(),
-            machine=machine,
-            seq_length=data.packing.seq_length,
-            max_pixels=data.image.max_pixels,
-            max_patches=data.packing.max_patches,
-            packs_per_step=config.packs_per_step,
-            trained=config.trained_parts,
-            wide=2 if config.precision == "bf16" else 4,
-        )
-        if data.text_share is not None:
-            request = replace(request, visual_share=VISUAL_OF_PICTURED * (1 - data.text_share))
+    request = Request(model=_model(model), machine=machine) if config is None else request_of(config, machine)
     pixels = options["max_pixels"]
     if pixels is not None and pixels != "auto" and not pixels.isdecimal():
         raise CliError(
@@ -237,26 +223,14 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
 def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
     """Predicted and measured bytes of every rank."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors where no GPU is
-    from mindvl_model import TokenConfig, enter
-    from mindvl_train.devices import DEVICES
-    from mindvl_train.planner import Machine, Request
-    from mindvl_train.planner.measure import Job, measure, predict
+    from mindvl_model import enter
+    from mindvl_train.planner.measure import job_of, measure, predict
 
     kind = enter().device(0).type
-    packing, model = config.data.packing, config.model.resolve()
-    model = replace(model, tokens=TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0))
-    request = Request(
-        model=model,
-        machine=Machine(device=DEVICES[0], num_devices=nproc),
-        seq_length=packing.seq_length,
-        max_pixels=config.data.image.max_pixels,
-        max_patches=packing.max_patches,
-    )
-    dp_size = max(1, nproc // config.parallel.model_parallel_size)
-    rows = min(config.packs_per_step // dp_size, 4 * config.parallel.pp_size)
-    job = Job(run=config, model=model, row=request.task().full_row, num_microbatches=max(1, rows))
+    job = job_of(config, nproc)
+    job = replace(job, num_microbatches=min(job.num_microbatches, 4 * config.parallel.pp_size))  # more change nothing
     measured = measure(job, nproc)
-    predicted = predict(job, nproc, "cpu" if kind == "cpu" else "npu" if kind == "npu" else "cuda")
+    predicted = predict(job, nproc, cast("Kernels", kind))
     return {
         "device": kind,
         "microbatches": job.num_microbatches,

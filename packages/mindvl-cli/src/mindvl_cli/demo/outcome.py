@@ -6,8 +6,6 @@ Comes after pipeline.py, before report.py.
 
 import datetime
 import platform
-import subprocess
-from pathlib import Path
 from typing import Any
 
 from mindvl_cli import machine
@@ -30,6 +28,7 @@ from mindvl_cli.demo.results import (
 )
 from mindvl_cli.demo.settings import BLOCK
 from mindvl_cli.demo.tasks import BENCHMARK_TASKS
+from mindvl_train.metrics.commit import commit
 
 WANTED = 0.9  # of unseen three-digit numbers read exactly
 EXAMPLES_PER_TASK = 2
@@ -191,15 +190,3 @@ def _examples(work: Workplace, chosen: dict[str, Any]) -> tuple[Example, ...]:
                 )
             )
     return tuple(shown)
-
-
-def commit() -> str:
-    """The commit of the checkout this code runs from; empty outside one, and where there is no git."""
-    here = Path(__file__)
-    try:
-        # In somebody else's repository this file is not tracked, and that repository's commit is not ours.
-        for command in (["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]):
-            done = subprocess.run(command, cwd=here.parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()

@@ -8,8 +8,6 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from mindvl_train.checkpoints.folder import plain_json
 from mindvl_train.checkpoints.integrity import write_json
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import find_device, name_of
+from mindvl_train.metrics.commit import commit
 from mindvl_train.metrics.row_tally import RunFacts
 from mindvl_train.parallel import Place
 
@@ -97,18 +96,6 @@ def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_st
         "commit": commit(),
     }
     write_json(config.out / FILE, card)
-
-
-def commit() -> str:
-    """The commit of the checkout this code runs from; empty outside one, and where there is no git."""
-    here = Path(__file__)
-    try:
-        # In somebody else's repository this file is not tracked, and that repository's commit is not ours.
-        for command in (["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]):
-            done = subprocess.run(command, cwd=here.parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 def _data(data: DataConfig) -> dict[str, Any]:

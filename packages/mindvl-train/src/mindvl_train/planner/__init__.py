@@ -2,15 +2,13 @@
 """Layouts that fit, their memory and their time, before a device is booked."""
 
 from mindvl_train.planner.memory import Memory
-from mindvl_train.planner.questions import BUDGETS, Request, days, largest_pixels, room
-from mindvl_train.planner.rows import VISUAL_OF_PICTURED
+from mindvl_train.planner.questions import BUDGETS, Request, days, largest_pixels, request_of, room
 from mindvl_train.planner.search import Plan, Search, Task, evaluate, search, with_stage_layers
 from mindvl_train.planner.step_time import MATMUL_EFFICIENCY, Machine, StepTime
 
 __all__ = [
     "BUDGETS",
     "MATMUL_EFFICIENCY",
-    "VISUAL_OF_PICTURED",
     "Machine",
     "Memory",
     "Plan",
@@ -21,6 +19,7 @@ __all__ = [
     "days",
     "evaluate",
     "largest_pixels",
+    "request_of",
     "room",
     "search",
     "with_stage_layers",

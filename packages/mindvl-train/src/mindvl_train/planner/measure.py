@@ -20,15 +20,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mindvl_model import MindVLConfig, enter
+from mindvl_model import MindVLConfig, TokenConfig, enter
 from mindvl_model.layout import chunk_layers
 from mindvl_train.config import RunConfig
+from mindvl_train.devices import DEVICES
 from mindvl_train.launch import launch
 from mindvl_train.layouts import layout_of
 from mindvl_train.planner.blocks import Kernels, Setting
 from mindvl_train.planner.memory import Ledger, Memory
+from mindvl_train.planner.questions import request_of
 from mindvl_train.planner.rows import Row
 from mindvl_train.planner.stages import parts_of
+from mindvl_train.planner.step_time import Machine
 
 IGNORE_INDEX = -100
 _SPECIAL = 7  # lower ids may be special tokens
@@ -60,6 +63,20 @@ class Job:
     model: MindVLConfig
     row: Row
     num_microbatches: int
+
+
+def job_of(config: RunConfig, num_processes: int) -> Job:
+    """A run in its own layout, on the fullest row that its recipe allows, without a tokenizer."""
+    # Of a request the row alone is wanted, which is the same on every machine.
+    row = request_of(config, Machine(device=DEVICES[0], num_devices=num_processes)).full_row
+    special = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
+    dp_size = max(1, num_processes // config.parallel.model_parallel_size)
+    return Job(
+        run=config,
+        model=replace(config.model.resolve(), tokens=special),
+        row=row,
+        num_microbatches=max(1, config.packs_per_step // dp_size),
+    )
 
 
 def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> list[Measured]:

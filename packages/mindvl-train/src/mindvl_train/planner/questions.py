@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from mindvl_model import MindVLConfig
 from mindvl_model.parameters import Part
-from mindvl_train.config import TRAINABLE, Phase
+from mindvl_train.config import TRAINABLE, Phase, RunConfig
 from mindvl_train.errors import TrainError
-from mindvl_train.planner.rows import SEGMENT_TOKENS, VISUAL_LIMIT, VISUAL_SHARE, Row, typical_row
+from mindvl_train.planner.rows import SEGMENT_TOKENS, VISUAL_LIMIT, VISUAL_OF_PICTURED, VISUAL_SHARE, Row, typical_row
 from mindvl_train.planner.search import Plan, Task, evaluate
 from mindvl_train.planner.step_time import Machine
 
@@ -50,27 +50,49 @@ class Request:
         wanted = VISUAL_LIMIT * self.visual_share * self.seq_length
         return min(self.seq_length, round(max(wanted, picture if self.visual_share else 0)))
 
+    @property
+    def full_row(self) -> Row:
+        """A row with as many pictures as it may have."""
+        return self._row(self.visual_limit)
+
+    def _row(self, visual_tokens: float) -> Row:
+        return typical_row(
+            self.seq_length,
+            max_pixels=self.max_pixels,
+            vision=self.model.vision,
+            visual_tokens=visual_tokens,
+            segment_tokens=self.segment_tokens,
+        )
+
     def task(self) -> Task:
         """The same for the search."""
-
-        def row(visual_tokens: float) -> Row:
-            return typical_row(
-                self.seq_length,
-                max_pixels=self.max_pixels,
-                vision=self.model.vision,
-                visual_tokens=visual_tokens,
-                segment_tokens=self.segment_tokens,
-            )
-
         return Task(
             model=self.model,
             machine=self.machine,
-            full_row=row(self.visual_limit),
-            usual_row=row(min(self.visual_limit, self.visual_share * self.seq_length)),
+            full_row=self.full_row,
+            usual_row=self._row(min(self.visual_limit, self.visual_share * self.seq_length)),
             packs_per_step=self.packs_per_step,
             trained=self.trained,
             wide=self.wide,
         )
+
+
+def request_of(config: RunConfig, machine: Machine) -> Request:
+    """What a recipe asks for."""
+    data = config.data
+    request = Request(
+        model=config.model.resolve(),
+        machine=machine,
+        seq_length=data.packing.seq_length,
+        max_pixels=data.image.max_pixels,
+        max_patches=data.packing.max_patches,
+        packs_per_step=config.packs_per_step,
+        trained=config.trained_parts,
+        wide=2 if config.precision == "bf16" else 4,
+    )
+    if data.text_share is None:
+        return request
+    return replace(request, visual_share=VISUAL_OF_PICTURED * (1 - data.text_share))
 
 
 @dataclass(frozen=True, kw_only=True)
