@@ -65,6 +65,12 @@ def equal_rows(size: str, rounds: int, quick: bool) -> list[Figure]:
             note="over forward, backward, clip and update of the same model, one call each",
         ),
         Figure(
+            name=f"{size}: outside the model",
+            value=100 * ours["outside"],
+            unit="% of the step",
+            note="data, host and collectives in the run's own step-time split: the loop without noise between runs",
+        ),
+        Figure(
             name=f"{size}: data wait",
             value=100 * ours["waiting"],
             unit="% of the step",

@@ -7,6 +7,7 @@ Used by step.py; each runs in a process of its own and returns tokens per second
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -106,14 +107,14 @@ WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
 
 def _equal(folder: Path, size: str, quick: bool) -> RunConfig:
     _, _, _, seq_length, packs_per_step = SIZES[size]
-    steps = WARM_UP + (5 if quick else {"5M": 16, "20M": 8, "100M": 4}[size])
+    steps = WARM_UP + (5 if quick else {"5M": 12, "20M": 7, "100M": 7}[size])
     count = 4 * packs_per_step * (steps + 8)  # the packer reads ahead
     write_samples(folder, [seq_length] * count, [seq_length // 2] * count)
     return run_of(folder, size, steps, seq_length=seq_length, packs_per_step=packs_per_step)
 
 
 def _workload(folder: Path, size: str, quick: bool) -> RunConfig:
-    steps = WARM_UP + (3 if quick else {"5M": 6, "20M": 3}[size])
+    steps = WARM_UP + (3 if quick else {"5M": 4, "20M": 2}[size])
     tokens, visual = draw("issue", 1024, WORKLOAD_ROW, seed=0)
     write_samples(folder, tokens.tolist(), visual.tolist())
     return run_of(folder, size, steps, seq_length=WORKLOAD_ROW, packs_per_step=1)
@@ -132,6 +133,10 @@ def _train(config: RunConfig) -> Result:
         "tokens_per_step": sum(real) / len(real),
         "padding": 1 - sum(real) / sum(computed),
         "waiting": max(split["data_wait"] / sum(split.values()) for split in splits[1:] or splits),
+        "outside": median(
+            1 - (split["vision"] + split["language"] + split["optimizer"]) / sum(split.values())
+            for split in splits[1:] or splits
+        ),
     }
 
 
