@@ -255,6 +255,23 @@ def test_recomputation_and_slow_links_cost_time() -> None:
     assert slow.time.tp == pytest.approx(plain.time.tp * 32 / 8)
 
 
+def test_what_keeps_the_activations_is_told_and_adds_up() -> None:
+    task = _request("mindvl-671b-a37b", 1024).task()
+    parallel = ParallelConfig(pp_size=4, ep_size=32, stage_layers=(13, 16, 16, 16), spread_images=False)
+    plain = evaluate(task, parallel, RecomputeConfig())
+    for memory in plain.memory:
+        assert sum(memory.activations_by.values()) == pytest.approx(memory.activations)
+    assert [{"vision", "head"} & memory.activations_by.keys() for memory in plain.memory] == [
+        {"vision"},
+        set(),
+        set(),
+        {"head"},
+    ]
+    assert plain.memory[1].activations_by["experts"] > plain.memory[1].activations_by["decoder"]
+    again = evaluate(task, parallel, RecomputeConfig(kind="full"))
+    assert "experts" not in again.memory[1].activations_by
+
+
 def test_a_text_only_model_task_has_no_pictures() -> None:
     request = replace(_request(), visual_share=0.0)
     model: MindVLConfig = request.model

@@ -32,13 +32,13 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
     from mindvl_train.checkpoints.folder import plain_json, save_weights
-    from mindvl_train.megatron.tensor_files import places_of, write_tensors
+    from mindvl_train.megatron.tensor_files import stored_parameters, write_tensors
 
     with single_process():
         model = MindVLModel(config, Layout())
         randomize(model)
         tensors = [(name, 0, tensor.detach()) for name, tensor in named_tensors(model).items()]
-        places = places_of(config, torch.float32)
+        places = stored_parameters(config, torch.float32)
         described = {
             "model": plain_json(config),
             "run": {"precision": "fp32", "data": {"tokenizer": str(tokenizer)}},

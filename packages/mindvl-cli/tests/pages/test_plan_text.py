@@ -9,9 +9,12 @@ PARTS = ("parameters", "gradients", "optimizer", "inputs", "activations", "tempo
 GIB = 1e9
 
 
-def _memory(**parts: float) -> dict[str, float]:
+def _memory(**parts: float) -> dict[str, Any]:
     memory = dict.fromkeys(PARTS, 0.0) | parts
-    return memory | {"total": sum(memory.values())}
+    return memory | {
+        "total": sum(memory.values()),
+        "activations_by": {"head": memory["activations"] / 4, "decoder": 3 * memory["activations"] / 4},
+    }
 
 
 def _plan() -> dict[str, Any]:
@@ -71,6 +74,7 @@ def test_bars_are_as_long_as_their_share_of_the_device() -> None:
     assert first.count("p") == 10 + first.partition("|")[0].count("p")
     assert "p" * 20 + "a" * 20 in second
     assert "layers 1+3" in first
+    assert "of its activations: decoder 15.0 GB, head 5.0 GB" in text
 
 
 def test_misses_room_and_days_are_said_in_words() -> None:

@@ -114,7 +114,12 @@ def _memory(plan: dict[str, Any], limit: float) -> str:
             lines.append("   ...")
     lines.append("  " + ", ".join(f"{mark} {name}" for name, mark in _MARKS.items()))
     fullest = plan["memory"][plan["fullest"]]
-    return "\n".join([*lines, f"  rank {plan['fullest']}: {_sizes(fullest)}"])
+    kept = sorted(fullest["activations_by"].items(), key=lambda item: -item[1])
+    lines += [
+        f"  rank {plan['fullest']}: {_sizes(fullest)}",
+        "  of its activations: " + ", ".join(f"{kind} {bytes_text(size)}" for kind, size in kept),
+    ]
+    return "\n".join(lines)
 
 
 def _bar(memory: dict[str, float], limit: float) -> str:

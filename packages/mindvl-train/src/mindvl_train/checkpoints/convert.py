@@ -92,7 +92,7 @@ def convert_to_checkpoint(
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.folder import newest_checkpoint, plain_json, save_weights
     from mindvl_train.layouts import DTYPES
-    from mindvl_train.megatron.tensor_files import places_of, write_tensors
+    from mindvl_train.megatron.tensor_files import stored_parameters, write_tensors
 
     if out.exists():
         raise WeightError(f"{out}: exists already. Name a new folder or remove it first.")
@@ -103,7 +103,7 @@ def convert_to_checkpoint(
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     with single_process():
-        places = places_of(config, DTYPES[precision])
+        places = stored_parameters(config, DTYPES[precision])
         from_folder = {rule.param_name: (rule, folder) for folder in folders.values() for rule in folder.rules}
         for name, (rule, folder) in from_folder.items():
             folder.check(rule, places[name].shape)

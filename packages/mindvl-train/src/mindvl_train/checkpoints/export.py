@@ -40,7 +40,7 @@ def export_checkpoint(
     from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.restore import WeightReader
     from mindvl_train.layouts import DTYPES
-    from mindvl_train.megatron.tensor_files import places_of
+    from mindvl_train.megatron.tensor_files import stored_parameters
 
     checkpoint = newest_checkpoint(source)
     manifest = read_manifest(checkpoint)
@@ -54,7 +54,7 @@ def export_checkpoint(
     if None in picture_sizes.values():
         raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
     with single_process():
-        places = places_of(config, stored)
+        places = stored_parameters(config, stored)
 
         reader = WeightReader(checkpoint)
         write_hf_folder(

@@ -19,7 +19,7 @@ from mindvl_train.checkpoints.folder import manifest_of, read_json, read_manifes
 from mindvl_train.checkpoints.integrity import find_damage
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.megatron.checkpoint import LOAD_ERRORS, set_optimizer_steps, wanted_pieces
-from mindvl_train.megatron.tensor_files import Place, TensorReader
+from mindvl_train.megatron.tensor_files import StoredParameter, TensorReader
 from mindvl_train.parallel import said_by_any
 from mindvl_train.state import TrainState
 
@@ -119,7 +119,7 @@ class WeightReader:
         with self._located("its list of tensors"):
             self._tensors = TensorReader(checkpoint / "tensors")
 
-    def read(self, param_name: str, place: Place) -> Tensor:
+    def read(self, param_name: str, place: StoredParameter) -> Tensor:
         """A whole parameter."""
         with self._located(param_name):
             return self._tensors.read(place)

@@ -37,7 +37,7 @@ from mindvl_train.megatron.checkpoint import MASTER, Piece
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredParameter:
     """Where a parameter lies in a checkpoint: layers of one kind are stacked into one tensor."""
 
     key: str
@@ -47,7 +47,7 @@ class Place:
     dtype: torch.dtype
 
 
-def places_of(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Place]:
+def stored_parameters(config: MindVLConfig, dtype: torch.dtype) -> dict[str, StoredParameter]:
     """Everything a checkpoint holds of a model, by name; megatron-core's groups of one process must exist."""
     with torch.device("meta"):
         model: Any = MindVLModel(config, Layout(dtype=dtype))
@@ -58,7 +58,7 @@ def places_of(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Place]:
         # A factory cuts a gated matrix into halves; one process holds both, one after the other.
         first = entry.build()[0] if isinstance(entry, ShardedTensorFactory) else entry
         depth, tensor = first.prepend_axis_num, held[name]
-        places[name] = Place(
+        places[name] = StoredParameter(
             first.key,
             tuple(first.global_shape[:depth]),
             tuple(first.global_offset[:depth]),
@@ -198,7 +198,7 @@ def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
 
 
 def write_tensors(
-    folder: Path, places: dict[str, Place], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
+    folder: Path, places: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
 ) -> None:
     """Write parameters of a whole model into an existing folder, in files of at most file_bytes (or one tensor).
 
@@ -221,7 +221,7 @@ class TensorReader:
         self._folder = folder
         self._metadata: Metadata = FileSystemReader(folder).read_metadata()
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: StoredParameter) -> Tensor:
         """One parameter."""
         content = torch.empty((*(1 for _ in place.stack), *place.shape), dtype=place.dtype)
         offset = (*place.position, *(0 for _ in place.shape))

@@ -40,6 +40,7 @@ class Block:
     experts: int = 0  # parameters of the routed experts of this rank
     trained: bool = True
     kept: float = 0.0  # bytes kept from forward to backward
+    routed: float = 0.0  # of these, for routing and routed experts
     boundary: float = 0.0  # its input, all that recomputation of the whole block keeps
     forward_peak: float = 0.0  # bytes at most, above what was held before it
     backward_peak: float = 0.0  # bytes at most, above what is held when backward enters it
@@ -78,6 +79,7 @@ def joined(name: str, blocks: list[Block]) -> Block:
         dense=sum(block.dense for block in blocks),
         experts=sum(block.experts for block in blocks),
         kept=held,
+        routed=sum(block.routed for block in blocks),
         forward_peak=forward_peak,
         backward_peak=backward_peak,
         matmul=sum(block.matmul for block in blocks),

@@ -267,6 +267,7 @@ def _expert_mlp(setting: Setting) -> Block:
         dense=counts.router + hidden,
         experts=counts.experts // setting.ep_size,
         kept=kept,
+        routed=kept - 2 * row,
         forward_peak=kept + 2 * row + max(combine, forward, exchange),
         backward_peak=2 * row
         + max(combine + exchange, exchange + backward, exchange + gradient + wide * arrived * ffn),

@@ -5,9 +5,11 @@ Comes after stages.py, before search.py. The moment is found by walking the sche
 backward of chunks, one forward and one backward in turn after the first ones, interleaved with virtual stages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.planner.blocks import Block, Setting
@@ -25,6 +27,7 @@ class Memory:
     activations: float  # kept for backward, of all rows in flight
     temporary: float  # on top of them at the fullest moment
     base: float = 0.0  # context, communication buffers, fragmentation
+    activations_by: dict[str, float] = field(default_factory=dict)  # activations of vision, decoder, experts, head ...
 
     @property
     def standing(self) -> float:
@@ -36,7 +39,7 @@ class Memory:
         """All of it."""
         return self.standing + self.activations + self.temporary
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         """Parts and total, for JSON."""
         return vars(self) | {"total": self.total}
 
@@ -58,6 +61,7 @@ class Stretch:
     kept: float
     forward_peak: float
     backward_peak: float
+    kinds: Mapping[str, float]  # kept, by what keeps it
 
 
 class Ledger:
@@ -95,7 +99,7 @@ class Ledger:
         expert_copies = max(1, copies * parallel.tp_size // parallel.ep_size)
         # A model in float32 is its own master.
         state = (4 if setting.wide < 4 else 0) + (0 if offload else 8)
-        activations, temporary = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
+        activations, temporary, kinds = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         row_bytes = setting.row.patches * patch + 8 * 5 * setting.row.tokens  # pixels cross as uint8
         return Memory(
@@ -106,6 +110,7 @@ class Ledger:
             activations=activations,
             temporary=temporary,
             base=base,
+            activations_by=kinds,
         )
 
     def counts(self, chunk: Chunk) -> Counts:
@@ -127,20 +132,30 @@ class Ledger:
         own: Sequence[Chunk],
         pp_rank: int,
         num_microbatches: int,
-    ) -> tuple[float, float]:
-        """(kept, on top of it) at the fullest moment."""
+    ) -> tuple[float, float, dict[str, float]]:
+        """(kept, on top of it, what is kept by what keeps it) at the fullest moment."""
         stretches = [self._stretch(chunk, parallel, recompute) for chunk in own]
         size, virtual = parallel.pp_size, parallel.virtual_stages
         held, fullest = 0.0, (0.0, 0.0)
+        rows: Counter[int] = Counter()  # in flight, by chunk
+        kinds: defaultdict[str, float] = defaultdict(float)
         for forward, number in schedule(size, virtual, pp_rank, min(num_microbatches, 4 * size)):
             stretch = stretches[number]
             held -= 0 if forward else stretch.kept
+            rows[number] += 1 if forward else 0
             peak = stretch.forward_peak if forward else stretch.backward_peak
             if held + peak > sum(fullest):
                 kept = min(peak, stretch.kept)
                 fullest = held + kept, peak - kept
+                kinds = defaultdict(float)
+                for chunk, count in rows.items():
+                    for kind, size_of_row in stretches[chunk].kinds.items():
+                        kinds[kind] += count * size_of_row
             held += stretch.kept if forward else 0
-        return fullest
+            rows[number] -= 0 if forward else 1
+        # A chunk that is half done keeps a part of what it will; the shares are those of whole ones.
+        scale = fullest[0] / max(1.0, sum(kinds.values()))
+        return *fullest, {kind: scale * size for kind, size in kinds.items() if size}
 
     def _stretch(self, chunk: Chunk, parallel: ParallelConfig, recompute: RecomputeConfig) -> Stretch:
         piped = parallel.pp_size > 1
@@ -153,6 +168,7 @@ class Ledger:
                 kept=stretch.kept + (boundary if not chunk.after else 0),
                 forward_peak=stretch.forward_peak,
                 backward_peak=stretch.backward_peak + 2 * boundary,
+                kinds=stretch.kinds,
             )
         return self._stretches[key]
 
@@ -160,13 +176,22 @@ class Ledger:
 def stretch_of(runs: Iterable[Run]) -> Stretch:
     """Blocks that run one after the other; both peaks are above what was held before them."""
     kept = forward_peak = backward_peak = 0.0
+    kinds: defaultdict[str, float] = defaultdict(float)
     for block, count in runs:
         if not count:
             continue
         forward_peak = max(forward_peak, kept + (count - 1) * block.kept + block.forward_peak)
         kept += count * block.kept
+        kinds[_kind(block)] += count * (block.kept - block.routed)
+        kinds["experts"] += count * block.routed
         backward_peak = max(backward_peak, kept + block.backward_peak)
-    return Stretch(kept=kept, forward_peak=forward_peak, backward_peak=backward_peak)
+    return Stretch(kept=kept, forward_peak=forward_peak, backward_peak=backward_peak, kinds=kinds)
+
+
+def _kind(block: Block) -> str:
+    if block.part != "language":
+        return block.part
+    return block.name if block.name in ("prediction", "head") else "decoder"
 
 
 def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
@@ -193,6 +218,7 @@ def recomputed(block: Block) -> Block:
     return replace(
         block,
         kept=block.boundary,
+        routed=0.0,
         backward_peak=max(block.forward_peak, block.kept + block.backward_peak),
     )
 
