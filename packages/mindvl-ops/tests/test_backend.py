@@ -3,7 +3,7 @@
 
 import pytest
 
-from mindvl_ops import OpsConfig, OpsError, UnknownBackend, backend_table, select_backends, use_backend
+from mindvl_ops import OpsConfig, OpsError, UnknownBackend, backend, backend_table, select_backends, use_backend
 from mindvl_ops.backend import chosen
 from mindvl_ops.npu import door
 from mindvl_ops.registry import _ENTRIES, lookup
@@ -12,7 +12,7 @@ from mindvl_ops.registry import _ENTRIES, lookup
 @pytest.fixture(autouse=True)
 def _default_afterwards():
     yield
-    select_backends(OpsConfig())
+    select_backends(OpsConfig(backend="torch"))
 
 
 def _table():
@@ -21,6 +21,22 @@ def _table():
 
 def test_torch_is_the_default():
     assert {row.chosen for row in backend_table()} == {"torch"}
+
+
+def test_auto_is_npu_on_an_npu_and_torch_elsewhere(fake_npu, monkeypatch):
+    for kind, expected in (("npu", "npu"), ("cuda", "torch"), ("cpu", "torch")):
+        select_backends(OpsConfig(), kind)
+        assert {row.chosen for row in backend_table()} == {expected}
+        monkeypatch.setattr(backend, "device_kind", lambda kind=kind: kind)
+        select_backends(OpsConfig(overrides={"swiglu": "reference"}))
+        table = _table()
+        assert (table["attention"].chosen, table["swiglu"].chosen) == (expected, "reference")
+
+
+def test_auto_on_an_npu_that_cannot_be_used_is_refused_and_not_replaced(monkeypatch):
+    monkeypatch.setattr(door, "why_not", lambda: "torch_npu is not installed")
+    with pytest.raises(OpsError, match="torch_npu is not installed"):
+        select_backends(OpsConfig(), "npu")
 
 
 def test_an_override_changes_one_operator():

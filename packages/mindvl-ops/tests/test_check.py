@@ -15,7 +15,7 @@ from mindvl_ops.testing import TOLERANCES
 @pytest.fixture(autouse=True)
 def _default_afterwards():
     yield
-    select_backends(OpsConfig())
+    select_backends(OpsConfig(backend="torch"))
 
 
 def test_there_is_a_case_for_every_operator():
@@ -42,7 +42,7 @@ def test_a_wrong_twin_and_one_that_refuses_are_seen(monkeypatch):
     right = _ENTRIES["swiglu"]["torch"]
     monkeypatch.setitem(_ENTRIES["swiglu"], "torch", lambda x: right(x) + 0.5)
     monkeypatch.setitem(_ENTRIES["rms_norm"], "torch", refusing)
-    select_backends(OpsConfig())
+    select_backends(OpsConfig(backend="torch"))
     rows = {row.operator: row for row in check_operators(dtypes=[torch.float32])}
     assert rows["swiglu"].comparisons["float32"].forward > 0.01
     assert rows["swiglu"].comparisons["float32"].backward < 1e-5

@@ -52,7 +52,7 @@ def test_any_convolution_without_overlap_is_a_matmul(image, kernel, way):
     expected = convolution(x, weight, bias, stride=kernel)
     select_backends(OpsConfig(patch_embed=way))
     actual = conv_as_matmul(x, weight, bias)
-    select_backends(OpsConfig())
+    select_backends(OpsConfig(backend="torch"))
     torch.testing.assert_close(actual, expected)
     grad = torch.randn(expected.shape, generator=generator).double()
     gradients = [torch.autograd.grad(result, inputs, grad) for result in (actual, expected)]
@@ -66,7 +66,7 @@ def test_the_convolution_needs_its_kernel():
             patch_embed(torch.zeros(2, 12), torch.zeros(4, 12))
         assert patch_embed(torch.zeros(2, 12), torch.zeros(4, 12), kernel=(3, 2, 2)).shape == (2, 4)
     finally:
-        select_backends(OpsConfig())
+        select_backends(OpsConfig(backend="torch"))
 
 
 def test_reference_gradients_are_right_in_float64():

@@ -2,7 +2,8 @@
 """Choose the implementation of every operator, explicitly and for the whole process.
 
 Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a
-backend that lacks an operator is an error, not a fallback, and `backend_table` says what runs and why not the others.
+backend that lacks an operator is an error, not a fallback; `auto` looks at the kind of device; `backend_table` says what
+runs and why not the others.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from . import registry
 from .config import BackendName, OpsConfig
 from .errors import OpsError
 from .npu import door
+from .runtime.start import device_kind
 
-_DEFAULT = OpsConfig()
+_DEFAULT = OpsConfig(backend="torch")
 _chosen_config: OpsConfig = _DEFAULT
 _chosen: dict[str, registry.Operator] = {}
 
@@ -28,14 +30,19 @@ class BackendRow:
     why_not: dict[str, str]  # every other backend -> reason
 
 
-def select_backends(config: OpsConfig) -> None:
+def select_backends(config: OpsConfig, device_type: str | None = None) -> None:
     """Make `config` the choice of this process.
+
+    Args:
+        device_type: What backend `auto` is for: "npu", "cuda" or "cpu"; None: what the device files of this host say.
 
     Raises:
         UnknownBackend: An override names no operator, or the backend lacks the operator.
         OpsError: The npu backend is asked for where no NPU can be used.
     """
     global _chosen_config, _chosen
+    if config.backend == "auto":
+        config = replace(config, backend="npu" if (device_type or device_kind()) == "npu" else "torch")
     for operator in config.overrides:
         registry.backends_of(operator)  # an unknown name raises and lists what exists
     wanted = {operator: _backend_for(config, operator) for operator in registry.operators()}

@@ -20,7 +20,8 @@ class RuntimeConfig:
 class OpsConfig:
     """Backend of all operators, and exceptions by operator name."""
 
-    backend: BackendName = "torch"  # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu
+    # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere
+    backend: BackendName | Literal["auto"] = "auto"
     overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
     patch_embed: Literal["matmul", "convolution"] = "matmul"  # the faster of the two depends on the version of CANN
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # launch variables and cores

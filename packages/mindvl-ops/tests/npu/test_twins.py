@@ -10,7 +10,7 @@ from mindvl_ops import OpsConfig, check_operators, registry, select_backends
 @pytest.fixture(autouse=True)
 def _default_afterwards():
     yield
-    select_backends(OpsConfig())
+    select_backends(OpsConfig(backend="torch"))
 
 
 def test_every_operator_is_near_the_reference(fake_npu):
