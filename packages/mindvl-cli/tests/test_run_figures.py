@@ -54,6 +54,13 @@ def test_speed_is_that_of_the_last_start_whose_layout_the_card_tells(tmp_path: P
         assert run_figures(read_run(tmp_path))["tokens_per_s"] == expected
 
 
+def test_the_loss_is_the_last_that_was_learned(tmp_path: Path) -> None:
+    write(tmp_path, [line(1), line(2, loss=None)])
+    assert run_figures(read_run(tmp_path))["loss"] == 4.0
+    write(tmp_path, [line(1, loss=None)])
+    assert run_figures(read_run(tmp_path))["loss"] is None
+
+
 def test_a_run_is_finished_or_stopped_by_its_result_and_unfinished_without_or_with_an_older_one(tmp_path: Path) -> None:
     write(tmp_path, [line(1), line(2)])
     assert state_of(read_run(tmp_path)) == "unfinished"

@@ -31,7 +31,7 @@ from mindvl_data.quarantine import read_quarantine
 from mindvl_model import MindVLConfig, enter
 from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, run_training
+from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.faults.watchdog import outlasting
 
@@ -180,6 +180,18 @@ def train_on_mixture(
         ]
         faulthandler.cancel_dump_traceback_later()
         return [(float(report.loss_sum), report.num_label_tokens, report.grad_norm) for report in reports]
+
+
+def test_processes_that_would_share_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindvl_train.parallel import _check_device
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    _check_device(0, 1, world=1)
+    with pytest.raises(TrainError, match=r"LOCAL_RANK is not.*export LOCAL_RANK=\$SLURM_LOCALID"):
+        _check_device(0, 8, world=16)
+    monkeypatch.setenv("LOCAL_RANK", "8")
+    with pytest.raises(TrainError, match=r"process 8 of this machine, but 8 devices are visible"):
+        _check_device(8, 8, world=16)
 
 
 def test_collectives_of_all_groups_wait_longer_than_the_watchdog() -> None:

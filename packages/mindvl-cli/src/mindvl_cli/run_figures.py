@@ -79,7 +79,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
         "state": state_of(run),
         "step": last["step"],
         "steps": run.card.get("schedule", {}).get("steps"),
-        "loss": last["loss"],
+        "loss": next((line["loss"] for line in reversed(run.lines) if line["loss"] is not None), None),
         "loss_by_source": last.get("loss_by_source", {}),
         "loss_by_modality": last.get("loss_by_modality", {}),
         "tokens": last["tokens"],

@@ -170,12 +170,15 @@ class FaultsConfig:
 
     on_bad_step: Literal["stop", "skip"] = "stop"  # loss or gradient norm not finite, or a spike: end, or leave it out
     spike_factor: float | None = None  # a gradient norm this many times the median of the last 100 is a spike
+    loss_spike_factor: float | None = None  # likewise a mean loss; losses move less than norms, so this is nearer to 1
     max_skipped: int = 10  # steps left out in a row before the run stops
     stuck_after_s: float = 600.0  # a part of a step that takes longer (a save: 3 times that) ends the run; 0: never
 
     def __post_init__(self) -> None:
-        if self.spike_factor is not None and not self.spike_factor > 1:  # nan compares with nothing
-            raise ValueError(f"spike_factor={self.spike_factor} calls every step a spike. Use for example 10.")
+        for name, usual in (("spike_factor", 10), ("loss_spike_factor", 2)):
+            factor = getattr(self, name)
+            if factor is not None and not factor > 1:  # nan compares with nothing
+                raise ValueError(f"{name}={factor} calls every step a spike. Use for example {usual}.")
         if self.max_skipped < 1:
             raise ValueError(f"max_skipped={self.max_skipped} allows no step to be left out. Use 1 or more.")
         if not 0 <= self.stuck_after_s < math.inf:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run would do, without doing it: every stage is built on the meta device, nothing is read or written.
+"""What a run would do, without doing it: stages are built on the meta device, no weights read, nothing written.
 
 Beside run.py, which does it. Takes seconds and little memory for any model on any number of processes; what is missing
 on this machine is listed.
@@ -16,7 +16,7 @@ from mindvl_data import DataError, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_model.counts import count_parameters
 from mindvl_model.parameters import PARTS, parameter_group
-from mindvl_ops import select_backends
+from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
 from mindvl_train.layouts import data_parallel_size, fewest_processes, layout_of
@@ -39,8 +39,8 @@ class StageCounts:
     trained: int
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int  # two moments, and fp32 weights beside bf16 ones; spread over ranks with the same weights
-    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of this machine
+    optimizer_bytes: int  # moments unless on the host, fp32 weights beside bf16 ones; over ranks with the same weights
+    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of layout's device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,12 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         ModelError: The layout does not fit the model.
         TrainError: The layout does not fit the number of processes or rows.
     """
-    kind = cast("Kernels", enter().device(0).type)
+    # Operators for an NPU are asked for on machines without one too, to see whether a run there would fit.
+    kind = cast("Kernels", "npu" if config.ops.backend == "npu" else enter().device(0).type)
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
     from mindvl_train.planner.measure import job_of, predict
 
-    problems = list(_missing(config, from_stage))
+    problems = list(missing_paths(config, from_stage))
     model_config = _model_config(config, problems)
     processes = num_processes or fewest_processes(config)
     dp_size = data_parallel_size(config, processes)
@@ -93,7 +94,6 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             models = imagined_models(model_config, layout)
             groups = groups or found
             stages.append(_count(config, models, planned[rank], rank=rank, processes=processes))
-    select_backends(config.ops)
     trained, all_parameters = _trained(config, model_config)
     return DryRun(
         phase=config.phase,
@@ -108,9 +108,9 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         stages=tuple(stages),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
-        operators={row.operator: row.chosen for row in backend_table()},
+        operators=_operators(config, problems),
         start=_start(config, from_stage),
-        data=_first_step(config, dp_size) if not problems else None,
+        data=None if any(one.startswith("data.") for one in problems) else _first_step(config, dp_size),
         problems=tuple(problems),
     )
 
@@ -127,7 +127,8 @@ def _count(config: RunConfig, models: list[Any], planned: "Memory", *, rank: int
             if parameter_group(name) in config.trained_parts:
                 sizes["trained"] += parameter.numel()
                 copies = per_stage // (parallel.ep_size if ".experts." in name else parallel.tp_size)
-                optimizer_bytes += parameter.numel() * _state_bytes(config) / copies
+                on_device = _master_bytes(config) if config.optimizer.offload else _state_bytes(config)
+                optimizer_bytes += parameter.numel() * on_device / copies
     return StageCounts(
         rank=rank,
         layers=tuple(len(model.language.decoder.layers) for model in models),
@@ -144,7 +145,11 @@ def _count(config: RunConfig, models: list[Any], planned: "Memory", *, rank: int
 
 def _state_bytes(config: RunConfig) -> int:
     """Of one trained parameter in the optimizer: two fp32 moments, and an fp32 copy of a bf16 weight."""
-    return 12 if config.precision == "bf16" else 8
+    return 8 + _master_bytes(config)
+
+
+def _master_bytes(config: RunConfig) -> int:
+    return 4 if config.precision == "bf16" else 0
 
 
 def _trained(config: RunConfig, model_config: MindVLConfig) -> tuple[dict[str, int], dict[str, int]]:
@@ -174,6 +179,15 @@ def _layout(config: RunConfig, processes: int, dp_size: int, groups: dict[str, l
         "pipeline_bubble": (parallel.pp_size - 1) / (chunks_under_way + parallel.pp_size - 1),
         "recompute": config.recompute.kind,
     }
+
+
+def _operators(config: RunConfig, problems: list[str]) -> dict[str, str]:
+    """The backend that each operator is asked for; what this machine lacks for it is a problem."""
+    try:
+        select_backends(config.ops)
+    except OpsError as error:
+        problems.append(str(error))
+    return {row.operator: config.ops.overrides.get(row.operator, config.ops.backend) for row in backend_table()}
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
@@ -227,8 +241,12 @@ def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
     }
 
 
-def _missing(config: RunConfig, from_stage: str | None) -> Iterator[str]:
-    """Paths that the recipe names and that are not there."""
+def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[str]:
+    """One sentence for each path that the recipe names and that is not there.
+
+    Args:
+        from_stage: The stage of a plan that will have written init.checkpoint by then.
+    """
     named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
     named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
     named += [
@@ -249,7 +267,11 @@ def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
     try:
         tokenizer = load_tokenizer(config.data.tokenizer)
     except DataError as error:
-        problems.append(str(error))
+        what = str(error)
+        if error.__cause__ is not None:  # transformers tells in several lines how else one could be made
+            folder = config.data.tokenizer
+            what = f"{folder} holds no tokenizer. Name a folder with tokenizer.json by data.tokenizer=PATH."
+        problems.append(f"data.tokenizer: {what}")
         return resolved
     return for_tokenizer(resolved, tokenizer.special_ids, len(tokenizer.hf))
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from mindvl_model import Accelerator
 from mindvl_train.config import ParallelConfig
+from mindvl_train.errors import TrainError
 from mindvl_train.launch import number_of_start
 from mindvl_train.megatron.groups import destroy_groups, group_of_row_peers, make_groups
 
@@ -57,11 +58,6 @@ class Place:
         return self.pp_rank == 0
 
     @property
-    def is_last_stage(self) -> bool:
-        """Whether it computes the loss."""
-        return self.pp_rank == self.pp_size - 1
-
-    @property
     def counts_rows(self) -> bool:
         """Whether it speaks for its rows: one of the processes that train the same ones."""
         return self.tp_rank == self.cp_rank == self.pp_rank == 0
@@ -87,6 +83,7 @@ def process_groups(
     rank, world, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = accelerator.device(local_rank)
     if device.type != "cpu":
+        _check_device(local_rank, torch.get_device_module(device).device_count(), world)
         torch.get_device_module(device).set_device(device)
     store: dist.Store = dist.HashStore()
     if world > 1:
@@ -103,6 +100,19 @@ def process_groups(
     finally:
         destroy_groups()
         dist.destroy_process_group()
+
+
+def _check_device(local_rank: int, num_devices: int, world: int) -> None:
+    if world > 1 and "LOCAL_RANK" not in os.environ:
+        raise TrainError(
+            "WORLD_SIZE is set, but LOCAL_RANK is not, so all processes of a machine would take its first device. "
+            "Environment. Start by torchrun, or export LOCAL_RANK=$SLURM_LOCALID before the command."
+        )
+    if local_rank >= num_devices:
+        raise TrainError(
+            f"process {local_rank} of this machine, but {num_devices} devices are visible. LOCAL_RANK. Start as many "
+            "processes as there are devices (--nproc), or look at CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES."
+        )
 
 
 def any_process(answer: bool, device: torch.device) -> bool:

@@ -84,14 +84,18 @@ def run_training(
     from mindvl_train.megatron.optimizer import release
     from mindvl_train.parallel import any_process, process_groups
 
-    select_backends(config.ops)
+    select_backends(config.ops, accelerator.kind)
     with (
         stop_requests() as stop_asked,
         process_groups(
             accelerator, config.seed, config.parallel, patience=outlasting(config.faults.stuck_after_s)
         ) as place,
         Watchdog(
-            config.out, rank=place.rank, num_ranks=place.num_ranks, limit_s=config.faults.stuck_after_s
+            config.out,
+            rank=place.rank,
+            num_ranks=place.num_ranks,
+            limit_s=config.faults.stuck_after_s,
+            speaks_for_machine=local_rank == 0,
         ) as watchdog,
     ):
         found = _checkpoints_to_resume(config, resume)

@@ -8,7 +8,7 @@ import torch
 
 from mindvl_train.interfaces import BatchSource
 
-_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "norms"}
+_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "norms", "losses"}
 
 
 @dataclass
@@ -27,6 +27,7 @@ class TrainState:
     skipped: int = 0  # steps left out because they were bad
     skipped_in_a_row: int = 0
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
+    losses: list[float] = field(default_factory=list)  # their mean losses
 
     def counters(self) -> dict[str, Any]:
         """What a manifest keeps, as plain JSON values."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimizer update: microbatches, forward, backward, clip, update.
 
-Comes after the loader, inside the loop. The loss stays on the device until metrics/metrics.py asks for it.
+Comes after the loader, inside the loop. Whether it counts is asked in between (faults/bad_steps.py).
 """
 
 from collections.abc import Callable, Sequence

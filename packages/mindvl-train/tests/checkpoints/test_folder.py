@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints appear whole or not at all, are pruned, and say what is wrong with a damaged one."""
 
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -120,6 +122,26 @@ def test_a_damaged_checkpoint_is_never_chosen_and_named(
     assert "Going back to step-00000001" in lines[0]
     shutil.rmtree(folder / "step-00000003")
     assert run_training(config).finished
+
+
+def test_a_disk_that_does_not_answer_is_no_damage(
+    saved: tuple[RunConfig, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mindvl_train.megatron.tensor_files import TensorReader
+
+    def stale(self: TensorReader, index: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    config, _ = saved
+    config = replace(config, schedule=replace(config.schedule, steps=3))
+    with monkeypatch.context() as patched:
+        patched.setattr(TensorReader, "_load", stale)
+        with pytest.raises(CheckpointError, match=r"step-00000002: its tensors cannot be read now .*Start again"):
+            run_training(config)
+    assert "DAMAGED" not in caplog.text
+    seen: list[int] = []
+    run_training(config, on_step=lambda step, loss: seen.append(step))
+    assert seen == [3]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_anew(saved: tuple[RunConfig, Path]) -> None:

@@ -112,6 +112,27 @@ def test_a_skipped_step_is_written_down_and_leaves_no_trace_in_what_is_usual(tmp
     assert (second["step"], second["grad_norm"], second["ranks"][0]["loss_sum"]) == (13, "nan", "nan")
 
 
+def test_a_loss_far_above_the_usual_one_is_a_spike_too(tmp_path: Path, place: Place) -> None:
+    state = fresh()
+    config = FaultsConfig(on_bad_step="skip", loss_spike_factor=1.5)
+    # 14 learned tokens, so the mean loss is 2 before and 3.1 in the spike; the norm does not move.
+    assert decide(state, config, tmp_path, place, [*[(28.0, 1.0)] * 10, (43.4, 1.0), (41.9, 1.0)]) == (
+        [True] * 10 + [False, True]
+    )
+    assert state.losses == pytest.approx([2.0] * 10 + [41.9 / 14])
+    (line,) = written(tmp_path)
+    assert "the loss 3.1 is more than faults.loss_spike_factor=1.5 times 2, the median of the last 10" in line["why"]
+
+
+def test_a_full_disk_does_not_end_a_run_that_leaves_bad_steps_out(
+    tmp_path: Path, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = FaultsConfig(on_bad_step="skip")
+    assert decide(fresh(), config, tmp_path / "gone", place, [(NAN, 1.0)]) == [False]
+    assert "skipped.jsonl could not be written" in caplog.text
+    assert "n3" in caplog.text
+
+
 def test_the_first_steps_are_never_spikes_and_the_oldest_norms_are_forgotten(tmp_path: Path, place: Place) -> None:
     state = fresh()
     config = FaultsConfig(spike_factor=2.0)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over steps become one report, the same in every layout; lost time is put down to what caused it."""
 
+import errno
 import json
+import math
 import os
 import pickle
 import socket
@@ -62,7 +64,8 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
             if state.step == 3:
                 metrics.add_save(1000.0)
         metrics.close()
-    assert answers == [None, 1.0, 1.0, 0.0]  # 10 over 10 tokens, 3 over 3, nothing over nothing
+    assert answers[:3] == [None, 1.0, 1.0]  # 10 over 10 tokens, 3 over 3
+    assert math.isnan(answers[3])  # nothing over nothing
     assert [report["step"] for report in sink.reports] == [2, 3, 4]
     assert [report["label_tokens"] for report in sink.reports] == [10, 13, 13]
     assert [report["tokens"] for report in sink.reports] == [200, 300, 400]
@@ -70,6 +73,21 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
     assert sink.reports[2]["seconds_per_step"] < 0  # a save is no part of a step
     assert sink.reports[0]["seconds_per_step"] == pytest.approx(100 / sink.reports[0]["tokens_per_s"], rel=1e-6)
     assert (state.label_tokens, state.tokens, sink.closed) == (13, 400, True)
+
+
+def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    from mindvl_model import enter
+
+    class Full(Kept):
+        def write(self, report: dict[str, Any]) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    after, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
+    facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
+    with process_groups(enter(), seed=0) as place:
+        Metrics([Full(), after], 1, place, facts).add(state, step_of(6.0, 2), report_now=True)
+    assert len(after.reports) == 1
+    assert "a report could not be written" in caplog.text
 
 
 def test_groups_come_down_so_that_a_process_can_train_again() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from mindvl_cli.commands.options import OUT_FILE
+
 
 @click.command(epilog="Example: mindvl report runs/sft --out report.html")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+@click.option("--out", type=OUT_FILE, help="Write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 def report(run: Path, out: Path | None, as_json: bool) -> None:
     """Say how the run in folder RUN went: loss, speed, where the time of its steps went, and its card.
@@ -42,7 +44,8 @@ def _print(figures: dict[str, Any], out: Path | None) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     of_steps = "" if figures["steps"] is None else f" of {figures['steps']}"
-    console.print(f"{figures['run']}: {figures['state']}, step {figures['step']}{of_steps}, loss {figures['loss']:.4f}")
+    loss = "nothing was learned" if figures["loss"] is None else f"loss {figures['loss']:.4f}"
+    console.print(f"{figures['run']}: {figures['state']}, step {figures['step']}{of_steps}, {loss}")
     for name, group in (("source", figures["loss_by_source"]), ("modality", figures["loss_by_modality"])):
         if group:
             console.print(f"  loss by {name}: " + ", ".join(f"{key} {loss:.4f}" for key, loss in group.items()))

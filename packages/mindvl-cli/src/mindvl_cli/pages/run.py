@@ -68,7 +68,7 @@ def _header(name: str, figures: dict[str, Any]) -> str:
     mfu, tflops = figures["mfu"], figures["tflops_per_device"]
     fast = f"{tflops:.3g} TFLOP/s a device" if tflops is not None else "median"
     tiles = [
-        tile(f"{figures['loss']:.3f}", "loss", "last report"),
+        tile("none" if figures["loss"] is None else f"{figures['loss']:.3f}", "loss", "last report"),
         tile(_short(figures["tokens"]), "tokens", f"{_short(figures['label_tokens'])} learned"),
         tile(f"{figures['tokens_per_s']:,.0f}", "tokens/s", fast),
         tile(f"{figures['seconds_per_step']:.3g} s", "a step", "median of the last start"),

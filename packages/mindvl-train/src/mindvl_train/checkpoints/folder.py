@@ -130,5 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read now ({error}). Start again, or look at the disk.") from error

@@ -27,7 +27,11 @@ def seal(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is not as it was written: a sentence that names the file; None where nothing is."""
+    """What is not as it was written: a sentence that names the file; None where nothing is.
+
+    Raises:
+        OSError: A file is there and cannot be read.
+    """
     try:
         listed: dict[str, dict[str, int]] = json.loads((folder / FILES).read_text())
         for name, told in listed.items():
@@ -38,7 +42,7 @@ def find_damage(folder: Path) -> str | None:
                 return f"{name} has another content than what was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(folder)} is missing"
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         return f"{FILES} cannot be read ({type(error).__name__}: {error})"
     return None
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from mindvl_train.checkpoints.folder import manifest_of, read_json, read_manifest
 from mindvl_train.checkpoints.integrity import find_damage
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
-from mindvl_train.megatron.checkpoint import LOAD_ERRORS, set_optimizer_steps, wanted_pieces
-from mindvl_train.megatron.tensor_files import StoredParameter, TensorReader
+from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, wanted_pieces
+from mindvl_train.megatron.tensor_files import ForeignTensorsError, StoredParameter, TensorReader
 from mindvl_train.parallel import said_by_any
 from mindvl_train.state import TrainState
 
@@ -60,11 +60,11 @@ def resume(
         DamagedCheckpointError: The checkpoint is not as it was written.
         CheckpointError: It is of another model or phase.
     """
-    manifest = _on_all(lambda: _read_whole(checkpoint))
+    manifest, ledger = _on_all(lambda: (_read_whole(checkpoint), read_json(checkpoint / "ledger.json")))
     _check_origin(checkpoint, manifest, described)
     _load(checkpoint, state.models, state.optimizer)
     set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
-    state.source.load_state_dict(read_json(checkpoint / "ledger.json"), accept_change=accept_data_change)
+    _take_up_data(state, ledger, accept_data_change)
     state.restore(manifest)
     differing = sorted(_changed(_circumstances(manifest), _circumstances(manifest_of(state, described, 0))))
     if differing:
@@ -116,22 +116,35 @@ class WeightReader:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        with self._located("its list of tensors"):
+        with _reading(checkpoint, "its list of tensors"):
             self._tensors = TensorReader(checkpoint / "tensors")
 
     def read(self, param_name: str, place: StoredParameter) -> Tensor:
         """A whole parameter."""
-        with self._located(param_name):
+        with _reading(self._checkpoint, param_name):
             return self._tensors.read(place)
 
-    @contextmanager
-    def _located(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except LOAD_ERRORS as error:
-            raise DamagedCheckpointError(
-                f"{self._checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]})"
-            ) from error
+
+@contextmanager
+def _reading(checkpoint: Path, what: str) -> Iterator[None]:
+    """Say of an error what it means for the checkpoint: another model, damage, or a disk that does not answer."""
+    try:
+        yield
+    except ForeignTensorsError as error:
+        raise CheckpointError(
+            f"{checkpoint}: is of another model ({error}). Name a checkpoint of this model, or the model it is of."
+        ) from error
+    except torch.OutOfMemoryError:
+        raise
+    except DAMAGE as error:
+        raise DamagedCheckpointError(
+            f"{checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]})"
+        ) from error
+    except OSError as error:  # nothing is known to be wrong with the checkpoint, so no older one takes its place
+        raise CheckpointError(
+            f"{checkpoint}: {what} cannot be read now ({error}). Start again; if it stays so, name an older checkpoint "
+            "with --resume PATH."
+        ) from error
 
 
 def _circumstances(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -142,15 +155,19 @@ def _circumstances(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_all(action: Callable[[], Result]) -> Result:
-    """The same on every process; damage that one of them meets is an error on all."""
-    error: str | None = None
+    """The same on every process; what one of them meets is an error on all, so that all go on or back together."""
+    damage = other = None
     try:
         result = action()
     except DamagedCheckpointError as problem:
-        error = problem.damage
-    said = said_by_any(error)
-    if said is not None:
-        raise DamagedCheckpointError(said)
+        damage = problem.damage
+    except CheckpointError as problem:
+        other = str(problem)
+    damage, other = said_by_any(damage), said_by_any(other)
+    if other is not None:
+        raise CheckpointError(other)
+    if damage is not None:
+        raise DamagedCheckpointError(damage)
     return result
 
 
@@ -158,22 +175,35 @@ def _read_whole(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all there, as large as they were."""
     manifest = read_manifest(checkpoint)
     # There may be a thousand files, which not each of a thousand processes has to look at.
-    damage = find_damage(checkpoint) if dist.get_rank() == 0 else None
+    with _reading(checkpoint, "its files"):
+        damage = find_damage(checkpoint) if dist.get_rank() == 0 else None
     if damage is not None:
         raise DamagedCheckpointError(f"{checkpoint}: {damage}")
     return manifest
 
 
 def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | None) -> None:
+    pieces = wanted_pieces(models, optimizer)
+
     def read() -> None:
-        try:
-            TensorReader(checkpoint / "tensors").fill(wanted_pieces(models, optimizer))
-        except LOAD_ERRORS as error:
-            raise DamagedCheckpointError(
-                f"{checkpoint}: its tensors cannot be read ({type(error).__name__}: {str(error)[:300]})"
-            ) from error
+        with _reading(checkpoint, "its tensors"):
+            TensorReader(checkpoint / "tensors").fill(pieces)
 
     _on_all(read)
+
+
+def _take_up_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None) -> None:
+    """The position in the data; when one process cannot go on there, none does."""
+    error: Exception | None = None
+    try:
+        state.source.load_state_dict(ledger, accept_change=accept_change)
+    except Exception as problem:  # of whatever package the data is
+        error = problem
+    said = said_by_any(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if said is not None:
+        raise CheckpointError(said)
 
 
 def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -43,7 +43,8 @@ def run_job(program: str, task: Any, folder: Path, *, processes: int, num_cores:
     try:
         launch([sys.executable, "-m", program, str(job)], processes, threads_per_process=max(1, num_cores // processes))
     except TrainError as error:
-        said = sorted(folder.glob("problem-*"))
+        # The first in time: those that come after may have lost a peer only.
+        said = sorted(folder.glob("problem-*"), key=lambda path: path.stat().st_mtime_ns)
         raise TrainError(said[0].read_text() if said else str(error)) from None
     return [pickle.loads((folder / f"result-{rank:04d}").read_bytes()) for rank in range(processes)]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from mindvl_train.state import TrainState
 logger = logging.getLogger(__name__)
 
 NORMS_KEPT = 100
-NORMS_NEEDED = 10  # the first norms of a run differ by factors, so nothing is called a spike before
+NORMS_NEEDED = 10  # the first norms and losses of a run differ by factors, so nothing is called a spike before
 
 
 class BadSteps:
@@ -54,12 +55,17 @@ class BadSteps:
         Raises:
             TrainError: The step is bad and the policy is to stop, or too many in a row were left out.
         """
-        total = loss_sum.detach().clone()
+        place, state = self._place, self._state
+        speaks = place.tp_rank == 0  # tensor-parallel peers have the same losses
+        count = sum(row.num_label_tokens for row in rows) if place.counts_rows else 0
+        total = torch.stack((speaks * loss_sum.detach(), torch.full_like(loss_sum, count)))
         dist.all_reduce(total)
-        why = self._why_bad(grad_norm, float(total))
-        state = self._state
+        summed, learned = total.tolist()
+        loss = summed / max(1.0, learned)
+        why = self._why_bad(grad_norm, loss)
         if why is None:
             state.norms = [*state.norms, grad_norm][-NORMS_KEPT:]
+            state.losses = [*state.losses, loss][-NORMS_KEPT:] if learned else state.losses
             state.skipped_in_a_row = 0
             return True
         stops = self._config.on_bad_step == "stop" or state.skipped_in_a_row >= self._config.max_skipped
@@ -79,12 +85,16 @@ class BadSteps:
             return f"the loss is {loss}"
         if not math.isfinite(grad_norm):
             return f"the gradient norm is {grad_norm}"
-        factor, norms = self._config.spike_factor, self._state.norms
-        if factor is not None and len(norms) >= NORMS_NEEDED and grad_norm > factor * (usual := median(norms)):
-            return (
-                f"the gradient norm {grad_norm:.4g} is more than faults.spike_factor={factor:g} times {usual:.4g}, "
-                f"the median of the last {len(norms)} steps"
-            )
+        config, state = self._config, self._state
+        for what, value, name, factor, before in (
+            ("gradient norm", grad_norm, "spike_factor", config.spike_factor, state.norms),
+            ("loss", loss, "loss_spike_factor", config.loss_spike_factor, state.losses),
+        ):
+            if factor is not None and len(before) >= NORMS_NEEDED and value > factor * (usual := median(before)):
+                return (
+                    f"the {what} {value:.4g} is more than faults.{name}={factor:g} times {usual:.4g}, "
+                    f"the median of the last {len(before)} steps"
+                )
         return None
 
     def _record(
@@ -134,8 +144,11 @@ def _finite_or_text(value: float) -> float | str:
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:  # the other processes are about to go on
+        logger.warning("%s could not be written (%s): %s", path, error, json.dumps(record))
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -48,11 +48,16 @@ class Watchdog:
 
     Args:
         out: Folder of the run; OUT/heartbeat/ and OUT/logs/ are written.
+        speaks_for_machine: Whether it also looks who is behind and shows its stacks; one process of each machine is
+            enough, as every look reads the heartbeats of all.
         limit_s: Seconds one part of a step may take; three times as many before the first step is done, and a
             checkpoint; 0: any.
     """
 
-    def __init__(self, out: Path, *, rank: int, num_ranks: int, limit_s: float) -> None:
+    def __init__(
+        self, out: Path, *, rank: int, num_ranks: int, limit_s: float, speaks_for_machine: bool = True
+    ) -> None:
+        self._speaks = speaks_for_machine
         self._rank, self._num_ranks, self._limit_s = rank, num_ranks, limit_s
         self._heartbeats = out / "heartbeat"
         self._stacks = out / "logs" / f"stuck-rank-{rank:04d}.txt"
@@ -121,10 +126,11 @@ class Watchdog:
 
     def _give_up(self, doing: _Doing) -> None:
         waited_s = time.monotonic() - doing.since
+        others = f" {self._who_is_behind()}" if self._speaks else ""
         message = (
             f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()}) has been in part '{doing.part}' of "
             f"step {doing.step} for {waited_s:.0f} s, longer than faults.stuck_after_s={self._limit_s:g} allows; "
-            f"it is in {_innermost(self._main)}. {self._who_is_behind()} All stacks: {self._stacks}. The run ends "
+            f"it is in {_innermost(self._main)}.{others} All stacks: {self._stacks}. The run ends "
             f"with exit code {STUCK}; start it again and it goes on from its last checkpoint."
         )
         logger.error("%s", message)
@@ -135,7 +141,8 @@ class Watchdog:
                 faulthandler.dump_traceback(file)
         except OSError as error:
             logger.error("%s: cannot be written (%s)", self._stacks, error)
-        faulthandler.dump_traceback(sys.__stderr__ or 2)
+        if self._speaks:
+            faulthandler.dump_traceback(sys.__stderr__ or 2)
         # The launcher ends all processes as soon as one has gone: let those that wait write their stacks too.
         time.sleep(min(10.0, self._limit_s / 5))
         logging.shutdown()
@@ -181,7 +188,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _innermost(thread: int) -> str:
-    """The calls a thread is in, innermost first; a collective is one of them, below who asked for it."""
+    """The calls a thread is in, innermost first.
+
+    Over gloo a collective is one of them. NCCL and HCCL return at once, and the thread waits where it next reads a
+    result: then their own logs name the collective (docs/cluster.md).
+    """
     frame: FrameType | None = sys._current_frames().get(thread)
     calls: list[str] = []
     while frame is not None and len(calls) < 5:

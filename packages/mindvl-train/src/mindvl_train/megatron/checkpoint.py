@@ -23,8 +23,8 @@ from torch import Tensor
 STATE = "optimizer.state"  # optimizer.state.exp_avg.KEY belongs to the weights KEY
 MASTER = f"{STATE}.param."
 
-# What reading damaged or foreign tensors raises, by the layer that notices.
-LOAD_ERRORS = (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError)
+# What reading damaged tensors raises, by the layer that notices.
+DAMAGE = (FileNotFoundError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)

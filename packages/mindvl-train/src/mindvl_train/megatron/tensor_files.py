@@ -214,8 +214,15 @@ def write_tensors(
     write_index(folder, writer.chunks)
 
 
+class ForeignTensorsError(Exception):
+    """What is wanted is not what the checkpoint is made of: it is whole, and of another model."""
+
+
 class TensorReader:
-    """Boxes of a checkpoint that any number of processes wrote. What it raises is among checkpoint.LOAD_ERRORS."""
+    """Boxes of a checkpoint that any number of processes wrote.
+
+    What it raises is among checkpoint.DAMAGE, a ForeignTensorsError, or an OSError of a disk that does not answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -235,10 +242,14 @@ class TensorReader:
         for piece in pieces:
             wanted.setdefault(self._stored_key(piece), []).append(piece)
         for key, sharing in wanted.items():
-            described = self._metadata.state_dict_metadata[key]
+            described = self._metadata.state_dict_metadata.get(key)
             whole = sharing[0].whole
+            if described is None:
+                raise ForeignTensorsError(f"it has no {key}")
             if not isinstance(described, TensorStorageMetadata) or tuple(described.size) != whole:
-                raise ValueError(f"{key} has shape {list(getattr(described, 'size', ()))}, wanted {list(whole)}")
+                raise ForeignTensorsError(
+                    f"{key} has shape {list(getattr(described, 'size', ()))}, wanted {list(whole)}"
+                )
             filled = 0
             for chunk in described.chunks:
                 touched = [(piece, both) for piece in sharing if (both := _overlap(piece, chunk)) is not None]

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a run: gathered every step without waiting for the device, reduced over ranks once per report.
+"""Numbers of a run: gathered every step without further waits for the device, reduced over ranks once per report.
 
 Comes after the step; sinks.py writes what this makes. docs/metrics.md defines every number.
 """
 
+import logging
 import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from mindvl_train.metrics.step_split import RankTime, split_step
 from mindvl_train.parallel import Place
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport
+
+logger = logging.getLogger(__name__)
 
 _ROUTER_FIGURES = ("load", "entropy", "bias_low", "bias_high", "aux_loss")
 
@@ -94,7 +97,14 @@ class Metrics:
         """Close every sink."""
         self._clock.stop()
         for sink in self.sinks:
-            sink.close()
+            self._told(sink.close)
+
+    def _told(self, tell: Callable[..., None], *report: dict[str, Any]) -> None:
+        """Numbers that a full disk does not take must not end the run."""
+        try:
+            tell(*report)
+        except OSError as error:
+            logger.warning("a report could not be written (%s); the run goes on", error)
 
     def _take_losses(self, step: StepReport) -> None:
         """What the models kept of a step; those of a step that was left out are dropped, as they may be no numbers."""
@@ -125,7 +135,7 @@ class Metrics:
         ranks = self._gathered()
         state.label_tokens += label_tokens
         state.tokens += tokens
-        loss = float(sums["loss"][0]) / max(1, label_tokens)
+        loss = float(sums["loss"][0]) / label_tokens if label_tokens else math.nan  # all steps were left out
         report: dict[str, Any] = {
             "step": state.step,
             "loss": loss,
@@ -160,7 +170,7 @@ class Metrics:
         if depths:
             report["mtp_loss"] = {str(depth): losses / labels for depth, (losses, labels) in enumerate(depths, start=1)}
         for sink in self.sinks:
-            sink.write(report)
+            self._told(sink.write, report)
         self._start_anew()
         return loss
 

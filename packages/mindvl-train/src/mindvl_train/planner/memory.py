@@ -5,7 +5,7 @@ Comes after stages.py, before search.py. The moment is found by walking the sche
 backward of chunks, one forward and one backward in turn after the first ones, interleaved with virtual stages.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -136,23 +136,29 @@ class Ledger:
         """(kept, on top of it, what is kept by what keeps it) at the fullest moment."""
         stretches = [self._stretch(chunk, parallel, recompute) for chunk in own]
         size, virtual = parallel.pp_size, parallel.virtual_stages
-        held, fullest = 0.0, (0.0, 0.0)
-        rows: Counter[int] = Counter()  # in flight, by chunk
-        kinds: defaultdict[str, float] = defaultdict(float)
+        held, most, fullest = 0.0, 0.0, (0.0, 0.0)
+        rows = [0] * len(own)  # in flight, by chunk
+        rows_then = list(rows)
         for forward, number in schedule(size, virtual, pp_rank, min(num_microbatches, 4 * size)):
             stretch = stretches[number]
-            held -= 0 if forward else stretch.kept
-            rows[number] += 1 if forward else 0
-            peak = stretch.forward_peak if forward else stretch.backward_peak
-            if held + peak > sum(fullest):
+            if forward:
+                rows[number] += 1
+                peak = stretch.forward_peak
+            else:
+                held -= stretch.kept
+                peak = stretch.backward_peak
+            if held + peak > most:
                 kept = min(peak, stretch.kept)
                 fullest = held + kept, peak - kept
-                kinds = defaultdict(float)
-                for chunk, count in rows.items():
-                    for kind, size_of_row in stretches[chunk].kinds.items():
-                        kinds[kind] += count * size_of_row
-            held += stretch.kept if forward else 0
-            rows[number] -= 0 if forward else 1
+                most, rows_then = sum(fullest), rows.copy()
+            if forward:
+                held += stretch.kept
+            else:
+                rows[number] -= 1
+        kinds: defaultdict[str, float] = defaultdict(float)
+        for stretch, count in zip(stretches, rows_then, strict=True):
+            for kind, size_of_row in stretch.kinds.items():
+                kinds[kind] += count * size_of_row
         # A chunk that is half done keeps a part of what it will; the shares are those of whole ones.
         scale = fullest[0] / max(1.0, sum(kinds.values()))
         return *fullest, {kind: scale * size for kind, size in kinds.items() if size}

@@ -143,13 +143,15 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
     num_experts: int = getattr(language, "num_experts", 0)
     for tp in _powers(machine.num_devices):
         for cp in _powers(machine.num_devices // tp):
+            if machine.num_devices % (tp * cp):
+                continue  # with 12 devices, 8 are no group of any kind
             reason = _refusal(task, tp, cp)
             if reason is not None:
                 refused[reason] += 1
                 continue
             for pp in _divisors(machine.num_devices // (tp * cp), language.num_layers + 2):
-                dp, rest = divmod(machine.num_devices, tp * cp * pp)
-                if rest or task.packs_per_step % dp:
+                dp = machine.num_devices // (tp * cp * pp)
+                if task.packs_per_step % dp:
                     refused[f"packs_per_step={task.packs_per_step} cannot be dealt to the data-parallel ranks"] += 1
                     continue
                 of_stage = tp * cp * dp
