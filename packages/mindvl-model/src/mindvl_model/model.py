@@ -234,17 +234,15 @@ class MindVLModel(MegatronModule):
                 if len(visual_tokens):
                     raise ModelError("batch: a video, but the model has no tokens.video. Set it, or use images.")
                 continue
-            places = (row.input_ids == placeholder).nonzero().squeeze(1)
-            if len(places) != len(visual_tokens):
+            is_place = row.input_ids == placeholder
+            if is_place.device.type == "cpu" and (count := int(is_place.sum())) != len(visual_tokens):
                 raise ModelError(
-                    f"batch: {len(places)} {kind} placeholders, but the {kind}s give {len(visual_tokens)} visual "
+                    f"batch: {count} {kind} placeholders, but the {kind}s give {len(visual_tokens)} visual "
                     f"tokens. The row was packed with other {kind} settings than the model's, or {kind}s are missing."
                 )
-            if len(embeddings) < len(row.input_ids):  # a slice; which visual tokens lie in it only the device knows
-                places = places - first
-                is_own = (places >= 0) & (places < len(embeddings))
-                places, visual_tokens = places[is_own], visual_tokens[is_own]
-            embeddings = embeddings.index_copy(0, places, visual_tokens.to(embeddings.dtype))
+            if is_place.device.type == "cuda":  # the same, without waiting for the answer
+                torch._assert_async(is_place.sum() == len(visual_tokens))
+            embeddings = _with_visual_tokens(embeddings, is_place, visual_tokens.to(embeddings.dtype), first)
         return embeddings.unsqueeze(1)
 
     def encode_media(
@@ -318,3 +316,24 @@ def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first:
     borders = [min(max(border - first, 0), len(losses)) for border in cu_seqlens.tolist()]  # they are on the host
     values = torch.stack((losses[: len(learned)].float(), learned.float()))
     return torch.stack([values[:, start:end].sum(1) for start, end in pairwise(borders)], dim=1)
+
+
+def _with_visual_tokens(embeddings: Tensor, is_place: Tensor, visual_tokens: Tensor, first: int) -> Tensor:
+    """Put visual tokens in their places, without the host waiting for what only the device knows.
+
+    Args:
+        embeddings: [S, H], the whole row or a slice of it.
+        is_place: [T], where the placeholders are; as many as there are visual tokens.
+        visual_tokens: [G, H], of the whole row.
+        first: Position of the slice in the row.
+    """
+    # A stable sort puts the places first, in order; nonzero would make the host wait for their number.
+    places = (~is_place).float().argsort(stable=True)[: len(visual_tokens)]
+    if len(embeddings) == len(is_place):
+        return embeddings.index_copy(0, places, visual_tokens)
+    # What belongs to other slices goes into a row more, which is dropped.
+    places = places - first
+    is_own = (places >= 0) & (places < len(embeddings))
+    places = torch.where(is_own, places, len(embeddings))
+    longer = torch.cat((embeddings, embeddings.new_zeros(1, embeddings.shape[1])))
+    return longer.index_copy(0, places, visual_tokens)[:-1]
