@@ -74,7 +74,7 @@ REPORT = DryRun(
         "tp 0; pp 0 to 192 by 64; cp 0; ep 0, 1; dp 0, 3, 4",
         "stages      0: 3 layers with vision and projector; on each rank 988.61M parameters",
         "stages      1, 2: 4 layers; on each rank 988.61M parameters, weights 2.0 GB, gradients 4.0 GB, optimizer 8.7",
-        "optimizer 8.7 GB, activations 2.6 GB to 5.1 GB (as on a npu)\n",
+        "optimizer 8.7 GB, activations 2.6 GB to 5.1 GB (as on an npu)\n",
         "stages      3: 4 layers with head;",
         "1,024 rows of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
         "1,907 steps, 16.00B tokens; learning rate 1e-06 at step 1, 0.0002 at step 191, 1e-05 at step 1,907",
@@ -86,6 +86,10 @@ REPORT = DryRun(
 )
 def test_a_run_is_told_in_numbers_a_person_reads(line: str) -> None:
     assert line in dry_run_text("first", REPORT)
+
+
+def test_a_device_has_its_article() -> None:
+    assert "(as on a cpu)" in dry_run_text("first", replace(REPORT, layout=REPORT.layout | {"device": "cpu"}))
 
 
 def test_where_a_run_begins_is_told() -> None:

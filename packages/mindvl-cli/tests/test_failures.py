@@ -56,3 +56,8 @@ def test_a_config_error_keeps_one_line_for_each_problem() -> None:
     error = ConfigError([Problem("a", "x", "is bad", "Mend it."), Problem("b", "y", "is worse", "Drop it.")])
 
     assert one_line(error) == "error: a: x: is bad. Mend it.\nerror: b: y: is worse. Drop it."
+
+
+def test_an_error_of_a_command_may_have_several_lines_too() -> None:
+    assert str(CliError("no x.\n Make it.")) == "no x.\n Make it."
+    assert one_line(CliError("no x.\n Make it.", "no y.")) == "error: no x. Make it.\nerror: no y."

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mindvl_cli.failures import CliError, one_line
 from mindvl_cli.load import ConfigError
-from mindvl_cli.plan_file import is_plan, load_stages
+from mindvl_cli.plan_file import is_plan, load_ready, load_recipe, load_stages
 
 RECIPE = """
 phase: sft
@@ -78,3 +79,29 @@ def test_a_wrong_plan_is_refused_by_name(plan: Path, before: str, after: str, sa
     with pytest.raises(ConfigError) as caught:
         load_stages(plan)
     assert said in str(caught.value)
+
+
+def test_where_one_run_is_wanted_a_plan_names_its_recipes(plan: Path) -> None:
+    recipe = plan.parent / "recipe.yaml"
+    assert load_recipe(recipe, ["seed=7"]).seed == 7
+    with pytest.raises(CliError) as caught:
+        load_recipe(plan)
+    assert str(caught.value) == f"{plan} is a plan of several runs; name one of its recipes: {recipe}."
+
+
+def test_a_recipe_for_merging_is_known_by_its_models(tmp_path: Path) -> None:
+    merge = tmp_path / "merge.yaml"
+    merge.write_text("models: [one, two]\nout: merged\n")
+    with pytest.raises(CliError, match="Use it by: mindvl merge"):
+        load_stages(merge)
+
+
+def test_everything_that_is_not_there_is_named_at_once(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plan.parent)
+    (plan.parent / "tower").mkdir()
+    with pytest.raises(CliError) as caught:
+        load_ready(plan.parent / "recipe.yaml")
+    assert one_line(caught.value).splitlines() == [
+        f"error: {key}: {name} does not exist. Make it, or name another place by {key}=PATH."
+        for key, name in (("data.tokenizer", "tokenizer"), ("data.sources.0.path", "shards"))
+    ]

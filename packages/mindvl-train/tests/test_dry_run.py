@@ -10,9 +10,11 @@ import pytest
 from mindvl_model import ModelError
 from mindvl_model.language_config import DeepSeekV3LanguageConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3
+from mindvl_ops import OpsConfig
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig
 from mindvl_train.dry_run import dry_run
+from mindvl_train.planner.measure import job_of, predict
 
 
 def test_it_says_what_the_run_then_does(make_config: Callable[..., RunConfig]) -> None:
@@ -70,3 +72,27 @@ def test_a_layout_that_does_not_fit_is_refused(make_config: Callable[..., RunCon
         dry_run(make_config(parallel=ParallelConfig(tp_size=2)), num_processes=3)
     with pytest.raises((TrainError, ModelError), match="tp_size=3"):
         dry_run(make_config(parallel=ParallelConfig(tp_size=3)))
+
+
+def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_told_for_them(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mindvl_ops.npu.door.why_not", lambda: "torch_npu finds no NPU device")
+    config = make_config(ops=OpsConfig(backend="torch"))
+    here, there = dry_run(config), dry_run(replace(config, ops=OpsConfig(backend="npu")))
+    (problem,) = there.problems
+    assert problem.startswith("torch_npu finds no NPU device. ops: backend npu.")
+    assert set(there.operators.values()) == {there.layout["device"]} == {"npu"}
+    assert there.data == here.data is not None
+    (on_npu,) = predict(job_of(config, 1), 1, "npu")
+    expected = round(on_npu.activations + on_npu.temporary + on_npu.inputs)
+    assert there.stages[0].activation_bytes == expected != here.stages[0].activation_bytes
+
+
+def test_a_folder_without_a_tokenizer_is_one_sentence_with_its_key(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config()
+    (problem,) = dry_run(replace(config, data=replace(config.data, tokenizer=tmp_path))).problems
+    assert problem.startswith(f"data.tokenizer: {tmp_path} holds no tokenizer.")
+    assert len(problem.splitlines()) == 1

@@ -90,13 +90,14 @@ def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
         )
 
     lines = []
+    article = "an" if device == "npu" else "a"
     numbered = [(number, content(stage)) for number, stage in enumerate(stages)]
     for text, same in groupby(numbered, key=lambda one: one[1]):
         numbers = [number for number, _ in same]
         sizes = [stages[number].activation_bytes for number in numbers]
         least, most = (bytes_text(size) for size in (min(sizes), max(sizes)))
         kept = most if least == most else f"{least} to {most}"
-        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on a {device})")
+        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on {article} {device})")
     return lines
 
 

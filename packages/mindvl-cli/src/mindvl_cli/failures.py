@@ -17,7 +17,14 @@ _OUR_BASES = frozenset({"DataError", "OpsError", "ModelError", "TrainError", "Me
 
 
 class CliError(Exception):
-    """A command was given something it cannot work with; the message says what, where and what to do."""
+    """A command was given something it cannot work with; each message says what, where and what to do.
+
+    Several messages are printed one a line.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 def is_ours(error: BaseException) -> bool:
@@ -29,7 +36,7 @@ def is_ours(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """The message on one line; a ConfigError keeps one line for each of its problems."""
+    """The message on one line; an error with several problems keeps one line for each."""
     problems = getattr(error, "problems", None)
     lines = [str(problem) for problem in problems] if problems else [str(error) or type(error).__name__]
     return "\n".join("error: " + " ".join(line.split()) for line in lines)

@@ -28,7 +28,7 @@ packs_per_step: 1
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]:
     """Training both sides is tested in mindvl-train; here the second curve is 2 % off where the seed says so."""
     seen: list[RunConfig] = []
 
@@ -39,6 +39,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         return AlignmentReport(phase=config.phase, precision=config.precision, steps=(step, last))
 
     monkeypatch.setattr(alignment, "check_alignment", both)
+    monkeypatch.chdir(tmp_path)
+    for name in ("shards", "tokenizer"):  # the recipe's; nobody reads them here
+        (tmp_path / name).mkdir()
     return seen
 
 

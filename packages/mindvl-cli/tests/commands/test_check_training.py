@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mindvl_cli.commands.check import check
 from mindvl_cli.commands.check_training import packing_text, parallel_text
+from mindvl_cli.failures import CliError
 from mindvl_train import TrainError
 from mindvl_train.checks.packing import PackingReport
 from mindvl_train.checks.parallel import LayoutReport
@@ -59,8 +60,11 @@ def test_packing_holds_on_both_stages_of_a_pipeline(tiny_place: Path, monkeypatc
     assert "kept" in result.stdout.splitlines()[1]
 
 
-def test_an_impossible_layout_is_refused_before_anything_runs(tiny_place: Path) -> None:
-    result = CliRunner().invoke(check, ["parallel", str(RECIPES / "sft.yaml"), "--layouts", "dp2,ep2"])
+def test_an_impossible_layout_is_refused_before_anything_runs(
+    tiny_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    result = CliRunner().invoke(check, ["parallel", str(RECIPES / "sft.yaml"), "--layouts", "dp2,ep2", "init={}"])
     assert isinstance(result.exception, TrainError)
     assert "layout 'ep2': the model has no experts to spread" in str(result.exception)
 
@@ -91,3 +95,14 @@ def test_tables_say_what_differs_and_what_failed() -> None:
     assert "leaks" in packing_text([leak])
     assert "kept" in packing_text([replace(leak, loss=0.0)])
     assert "leaks" in packing_text([replace(leak, loss=0.0, control=1e-5)])  # a check that cannot fail proves nothing
+
+
+@pytest.mark.parametrize("name", ["packing", "parallel", "alignment"])
+def test_a_missing_folder_is_named_before_any_process_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"mindvl_train.checks.{name}.check_{name}", lambda *_, **__: pytest.fail("it started"))
+    result = CliRunner().invoke(check, [name, str(RECIPES / "sft.yaml")])
+    assert isinstance(result.exception, CliError)
+    assert "data.tokenizer: tokenizer does not exist. Make it, or name another" in str(result.exception)

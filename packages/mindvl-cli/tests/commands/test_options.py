@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the options that several commands take."""
 
+from pathlib import Path
+
 import click
+import pytest
 from click.testing import CliRunner
 
+from mindvl_cli.commands.analyze import analyze
+from mindvl_cli.commands.check import check
+from mindvl_cli.commands.data import data
 from mindvl_cli.commands.eval import evaluate
-from mindvl_cli.commands.options import answering_options
+from mindvl_cli.commands.options import OUT_FILE, answering_options
+from mindvl_cli.commands.plan import plan
+from mindvl_cli.commands.report import report
 from mindvl_cli.commands.search_resolution import search_resolution
 
 
@@ -25,3 +33,23 @@ def test_eval_and_search_take_them_with_equal_defaults():
     first, second = ({p.name: p for p in command.params} for command in (evaluate, search_resolution))
     for name in shared:
         assert (first[name].opts, first[name].default) == (second[name].opts, second[name].default)
+
+
+def test_a_file_goes_to_a_folder_that_is_there(tmp_path: Path) -> None:
+    command = click.Command("write", params=[click.Option(["--out"], type=OUT_FILE)], callback=lambda out: None)
+    good, bad = (CliRunner().invoke(command, ["--out", str(path)]) for path in (tmp_path / "a", tmp_path / "b" / "a"))
+    assert good.exit_code == 0
+    assert bad.exit_code == 2
+    assert f"there is no folder {tmp_path / 'b'}. Make it first." in bad.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(plan, report, check.commands["alignment"], check.commands["parity"], analyze.commands["routing"]),
+        *(data.commands["show"], data.commands["stats"]),
+    ],
+    ids=lambda command: command.name,
+)
+def test_commands_that_write_one_file_ask_for_its_folder_first(command: click.Command) -> None:
+    assert {option.name: option.type for option in command.params}["out"] is OUT_FILE

@@ -70,8 +70,29 @@ def test_what_does_not_fit_is_shown_and_is_an_error() -> None:
         (("mindvl-8b",), "--device"),
         (("mindvl-8b", "--device", "910b2", "--max-pixels", "many"), "--max-pixels"),
         (("mindvl-8b", "--measure"), "--measure"),
+        (("mindvl-8b", "schedule.steps=3"), "'schedule.steps=3' changes a recipe"),
+        ((str(RECIPE.parent),), "Name one of its recipes: .*multitask.yaml, .*sft.yaml, .*warmup.yaml"),
+        ((str(RECIPE.parent / "plan.yaml"),), "is a plan of several runs"),
+        (("mindvl-8b", "--device", "910b2", "--seq-length", "1001"), "Use 1000."),
+        (("mindvl-8b", "--device", "910b2", "--max-pixels", "783"), "Use 784 or more."),
+        ((str(RECIPE), "--device", "910b2", "--max-pixels", "784", "data.image.min_pixels=3136"), "Use 3136 or more."),
     ],
 )
 def test_what_is_unknown_is_refused_with_what_is_known(words: tuple[str, ...], names: str) -> None:
     with pytest.raises(CliError, match=names):
         _run(*words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--memory-gb", "-4"), ("--link-gb-s", "0"), ("--network-gb-s", "-1"), ("--seq-length", "10")],
+)
+def test_a_number_that_makes_no_sense_is_wrong_usage(option: str, value: str) -> None:
+    result = _run("mindvl-8b", "--device", "910b2", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
+
+
+def test_a_value_of_the_recipe_can_be_changed_in_passing() -> None:
+    found = _document(str(RECIPE), "packs_per_step=96", "--device", "910b2", "--devices", "32", "--top", "1")
+    assert found["packs_per_step"] == 96

@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindvl_cli.commands.train import train
+from mindvl_cli.failures import CliError
 from mindvl_cli.load import ConfigError
 from mindvl_train import RunConfig, TrainError
 
@@ -145,6 +146,17 @@ def test_a_dry_run_lists_what_is_missing_and_makes_nothing(recipe: Path) -> None
     assert result.exit_code == 1
     assert "problem     data.tokenizer: tokenizer does not exist." in result.stdout
     assert not (recipe.parent / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK"])
+@pytest.mark.parametrize("words", [["--dry-run"], []])
+def test_a_variable_of_the_launcher_that_is_no_number_is_named(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
+) -> None:
+    monkeypatch.setenv(name, "abc")
+    result = CliRunner().invoke(train, [str(recipe), *words])
+    assert isinstance(result.exception, CliError)
+    assert str(result.exception).startswith(f"{name}='abc' is no whole number.")
 
 
 def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(

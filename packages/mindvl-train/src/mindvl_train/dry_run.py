@@ -40,7 +40,7 @@ class StageCounts:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int  # moments unless on the host, fp32 weights beside bf16 ones; over ranks with the same weights
-    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of layout's device
+    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of `device`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,9 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         ModelError: The layout does not fit the model.
         TrainError: The layout does not fit the number of processes or rows.
     """
-    # Operators for an NPU are asked for on machines without one too, to see whether a run there would fit.
-    kind = cast("Kernels", "npu" if config.ops.backend == "npu" else enter().device(0).type)
+    device = enter().device(0).type
+    # Operators of an NPU are asked for where there is none too, to see whether a run would fit there.
+    kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
     from mindvl_train.planner.measure import job_of, predict
 
@@ -85,7 +86,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     processes = num_processes or fewest_processes(config)
     dp_size = data_parallel_size(config, processes)
     layout = layout_of(config)
-    planned = predict(job_of(config, processes), processes, kind)
+    planned = predict(job_of(config, processes), processes, kernels)
     stages: list[StageCounts] = []
     groups: dict[str, list[int]] = {}
     for stage in range(config.parallel.pp_size):
@@ -104,11 +105,11 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             "trained": trained,
             "precision": config.precision,
         },
-        layout=_layout(config, processes, dp_size, groups) | {"device": kind},
+        layout=_layout(config, processes, dp_size, groups) | {"device": kernels},
         stages=tuple(stages),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
-        operators=_operators(config, problems),
+        operators=_operators(config, device, problems),
         start=_start(config, from_stage),
         data=None if any(one.startswith("data.") for one in problems) else _first_step(config, dp_size),
         problems=tuple(problems),
@@ -181,13 +182,14 @@ def _layout(config: RunConfig, processes: int, dp_size: int, groups: dict[str, l
     }
 
 
-def _operators(config: RunConfig, problems: list[str]) -> dict[str, str]:
-    """The backend that each operator is asked for; what this machine lacks for it is a problem."""
+def _operators(config: RunConfig, device: str, problems: list[str]) -> dict[str, str]:
+    """The backend of each operator; where this machine lacks it, as the recipe has it."""
     try:
-        select_backends(config.ops)
+        select_backends(config.ops, device)
     except OpsError as error:
         problems.append(str(error))
-    return {row.operator: config.ops.overrides.get(row.operator, config.ops.backend) for row in backend_table()}
+        return {row.operator: config.ops.overrides.get(row.operator, config.ops.backend) for row in backend_table()}
+    return {row.operator: row.chosen for row in backend_table()}
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:

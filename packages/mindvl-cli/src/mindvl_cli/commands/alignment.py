@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.options import OUT_FILE
+
 if TYPE_CHECKING:
     from mindvl_train.checks.alignment import AlignmentReport
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="SVG file for the figure.")
+@click.option("--out", type=OUT_FILE, help="SVG file for the figure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 @click.pass_context
 def alignment(
@@ -35,14 +37,11 @@ def alignment(
     Both start from the same weights and see the same batches, in one process (paper, A.2). Exit code 1 if the mean
     relative difference of the losses is above 0.001 (fp32) or 0.01 (bf16). The `out` of the recipe is left alone.
     """
-    from mindvl_cli.load import load_config
+    from mindvl_cli.plan_file import load_ready
     from mindvl_cli.progress import progress
-    from mindvl_train import RunConfig
     from mindvl_train.checks.alignment import check_alignment
 
-    if out is not None and not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")
-    config = load_config(recipe, RunConfig, (*overrides, f"schedule.steps={steps}"))
+    config = load_ready(recipe, (*overrides, f"schedule.steps={steps}"))
     with (
         tempfile.TemporaryDirectory(prefix="mindvl-alignment-") as folder,
         progress("train twice", total=2 * steps, unit="steps") as advance,

@@ -19,6 +19,7 @@ import click
 
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_training import packing, parallel
+from mindvl_cli.commands.options import OUT_FILE
 
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
@@ -76,7 +77,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
 @click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary folder.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="CSV file for the errors of every input.")
+@click.option("--out", type=OUT_FILE, help="CSV file for the errors of every input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 @click.pass_context
 def parity(
@@ -102,8 +103,6 @@ def parity(
     from mindvl_cli.progress import reported_progress
     from mindvl_model.hf.parity import check_parity
 
-    if out is not None and not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first.")
     transformers_logging.disable_progress_bar()  # it would cut into our own
     with reported_progress("compare", unit="inputs") as on_inputs:
         report = check_parity(

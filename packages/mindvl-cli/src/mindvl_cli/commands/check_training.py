@@ -53,12 +53,11 @@ def parallel(
 
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
-    from mindvl_cli.load import load_config
     from mindvl_cli.machine import num_cores
-    from mindvl_train import RunConfig
+    from mindvl_cli.plan_file import load_ready
     from mindvl_train.checks.parallel import check_parallel, usual_layouts
 
-    config = replace(load_config(recipe, RunConfig, overrides), packs_per_step=rows)
+    config = replace(load_ready(recipe, overrides), packs_per_step=rows)
     names = layouts.split(",") if layouts else usual_layouts(config)
     with _places(len(names) + 1) as (folder, on_layout):
         reports = check_parallel(config, names, folder, steps=steps, num_cores=num_cores(), on_layout=on_layout)
@@ -90,12 +89,11 @@ def packing(ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layout
 
     Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
     """
-    from mindvl_cli.load import load_config
     from mindvl_cli.machine import num_cores
-    from mindvl_train import RunConfig
+    from mindvl_cli.plan_file import load_ready
     from mindvl_train.checks.packing import check_packing
 
-    config = load_config(recipe, RunConfig, overrides)
+    config = load_ready(recipe, overrides)
     names = layouts.split(",")
     with _places(len(names)) as (folder, on_layout):
         reports = check_packing(config, names, folder, num_cores=num_cores(), on_layout=on_layout)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.ledger import ledger
+from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _counted(row: dict[str, Any]) -> str:
 @click.argument("folder", type=existing)
 @click.option("--key", help="Sample to show; the first if left out.")
 @click.option("--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True)
-@click.option("--out", type=any_path, help="Write a page with every stage here.")
+@click.option("--out", type=OUT_FILE, help="Write a page with every stage here.")
 @click.option("--tokenizer", type=existing, help="Needed for the stages tokens and pack.")
 @click.option("--seq-length", type=int, default=2048, show_default=True, help="Tokens of a row; longer talks are cut.")
 @click.option("--min-pixels", type=int, help="Smaller pictures are enlarged to this.")
@@ -201,7 +202,7 @@ def show(
 @click.option(
     "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
 )
-@click.option("--out", type=any_path, help="Write a page with plots here.")
+@click.option("--out", type=OUT_FILE, help="Write a page with plots here.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def stats(
     recipe: Path,
@@ -217,9 +218,11 @@ def stats(
     Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 --out stats.html data.packing.seq_length=4096
     """
     from mindvl_cli.load import load_section
+    from mindvl_cli.plan_file import refuse_plan
     from mindvl_data import DataConfig
     from mindvl_data.plan.stats import plan_stats
 
+    refuse_plan(recipe)
     config = load_section(recipe, "data", DataConfig, overrides)
     figures = plan_stats(config, num_rows=packs, dp_size=dp, microbatches=microbatches)
     if out is not None:

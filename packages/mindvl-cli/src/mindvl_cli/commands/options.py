@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands take, said once.
 
-Used by the commands that let a model answer benchmarks: eval.py and search_resolution.py.
+Used by the commands that write one file, and by those that let a model answer benchmarks: eval.py and
+search_resolution.py.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,18 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _OutFile(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent}. Make it first.", param, ctx)
+        return path
+
+
+# A file to write. Its folder must be there when the command starts: hours of work must not end for want of it.
+OUT_FILE = _OutFile(dir_okay=False)
 
 
 def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.failures import CliError
 
 if TYPE_CHECKING:
@@ -21,37 +22,39 @@ if TYPE_CHECKING:
     from mindvl_train.planner.blocks import Kernels
 
 _STEPS = ("warmup", "multitask", "sft")
+_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
 @click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--device", "device_name", help="Such as 910b2 or h100; an unknown one lists the known.")
 @click.option("--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="In all.")
 @click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices of one server.")
-@click.option("--seq-length", type=click.IntRange(min=1), help="Tokens of a row. [default: the recipe's, or 8192]")
+@click.option("--seq-length", type=click.IntRange(min=128), help="Tokens of a row. [default: the recipe's, or 8192]")
 @click.option("--max-pixels", help="Of one picture, or `auto`: the most that fits. [default: the recipe's, or 1003520]")
 @click.option("--max-patches", type=click.IntRange(min=0), help="Of a row. [default: the recipe's, or 1.25 x the mean]")
 @click.option("--visual-share", type=click.FloatRange(0, 1), help="Visual tokens among all. [default: 0.48]")
 @click.option("--packs-per-step", type=click.IntRange(min=1), help="Rows of a step. [default: the recipe's, or 1024]")
 @click.option("--phase", type=click.Choice(_STEPS), help="What is trained. [default: the recipe's, or multitask]")
-@click.option("--memory-gb", type=float, help="Of a device, in place of the table's.")
-@click.option("--link-gb-s", type=float, help="Between devices of a server, one way, in place of the table's.")
-@click.option("--network-gb-s", type=float, help="Between servers, per device, in place of the table's.")
+@click.option("--memory-gb", type=_ABOVE_ZERO, help="Of a device, in place of the table's.")
+@click.option("--link-gb-s", type=_ABOVE_ZERO, help="Between devices of a server, one way, in place of the table's.")
+@click.option("--network-gb-s", type=_ABOVE_ZERO, help="Between servers, per device, in place of the table's.")
 @click.option("--efficiency", type=click.FloatRange(0.01, 1), help="Of large matrices, of the peak. [default: 0.58]")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Layouts shown.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the recipe with the best layout.")
+@click.option("--out", type=OUT_FILE, help="Write the recipe with the best layout.")
 @click.option("--measure", is_flag=True, help="Run two steps of the recipe's own layout here; compare their memory.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="With --measure: processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def plan(model: str, measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
+def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
     """Find layouts of MODEL that fit, before a device is booked.
 
-    MODEL is a named size, a model folder, or a recipe. Figures come from formulas, not from runs: docs/planner.md says
-    what they were checked against.
+    MODEL is a named size, a model folder, or a recipe, of which KEY=VALUE changes one value. Figures come from
+    formulas, not from runs: docs/planner.md says what they were checked against.
     """
     from mindvl_cli.pages import plan_text
 
-    config = _recipe(model)
+    config = _recipe(model, overrides)
     if measure:
         if config is None:
             raise CliError(f"{model!r} is no recipe. mindvl plan --measure. Give a recipe, whose layout is run.")
@@ -71,11 +74,17 @@ def plan(model: str, measure: bool, nproc: int, as_json: bool, **options: Any) -
         raise CliError(f"no layout of {model} fits. --devices {options['num_devices']}. Use more devices, see above.")
 
 
-def _recipe(model: str) -> "RunConfig | None":
-    from mindvl_cli.load import load_config
-    from mindvl_train import RunConfig
+def _recipe(model: str, overrides: tuple[str, ...]) -> "RunConfig | None":
+    from mindvl_cli.plan_file import load_recipe
 
-    return load_config(Path(model), RunConfig) if model.endswith((".yaml", ".yml")) else None
+    if model.endswith((".yaml", ".yml")):
+        return load_recipe(Path(model), overrides)
+    if overrides:
+        raise CliError(
+            f"{' '.join(overrides)!r} changes a recipe, but {model!r} is none. mindvl plan. Name a recipe, or use the "
+            "options of mindvl plan --help."
+        )
+    return None
 
 
 def _model(name: str) -> "MindVLConfig":
@@ -86,11 +95,26 @@ def _model(name: str) -> "MindVLConfig":
     if name in NAMED_SIZES:
         return named_config(name)
     if Path(name).is_dir():
+        _refuse_recipes(Path(name))
         return config_from_folder(Path(name))
     raise CliError(
         f"no model is called {name!r}, and it is no folder and no recipe. mindvl plan. Use one of "
         f"{', '.join(sorted(NAMED_SIZES))}, a model folder or a recipe."
     )
+
+
+def _refuse_recipes(folder: Path) -> None:
+    """A folder of recipes is no model, but each of them names one."""
+    from mindvl_cli.load import top_keys
+
+    if (folder / "config.json").exists():
+        return
+    recipes = [str(path) for path in sorted(folder.glob("*.yaml")) if "phase" in top_keys(path)]
+    if recipes:
+        raise CliError(
+            f"{folder} is no model folder: it has no config.json. mindvl plan. Name one of its recipes: "
+            f"{', '.join(recipes)}."
+        )
 
 
 def _machine(options: dict[str, Any]) -> "Machine":
@@ -119,17 +143,38 @@ def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) ->
     from mindvl_train.config import TRAINABLE
     from mindvl_train.planner import Request, request_of
 
-    machine = _machine(options)
-    request = Request(model=_model(model), machine=machine) if config is None else request_of(config, machine)
+    if config is None:
+        request = Request(model=_model(model), machine=_machine(options))
+    else:
+        request = request_of(config, _machine(options))
     pixels = options["max_pixels"]
     if pixels is not None and pixels != "auto" and not pixels.isdecimal():
         raise CliError(
             f"{pixels!r} is no number of pixels. mindvl plan: --max-pixels. Use for example 1003520 or auto."
         )
+    _check_row(config, request.model, options["seq_length"], None if pixels in (None, "auto") else int(pixels))
     given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "packs_per_step")}
     given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
     given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
     return replace(request, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check_row(config: "RunConfig | None", model: "MindVLConfig", seq_length: int | None, pixels: int | None) -> None:
+    """Refuse rows and pictures that no data section could ask for."""
+    from mindvl_data import PackingConfig
+
+    multiple = (PackingConfig if config is None else config.data.packing).pad_multiple
+    if seq_length is not None and seq_length % multiple:
+        raise CliError(
+            f"rows of {seq_length} tokens are not padded to a multiple of {multiple}. mindvl plan: --seq-length. Use "
+            f"{seq_length // multiple * multiple}."
+        )
+    least = (model.vision.patch_size * model.vision.spatial_merge_size) ** 2
+    least = least if config is None else max(least, config.data.image.min_pixels)
+    if pixels is not None and pixels < least:
+        raise CliError(
+            f"{pixels} pixels are fewer than the smallest picture has. mindvl plan: --max-pixels. Use {least} or more."
+        )
 
 
 def _find(request: "Request", model: str, config: "RunConfig | None", *, top: int, widest: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.failures import one_line
+from mindvl_cli.failures import CliError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,12 +74,14 @@ def train(
         raise click.UsageError(f"--max-restarts goes on from the newest checkpoint, not from --resume {resume}.")
     from mindvl_cli.plan_file import is_plan, load_stages
 
+    rank, world_size = _launcher_number("RANK") or 0, _launcher_number("WORLD_SIZE")
     stages = load_stages(recipe, overrides)
     planned = is_plan(recipe)
     if planned and resume != "auto":
         raise click.UsageError("--resume: a plan always goes on where it stopped. Name a recipe, or another out=.")
     if dry_run:
-        _show(stages, nproc, as_json)
+        if not rank:
+            _show(stages, nproc, world_size, as_json)
         return
     if nproc > 1 and "RANK" not in os.environ:  # not started by torchrun or a scheduler already
         from mindvl_cli.machine import num_cores
@@ -107,7 +109,7 @@ def train(
         ignore_from_now_on()  # this process has only to exit, with the code that says how it went
     if launched:
         return  # the launching command speaks for all
-    if int(os.environ.get("RANK", "0")) == 0:
+    if not rank:
         if as_json:
             document = {"finished": _all_finished(stages, results), "stages": results} if planned else results[0]
             click.echo(json.dumps(document))
@@ -122,16 +124,20 @@ def train(
         sys.exit(STOPPED)
 
 
-def _show(stages: "Sequence[Stage]", nproc: int, as_json: bool) -> None:
+def _launcher_number(name: str) -> int | None:
+    """A variable by which torchrun or a scheduler tells each process its place."""
+    value = os.environ.get(name)
+    if value is not None and not value.isdecimal():
+        raise CliError(f"{name}={value!r} is no whole number. Environment. Unset {name}, or let torchrun set it.")
+    return None if value is None else int(value)
+
+
+def _show(stages: "Sequence[Stage]", nproc: int, world_size: int | None, as_json: bool) -> None:
     """Print what would run; exit code 1 when something it needs is missing."""
     from mindvl_cli.dry_run import show_dry_run
 
-    if int(os.environ.get("RANK", "0")):
-        return
     is_given = click.get_current_context().get_parameter_source("nproc") is click.core.ParameterSource.COMMANDLINE
-    launched = os.environ.get("WORLD_SIZE")
-    processes = nproc if is_given else int(launched) if launched else None
-    if not show_dry_run(stages, processes, as_json=as_json):
+    if not show_dry_run(stages, nproc if is_given else world_size, as_json=as_json):
         sys.exit(1)
 
 
