@@ -278,3 +278,10 @@ def test_a_text_only_model_task_has_no_pictures() -> None:
     assert request.visual_limit == 0
     assert request.task().full_row.grids == ()
     assert Setting(model=model, row=request.task().full_row).patches == 0
+
+
+def test_sizes_that_do_not_divide_the_devices_are_no_refused_layouts() -> None:
+    refused: Counter[str] = Counter()
+    found = list(layouts(replace(_request(num_devices=12), packs_per_step=12).task(), refused))
+    assert {parallel.tp_size * parallel.cp_size for parallel in found} == {1, 2, 4}
+    assert not [reason for reason in refused if "packs_per_step" in reason or "server" in reason]
