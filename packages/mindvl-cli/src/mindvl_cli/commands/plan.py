@@ -166,8 +166,8 @@ def _check_row(config: "RunConfig | None", model: "MindVLConfig", seq_length: in
     multiple = (PackingConfig if config is None else config.data.packing).pad_multiple
     if seq_length is not None and seq_length % multiple:
         raise CliError(
-            f"rows of {seq_length} tokens are not padded to a multiple of {multiple}. mindvl plan: --seq-length. Use "
-            f"{seq_length // multiple * multiple}."
+            f"{seq_length} tokens are no multiple of {multiple}, to which rows are padded. mindvl plan: --seq-length. "
+            f"Use {max(1, seq_length // multiple) * multiple}."
         )
     least = (model.vision.patch_size * model.vision.spatial_merge_size) ** 2
     least = least if config is None else max(least, config.data.image.min_pixels)

@@ -126,7 +126,7 @@ def train(
 
 def _launcher_number(name: str) -> int | None:
     """A variable by which torchrun or a scheduler tells each process its place."""
-    value = os.environ.get(name)
+    value = os.environ.get(name) or None
     if value is not None and not value.isdecimal():
         raise CliError(f"{name}={value!r} is no whole number. Environment. Unset {name}, or let torchrun set it.")
     return None if value is None else int(value)
