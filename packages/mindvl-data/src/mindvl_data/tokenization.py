@@ -142,7 +142,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         # False: a model folder may carry code of its own, which its tokenizer does not need; None would ask the user.
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer cannot be read: {error}. {folder}. Save it with transformers.") from error
+        why = str(error).splitlines()[0].rstrip(".")[:200]  # transformers lists what else might be installed
+        raise DataError(f"tokenizer cannot be read: {why}. {folder}. Save it with transformers.") from error
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or not hf.chat_template:
         missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"

@@ -2,8 +2,8 @@
 """Choose the implementation of every operator, explicitly and for the whole process.
 
 Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a
-backend that lacks an operator is an error, not a fallback; `auto` looks at the kind of device; `backend_table` says what
-runs and why not the others.
+backend that lacks an operator is an error, not a fallback; `auto` looks at the kind of device; `backend_table` says
+what runs and why not the others.
 """
 
 from collections.abc import Iterator

@@ -189,7 +189,7 @@ def rank_main(path: Path) -> None:
     from mindvl_ops import select_backends
     from mindvl_train.parallel import process_groups
 
-    select_backends(job.run.ops)
+    select_backends(job.run.ops, accelerator.kind)
     with process_groups(accelerator, job.run.seed, job.run.parallel) as place:
         recorder = _CpuRecorder() if place.device.type == "cpu" else _DeviceRecorder(place.device)
         measured = _measure_steps(job, place, recorder)
