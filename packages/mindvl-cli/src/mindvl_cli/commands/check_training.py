@@ -2,7 +2,7 @@
 """`mindvl check packing` and `check parallel`: samples of a row do not meet, and training comes out the same however it
 is spread; on the user's own recipe.
 
-Thin: mindvl_train.checks.packing and check_parallel do the work; check.py, to whose group they belong, adds them.
+Thin: mindvl_train.checks does the work; check.py, to whose group they belong, adds them.
 """
 
 import json

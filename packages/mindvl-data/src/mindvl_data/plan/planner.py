@@ -6,7 +6,6 @@ rank works on which row is decided last (`rows_of_rank`), so the members of a st
 there are. Rows are packed for a few steps at once, the balance window, and dealt to the steps by visual load.
 """
 
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from mindvl_data.plan.demand import mixture_demand
 from mindvl_data.plan.mixture import Mixture, effective_weights
 from mindvl_data.plan.packing import Packer
 from mindvl_data.plan.sources import SourceIndex
-
-logger = logging.getLogger(__name__)
 
 _PATCH_MARGIN = 1.25  # patches a row may have, relative to the mixture's average
 

@@ -10,7 +10,6 @@ final name; while being written (saving.py) it ends in `.unfinished` and is neve
 import dataclasses
 import importlib.metadata
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,6 @@ import torch.distributed as dist
 from mindvl_train.checkpoints.integrity import seal, write_json
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.state import TrainState
-
-logger = logging.getLogger(__name__)
 
 FORMAT = 2
 _COMPLETE = re.compile(r"step-(\d{8})")
@@ -124,7 +121,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A file of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: It cannot be read.
+        DamagedCheckpointError: It is not there, or not what was written.
+        CheckpointError: The disk does not answer.
     """
     try:
         return json.loads(path.read_text())
