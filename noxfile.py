@@ -24,6 +24,9 @@ SOURCES = [f"packages/mindvl-{package}/src" for package in PACKAGES]
 # Held when the pins are renewed: the accelerator's doorway knows this version of megatron-core by heart.
 HELD = ("megatron-core==0.16.1",)
 
+# Two worker processes; each runs whole test files, so that fixtures of a module are built once.
+PYTEST = ("-q", "-n", "2", "--dist", "loadfile")
+
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
@@ -57,14 +60,14 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Tests of one package, with only what it declares installed; arguments after -- go to pytest."""
     _sync(session, "--package", f"mindvl-{package}", "--no-default-groups", "--group", "test")
-    session.run("pytest", "-q", f"packages/mindvl-{package}/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", *PYTEST, f"packages/mindvl-{package}/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
 def flow(session: nox.Session) -> None:
     """Tests across packages and documents, and the quick demo from nothing to its report."""
     _sync(session, "--no-default-groups", "--group", "test")
-    session.run("pytest", "-q", "tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", *PYTEST, "tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     session.run("mindvl", "demo", "--quick", "--fresh", "--out", str(Path(session.create_tmp()) / "demo"))
 
 
