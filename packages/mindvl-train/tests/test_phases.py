@@ -10,6 +10,7 @@ import pytest
 
 from mindvl_train import RunConfig, TrainError
 from mindvl_train.checkpoints.folder import FORMAT, plain_json
+from mindvl_train.checkpoints.integrity import seal
 from mindvl_train.config import InitSection, ParallelConfig
 from mindvl_train.phases import PlanConfig, Stage, StageConfig, finished_stages
 
@@ -18,7 +19,9 @@ def saved(config: RunConfig, step: int) -> None:
     """The manifest of a checkpoint, which is all that a plan looks at."""
     folder = config.out / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "step": step, "run": plain_json(config)}))
+    manifest = {"format": FORMAT, "step": step, "model": {}, "run": plain_json(config)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    seal(folder)
 
 
 @pytest.fixture
@@ -82,3 +85,12 @@ def test_a_plan_says_where_a_stage_stands_and_starts() -> None:
     assert plan.place_of(second) == ["out=runs/second", "init={checkpoint: 'runs/first'}"]
     with pytest.raises(ValueError, match="start_from='second' of stage 'second' is no earlier stage"):
         PlanConfig(out=Path("runs"), stages=(first, replace(second, start_from="second")))
+
+
+def test_a_stage_whose_last_checkpoint_is_damaged_has_not_finished(
+    stages: list[Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = stages[0].config.out / "checkpoints" / "step-00000004" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"phase": "sft"', '"phase": "sfu"'))
+    assert finished_stages(stages) == []
+    assert "manifest.json has another content than what was written" in caplog.text

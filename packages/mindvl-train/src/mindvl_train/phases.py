@@ -5,6 +5,7 @@ Comes before run.py, which carries out one run after the other. What has finishe
 so a plan that was stopped goes on wherever it is started again.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Any
 
 from mindvl_train.checkpoints.folder import complete_checkpoints, plain_json, read_manifest
 from mindvl_train.config import RunConfig
-from mindvl_train.errors import TrainError
+from mindvl_train.errors import DamagedCheckpointError, TrainError
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -92,7 +95,11 @@ def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -
         found = complete_checkpoints(stage.config.out / "checkpoints")
         if not found:
             continue
-        manifest = read_manifest(found[-1])
+        try:
+            manifest = read_manifest(found[-1])
+        except DamagedCheckpointError as error:  # the run goes back to an older checkpoint, or refuses
+            logger.warning("DAMAGED: %s. Stage %r does not count as finished.", error.damage, stage.name)
+            continue
         then: dict[str, Any] = manifest["run"]
         if manifest["step"] < then["schedule"]["steps"]:
             continue

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint becomes a folder that transformers loads, and that folder starts another run."""
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +47,52 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
         export_checkpoint(tmp_path, tmp_path / "nothing")
 
 
-def test_a_manifest_gives_the_model_back(make_config: Callable[..., RunConfig]) -> None:
-    import json
+@pytest.fixture(scope="module")
+def trained(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step."""
+    return run_training(config_for(tmp_path_factory.mktemp("trained") / "run", steps=1)).out
 
+
+def edit(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    text = manifest.read_text()
+    changed = re.sub(r'("rotary_base": )\d+', r"\g<1>77777", text)
+    assert changed != text
+    manifest.write_text(changed)
+
+
+def forget(checkpoint: Path) -> None:
+    """Edit, and take the file off the list of those that are checked."""
+    edit(checkpoint)
+    listed = json.loads((checkpoint / "files.json").read_text())
+    del listed["manifest.json"]
+    (checkpoint / "files.json").write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edit, "manifest.json has"),
+        (forget, "files.json does not know manifest.json"),
+        (lambda checkpoint: (checkpoint / "ledger.json").unlink(), "ledger.json is missing"),
+        (lambda checkpoint: (checkpoint / "files.json").unlink(), "files.json is missing"),
+        (lambda checkpoint: (checkpoint / "manifest.json").write_text("[1]"), "in place of a mapping"),
+        (lambda checkpoint: (checkpoint / "manifest.json").write_text("[" * 99999), "cannot be read"),
+        (lambda checkpoint: (checkpoint / "tensors/__0_0.distcp").open("ab").write(b"x"), "distcp has"),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_exported(
+    trained: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    damage(checkpoint)
+    with pytest.raises(CheckpointError, match=message):
+        export_checkpoint(tmp_path / "run", tmp_path / "model")
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_a_manifest_gives_the_model_back(make_config: Callable[..., RunConfig]) -> None:
     from mindvl_train.checkpoints.folder import plain_json
 
     config = make_config().model.resolve()

@@ -4,6 +4,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from mindvl_train.checkpoints.integrity import find_damage, seal, write_json
 
 
@@ -25,4 +27,12 @@ def test_a_sealed_folder_has_no_damage_until_a_file_changes(tmp_path: Path) -> N
     write_json(tmp_path / "ledger.json", {"step": 2})
     assert find_damage(tmp_path) == "ledger.json has another content than what was written"
     (tmp_path / "files.json").write_text("[]")
+    assert find_damage(tmp_path) == "files.json does not know ledger.json"
+    (tmp_path / "files.json").write_text("7")
     assert "files.json cannot be read" in str(find_damage(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../other", "tensors/../../other"])
+def test_only_files_of_the_checkpoint_are_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "files.json").write_text(json.dumps({name: {"bytes": 0, "crc32": 0}}))
+    assert find_damage(tmp_path) == f"files.json names {name}, which is outside of the checkpoint"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindvl_train.checkpoints.integrity import seal, write_json
+from mindvl_train.checkpoints.integrity import find_damage, seal, write_json
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.state import TrainState
 
@@ -55,11 +55,15 @@ def newest_first(folder: Path) -> list[Path]:
     return seen[0]
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written; the first call of whoever reads one.
+
+    Args:
+        verify: Compare sizes and checksums of all files. False only where another process does so.
 
     Raises:
-        CheckpointError: There is none, or it is of a format this version does not read.
+        DamagedCheckpointError: A file is missing or is not as it was written.
+        CheckpointError: The checkpoint is of a format this version does not read, or the disk does not answer.
     """
     manifest = read_json(checkpoint / "manifest.json")
     if manifest.get("format") != FORMAT:
@@ -67,6 +71,18 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
             f"{checkpoint}: format {manifest.get('format')}, but this version reads {FORMAT}. "
             "Read it with the mindvl version named in its manifest.json."
         )
+    try:
+        damage = find_damage(checkpoint) if verify else None
+    except OSError as error:  # nothing is known to be wrong with the checkpoint, so no older one takes its place
+        raise CheckpointError(
+            f"{checkpoint}: its files cannot be read now ({error}). Start again; if it stays so, name an older "
+            "checkpoint."
+        ) from error
+    missing = [name for name in ("model", "run") if not isinstance(manifest.get(name), dict)]
+    if damage is None and missing:
+        damage = f"manifest.json has no section {missing[0]!r}"
+    if damage is not None:
+        raise DamagedCheckpointError(f"{checkpoint}: {damage}")
     return manifest
 
 
@@ -125,10 +141,13 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: The disk does not answer.
     """
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{path}: there is no such file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read now ({error}). Start again, or look at the disk.") from error
+    if not isinstance(document, dict):
+        raise DamagedCheckpointError(f"{path}: holds {type(document).__name__} in place of a mapping")
+    return document

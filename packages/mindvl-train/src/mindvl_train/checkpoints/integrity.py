@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint was when it was finished: sizes of all its files, checksums of the small ones.
 
-Written last, before the folder gets its name; looked at before a checkpoint is chosen. The large files hold boxes of
-tensors with a checksum each, which whoever reads a box compares (megatron/tensor_files.py).
+Written last, before the folder gets its name; compared before anything of a checkpoint is used (folder.read_manifest).
+The large files hold boxes of tensors with a checksum each, which whoever reads a box compares
+(megatron/tensor_files.py).
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 FILES = "files.json"
 _LARGE = ".distcp"
+_READ = ("manifest.json", "ledger.json", "tensors/.metadata")  # where these exist, files.json must know them
 
 
 def seal(folder: Path) -> None:
@@ -34,7 +36,12 @@ def find_damage(folder: Path) -> str | None:
     """
     try:
         listed: dict[str, dict[str, int]] = json.loads((folder / FILES).read_text())
+        unknown = [name for name in _READ if name not in listed and (folder / name).exists()]
+        if unknown:
+            return f"{FILES} does not know {unknown[0]}"
         for name, told in listed.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{FILES} names {name}, which is outside of the checkpoint"
             size = (folder / name).stat().st_size
             if size != told["bytes"]:
                 return f"{name} has {size} bytes, but {told['bytes']} were written"
@@ -42,7 +49,7 @@ def find_damage(folder: Path) -> str | None:
                 return f"{name} has another content than what was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(folder)} is missing"
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         return f"{FILES} cannot be read ({type(error).__name__}: {error})"
     return None
 

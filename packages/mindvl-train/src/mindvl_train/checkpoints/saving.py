@@ -26,7 +26,8 @@ from mindvl_train.checkpoints.integrity import seal, sync, write_json
 from mindvl_train.config import CheckpointConfig
 from mindvl_train.errors import CheckpointError
 from mindvl_train.megatron.checkpoint import Piece, optimizer_steps, owned_pieces
-from mindvl_train.megatron.tensor_files import ChunkWriter, read_list, write_index, write_list
+from mindvl_train.megatron.tensor_files import ChunkWriter
+from mindvl_train.megatron.tensor_index import read_list, write_index, write_list
 from mindvl_train.parallel import said_by_any
 from mindvl_train.state import TrainState
 
@@ -239,7 +240,7 @@ class _Writing:
         with ChunkWriter(self.unfinished / "tensors", self.rank) as writer:
             for piece in pieces:
                 writer.add(piece)
-        write_list(self.lists / f"{self.rank:05d}.json", writer)
+        write_list(self.lists / f"{self.rank:05d}.json", writer.chunks)
 
     def _wait_for_lists(self) -> None:
         while len(list(self.lists.glob("*.json"))) < self.world_size:

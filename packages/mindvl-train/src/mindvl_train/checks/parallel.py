@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as torch_checkpoint
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindvl_train.checks.jobs import apart, be_one_rank, run_job
 from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
@@ -170,24 +167,16 @@ class _Gradients:
     """First moments in a checkpoint, one tensor at a time; layers are stacked there and taken apart here."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._reader = torch_checkpoint.FileSystemReader(checkpoint / "tensors")
-        listed = self._reader.read_metadata().state_dict_metadata
-        self._entries = {
-            name: entry
-            for name, entry in listed.items()
-            if isinstance(entry, TensorStorageMetadata) and (name.startswith(_MOMENT) or name.endswith("expert_bias"))
+        from mindvl_train.megatron.tensor_files import TensorReader  # imports megatron-core
+
+        self._reader = TensorReader(checkpoint / "tensors")
+        self.names = {
+            key for key in self._reader.tensors if key.startswith(_MOMENT) or key.endswith("expert_bias")
         }
 
-    @property
-    def names(self) -> set[str]:
-        return set(self._entries)
-
     def read(self) -> Iterator[tuple[str, Tensor]]:
-        for key in sorted(self._entries):
-            entry = self._entries[key]
-            wanted: dict[str, Any] = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-            torch_checkpoint.load(wanted, storage_reader=self._reader, no_dist=True)
-            name, tensor = key.removeprefix(_MOMENT), wanted[key].float()
+        for key in sorted(self.names):
+            name, tensor = key.removeprefix(_MOMENT), self._reader.read_tensor(key).float()
             if ".layers." in name and not re.search(r"\.layers\.\d", name):
                 for layer, piece in enumerate(tensor):
                     yield name.replace(".layers.", f".layers.{layer}.", 1), piece

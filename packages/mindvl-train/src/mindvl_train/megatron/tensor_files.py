@@ -3,37 +3,27 @@
 
 Comes after checkpoint.py and conversion, which say what is where. The format is torch.distributed.checkpoint's under
 megatron-core's names, so that both their loaders read it. Its own writer agrees on a plan by collectives, which must
-not run beside those of training; here each process writes its boxes and a list of them, and one joins the lists.
+not run beside those of training; here each process writes its boxes and a list of them, and one joins the lists into
+an index (tensor_index.py).
 """
 
 import io
-import json
 import os
-import pickle
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.megatron.blocks import Layout
 from mindvl_model.parameters import named_tensors
 from mindvl_train.megatron.checkpoint import MASTER, Piece
+from mindvl_train.megatron.tensor_index import SUFFIX, Chunk, StoredTensor, read_index, write_index
 
 
 @dataclass(frozen=True)
@@ -68,21 +58,6 @@ def stored_parameters(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Sto
     return places
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A box that was written, and where."""
-
-    key: str
-    whole: list[int]
-    dtype: str  # such as "float32"
-    offset: list[int]
-    sizes: list[int]
-    file: str
-    start: int  # in the file, bytes
-    length: int
-    crc32: int
-
-
 class ChunkWriter:
     """Writes boxes into files of its own, `__RANK_NUMBER.distcp`; at the end of the with block they are on disk.
 
@@ -111,7 +86,7 @@ class ChunkWriter:
         if self._file is not None and self._file_bytes and self._file.tell() + tensor.nbytes > self._file_bytes:
             self._finish_file()
         if self._file is None:
-            self._name = f"__{self._rank}_{self._count}.distcp"
+            self._name = f"__{self._rank}_{self._count}{SUFFIX}"
             self._count += 1
             self._file = (self._folder / self._name).open("xb")
         start = self._file.tell()
@@ -163,40 +138,6 @@ class _Counted:
         self._file.flush()
 
 
-def write_list(path: Path, writer: ChunkWriter) -> None:
-    """Say which boxes a process wrote; the file appears when it is whole."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps([asdict(chunk) for chunk in writer.chunks]))
-    os.replace(unfinished, path)
-
-
-def read_list(path: Path) -> list[Chunk]:
-    """The counterpart."""
-    return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
-
-
-def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
-    """Make one checkpoint of the boxes of all processes."""
-    tensors: dict[str, TensorStorageMetadata] = {}
-    stored: dict[MetadataIndex, _StorageInfo] = {}
-    for chunk in chunks:
-        described = tensors.setdefault(
-            chunk.key,
-            TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, chunk.dtype)), torch.Size(chunk.whole), chunks=[]
-            ),
-        )
-        offset = torch.Size(chunk.offset)
-        described.chunks.append(ChunkStorageMetadata(offset, torch.Size(chunk.sizes)))
-        info = _StorageInfo(chunk.file, chunk.start, chunk.length)
-        info.__dict__["crc32"] = chunk.crc32  # an attribute more is pickled with it, and ignored by torch's reader
-        stored[MetadataIndex(chunk.key, offset)] = info
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(dict(tensors), storage_data=stored)))
-    # What megatron-core's loader wants beside torch's index.
-    save_config(CheckpointingConfig("torch_dist"), str(folder))
-    torch.save({}, folder / "common.pt")
-
-
 def write_tensors(
     folder: Path, places: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
 ) -> None:
@@ -226,7 +167,19 @@ class TensorReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._metadata: Metadata = FileSystemReader(folder).read_metadata()
+        self._tensors = read_index(folder)
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Every tensor of the checkpoint by key."""
+        return self._tensors
+
+    def read_tensor(self, key: str) -> Tensor:
+        """A whole tensor, as it is stored: layers of one kind are stacked."""
+        stored = self._tensors[key]
+        content = torch.empty(stored.shape, dtype=stored.dtype)
+        self.fill([Piece(key, stored.shape, (0,) * len(stored.shape), content)])
+        return content
 
     def read(self, place: StoredParameter) -> Tensor:
         """One parameter."""
@@ -242,21 +195,19 @@ class TensorReader:
         for piece in pieces:
             wanted.setdefault(self._stored_key(piece), []).append(piece)
         for key, sharing in wanted.items():
-            described = self._metadata.state_dict_metadata.get(key)
+            stored = self._tensors.get(key)
             whole = sharing[0].whole
-            if described is None:
+            if stored is None:
                 raise ForeignTensorsError(f"it has no {key}")
-            if not isinstance(described, TensorStorageMetadata) or tuple(described.size) != whole:
-                raise ForeignTensorsError(
-                    f"{key} has shape {list(getattr(described, 'size', ()))}, wanted {list(whole)}"
-                )
+            if stored.shape != whole:
+                raise ForeignTensorsError(f"{key} has shape {list(stored.shape)}, wanted {list(whole)}")
             filled = 0
-            for chunk in described.chunks:
+            for chunk in stored.chunks:
                 touched = [(piece, both) for piece in sharing if (both := _overlap(piece, chunk)) is not None]
                 if touched:
-                    stored = self._load(MetadataIndex(key, chunk.offsets))
+                    content = self._load(chunk)
                     for piece, (starts, ends) in touched:
-                        taken = stored[_slices(starts, ends, chunk.offsets)]
+                        taken = content[_slices(starts, ends, chunk.offset)]
                         piece.content[_slices(starts, ends, piece.offset)] = taken.to(piece.content.device)
                         filled += taken.numel()
             needed = sum(piece.content.numel() for piece in sharing)
@@ -265,27 +216,29 @@ class TensorReader:
 
     def _stored_key(self, piece: Piece) -> str:
         """Where the weights are fp32 they are their own master weights, and stored once."""
-        if piece.key.startswith(MASTER) and piece.key not in self._metadata.state_dict_metadata:
+        if piece.key.startswith(MASTER) and piece.key not in self._tensors:
             return piece.key.removeprefix(MASTER)
         return piece.key
 
-    def _load(self, index: MetadataIndex) -> Tensor:
-        info = self._metadata.storage_data[index]
-        with (self._folder / info.relative_path).open("rb") as file:
-            file.seek(info.offset)
-            content = file.read(info.length)
-        if len(content) != info.length or zlib.crc32(content) != info.crc32:
-            raise ValueError(f"{info.relative_path}: {index.fqn} at byte {info.offset} is not what was written")
-        tensor: Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    def _load(self, chunk: Chunk) -> Tensor:
+        with (self._folder / chunk.file).open("rb") as file:
+            file.seek(chunk.start)
+            held = os.fstat(file.fileno()).st_size - chunk.start
+            content = file.read(max(0, min(chunk.length, held)))  # read() makes room for all that it is asked for
+        if len(content) != chunk.length or zlib.crc32(content) != chunk.crc32:
+            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is not what was written")
+        tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(tensor, Tensor) or list(tensor.shape) != chunk.sizes:
+            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is no tensor of {chunk.sizes} values")
         return tensor
 
 
-def _overlap(piece: Piece, chunk: ChunkStorageMetadata) -> tuple[list[int], list[int]] | None:
+def _overlap(piece: Piece, chunk: Chunk) -> tuple[list[int], list[int]] | None:
     """Where both lie in the whole tensor: first and last + 1 along each axis."""
-    starts = [max(one, other) for one, other in zip(piece.offset, chunk.offsets, strict=True)]
+    starts = [max(one, other) for one, other in zip(piece.offset, chunk.offset, strict=True)]
     ends = [
         min(a + length, b + other)
-        for a, length, b, other in zip(piece.offset, piece.content.shape, chunk.offsets, chunk.sizes, strict=True)
+        for a, length, b, other in zip(piece.offset, piece.content.shape, chunk.offset, chunk.sizes, strict=True)
     ]
     return None if any(start >= end for start, end in zip(starts, ends, strict=True)) else (starts, ends)
 

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a checkpoint's tensors/: which box of which tensor is in which file.
+
+Comes after the boxes are written (tensor_files.py) and before any is read. The index is torch's `.metadata`, so that
+the loaders of torch and megatron-core read our checkpoints. That file is a pickle, and unpickling it as torch does runs
+whatever code its author put in. It is read here with an allow-list of opcodes and of names: numbers, text, and the few
+classes that our writer uses.
+"""
+
+import io
+import json
+import os
+import pickle
+import pickletools
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+INDEX = ".metadata"
+SUFFIX = ".distcp"  # of the files with the boxes
+_PROTOCOL = 4  # all below is about this one; pickle's default changes with Python's version
+_OPCODES = frozenset(
+    "PROTO FRAME STOP MARK MEMOIZE BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
+    "SHORT_BINUNICODE BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM "
+    "SETITEMS STACK_GLOBAL NEWOBJ REDUCE BUILD".split()
+)
+_NAMES = {
+    metadata.__name__: frozenset(
+        (
+            *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties", "TensorStorageMetadata"),
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    filesystem.__name__: frozenset(("_StorageInfo",)),
+    "torch": frozenset(
+        ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    ),
+    "torch.serialization": frozenset(("_get_layout",)),
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box that was written, and where."""
+
+    key: str
+    whole: list[int]
+    dtype: str  # such as "float32"
+    offset: list[int]
+    sizes: list[int]
+    file: str
+    start: int  # in the file, bytes
+    length: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint, with the boxes that it is made of."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+def write_list(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Write the list of boxes of one process; the file appears when it is whole."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps([asdict(chunk) for chunk in chunks]))
+    os.replace(unfinished, path)
+
+
+def read_list(path: Path) -> list[Chunk]:
+    """The counterpart."""
+    return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
+
+
+def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
+    """Make one checkpoint of the boxes of all processes."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    for chunk in chunks:
+        described = tensors.setdefault(
+            chunk.key,
+            TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, chunk.dtype)), torch.Size(chunk.whole), chunks=[]
+            ),
+        )
+        offset = torch.Size(chunk.offset)
+        described.chunks.append(ChunkStorageMetadata(offset, torch.Size(chunk.sizes)))
+        info = _StorageInfo(chunk.file, chunk.start, chunk.length)
+        info.__dict__["crc32"] = chunk.crc32  # an attribute more is pickled with it, and ignored by torch's reader
+        stored[MetadataIndex(chunk.key, offset)] = info
+    content = pickle.dumps(Metadata(dict(tensors), storage_data=stored), protocol=_PROTOCOL)
+    (folder / INDEX).write_bytes(content)
+    # What megatron-core's loader wants beside torch's index.
+    save_config(CheckpointingConfig("torch_dist"), str(folder))
+    torch.save({}, folder / "common.pt")
+
+
+def read_index(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by key; runs no code that the file brings with it.
+
+    Raises:
+        ValueError: It is not an index that `write_index` wrote.
+    """
+    content = (folder / INDEX).read_bytes()
+    try:
+        for opcode, _, _ in pickletools.genops(content):
+            if opcode.name not in _OPCODES:
+                raise pickle.UnpicklingError(f"it contains the pickle opcode {opcode.name}, which no checkpoint needs")
+        return _tensors_of(_AllowListUnpickler(io.BytesIO(content)).load())
+    except Exception as error:  # an unpickler that is handed nonsense raises whatever its objects raise
+        raise ValueError(f"{INDEX} is not the index of a mindvl checkpoint ({error})") from error
+
+
+class _AllowListUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _NAMES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def _tensors_of(index: Any) -> dict[str, StoredTensor]:
+    """What the unpickled index says, once it is found to have the right form."""
+    _require(isinstance(index, Metadata), "it holds no Metadata")
+    tensors: dict[str, StoredTensor] = {}
+    for key, entry in index.state_dict_metadata.items():
+        _require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is no tensor")
+        _require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no type of numbers")
+        tensors[key] = StoredTensor(_sizes(entry.size), entry.properties.dtype)
+    for place, info in index.storage_data.items():
+        _require(place.fqn in tensors, f"{place.fqn!r} is stored, but not described")
+        tensor, offset = tensors[place.fqn], _sizes(place.offset)
+        tensor.chunks.append(_chunk(place.fqn, tensor, offset, info))
+    for key, entry in index.state_dict_metadata.items():
+        sizes = {_sizes(chunk.offsets): _sizes(chunk.sizes) for chunk in entry.chunks}
+        for chunk in tensors[key].chunks:
+            chunk.sizes.extend(sizes.pop(tuple(chunk.offset)))
+            ends = [start + size for start, size in zip(chunk.offset, chunk.sizes, strict=True)]
+            inside = all(end <= whole for end, whole in zip(ends, chunk.whole, strict=True))
+            _require(inside, f"{key}: a box ends outside of the tensor")
+        _require(not sizes, f"{key}: a box is described, but not stored")
+    return tensors
+
+
+def _chunk(key: str, tensor: StoredTensor, offset: tuple[int, ...], info: Any) -> Chunk:
+    """One box without its sizes."""
+    name, start, length, crc32 = info.relative_path, info.offset, info.length, info.crc32
+    plain = isinstance(name, str) and name.endswith(SUFFIX) and "/" not in name
+    _require(plain, f"{name!r} is not the name of a {SUFFIX} file")
+    numbers = (start, length, crc32)
+    _require(all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers), f"{name}: no place")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Chunk(key, list(tensor.shape), dtype, list(offset), [], name, start, length, crc32)
+
+
+def _sizes(numbers: Any) -> tuple[int, ...]:
+    _require(isinstance(numbers, torch.Size) and min(numbers, default=0) >= 0, f"{numbers!r} are no sizes")
+    return tuple(numbers)
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
