@@ -193,7 +193,9 @@ def _in_turn(
         ours = models["ours"]()
         for number, group in enumerate(groups):
             files = [Path(folder, f"{name}-{number}") for name in rivals]
-            yield from _judge(ours, rows[number], [torch.load(file, map_location=device, weights_only=True) for file in files], device)
+            yield from _judge(
+                ours, rows[number], [torch.load(file, map_location=device, weights_only=True) for file in files], device
+            )
             for file in files:
                 file.unlink()
             done += len(group)

@@ -170,9 +170,7 @@ class _Gradients:
         from mindvl_train.megatron.tensor_files import TensorReader  # imports megatron-core
 
         self._reader = TensorReader(checkpoint / "tensors")
-        self.names = {
-            key for key in self._reader.tensors if key.startswith(_MOMENT) or key.endswith("expert_bias")
-        }
+        self.names = {key for key in self._reader.tensors if key.startswith(_MOMENT) or key.endswith("expert_bias")}
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
         for key in sorted(self.names):
