@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, load_tokenizer, write_shards
 from mindvl_data.tokenization import Tokenizer
@@ -164,3 +165,30 @@ def room_for() -> Callable[[int], AbstractContextManager[None]]:
             signal.signal(signal.SIGXFSZ, handler)
 
     return limited
+
+
+@pytest.fixture
+def tiny_qwen2_5_vl() -> Any:
+    """transformers' own Qwen2.5-VL with two layers each for vision and text, every parameter random.
+
+    For the special tokens of `make_tokenizer`.
+    """
+    torch.manual_seed(0)
+    vision = {
+        "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32,
+        "fullatt_block_indexes": [1], "window_size": 56, "tokens_per_second": 2,
+    }  # fmt: skip
+    text = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "vocab_size": 400, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(
+        vision_config=vision, text_config=text, image_token_id=5, video_token_id=6,
+        vision_start_token_id=3, vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.15 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    return model.train()

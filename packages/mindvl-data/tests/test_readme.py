@@ -9,12 +9,17 @@ import pytest
 
 
 def test_the_examples_run(
-    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: Path,
+    tiny_qwen2_5_vl: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
+    tiny_qwen2_5_vl.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for example in examples:
@@ -22,3 +27,5 @@ def test_the_examples_run(
     printed = capsys.readouterr().out
     assert printed.startswith("[0, ")
     assert "'000000001'" in printed
+    moved = [parameter for parameter in names["model"].parameters() if names["optimizer"].state[parameter]]
+    assert len(moved) == len(list(names["model"].parameters()))

@@ -4,12 +4,16 @@
 Every other file of the package turns one of these into the next.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from mindvl_data.positions import PositionKind
+from mindvl_data.transformers_inputs import IMAGE_MEAN, IMAGE_STD, transformers_inputs
 
 IGNORE_INDEX = -100
 _ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw")
@@ -162,3 +166,40 @@ class Batch:
             "pixel_values_videos": self.pixel_values_videos,
             "video_grid_thw": self.video_grid_thw,
         }
+
+    def to_transformers(
+        self,
+        *,
+        num_label_tokens: int | None = None,
+        position_kind: PositionKind = "mrope",
+        image_mean: Sequence[float] = IMAGE_MEAN,
+        image_std: Sequence[float] = IMAGE_STD,
+    ) -> dict[str, Any]:
+        """The keyword arguments of a transformers model, such as Qwen2.5-VL's, on the device of `input_ids`.
+
+        The model returns the loss of this pack as `model(**batch.to_transformers()).loss`. Samples of the pack do not
+        attend to each other with any attention implementation (eager, sdpa, flash, flex): transformers tells them
+        apart by the text positions. Set `model.config.use_cache` as you like; the arguments turn the cache off.
+
+        Args:
+            num_label_tokens: What the summed loss is divided by: the label tokens of all packs of the optimizer step
+                over all ranks, so that the losses of the packs add up to the mean; those of this pack when None.
+            position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL (position_ids [4, 1, T]), "rope" for models that count
+                tokens, such as an exported MindVL model (position_ids [1, T]). The loader must use the same kind.
+            image_mean, image_std: Of the model's processor; by default those of Qwen2.5-VL.
+
+        Returns:
+            input_ids [1, T], labels [1, T] as transformers has them (not shifted), position_ids, use_cache,
+            num_items_in_batch, and where there are media float32 pixel_values [P, 2 * patch_dim] with image_grid_thw,
+            pixel_values_videos [P_videos, 2 * patch_dim] with video_grid_thw.
+
+        Raises:
+            DataError: The batch has no pixels, or positions of the other kind.
+        """
+        return transformers_inputs(
+            self,
+            num_label_tokens=num_label_tokens,
+            position_kind=position_kind,
+            image_mean=image_mean,
+            image_std=image_std,
+        )

@@ -2,13 +2,21 @@
 """A packed row taken apart again: every sample with its own pictures, and an update that leaves frozen parts alone."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
 from mindvl_data import Batch, Loader
+from mindvl_model.hf.export import write_hf_folder
+from mindvl_model.hf.processor_files import ProcessorSettings
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.process import single_process
+from mindvl_model.parameters import named_tensors
 from mindvl_model.testing.rows import normalized_pixels
+from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen2_5_vl
 from mindvl_train import RunConfig
 from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, samples_of
@@ -63,3 +71,44 @@ def test_a_warm_up_changes_the_projector_alone(config: RunConfig, rows: list[Bat
     assert norm > 0
     assert changed
     assert all(".merger." in name for name in changed)
+
+
+@pytest.mark.parametrize("decoder", ["qwen2_5_vl", "mindvl"])
+def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
+    config: RunConfig, decoder: str, tmp_path: Path
+) -> None:
+    model_config = smallest_qwen2_5_vl(vocab_size=264) if decoder == "qwen2_5_vl" else smallest_config(vocab_size=264)
+    kind = model_config.position_kind
+    with Loader(config.data, packs_per_step=2, position_kind=kind) as loader:
+        packs = [next(loader) for _ in range(2)]
+    assert all(len(pack.cu_seqlens) - 1 > len(pack.segments) > 2 for pack in packs)  # samples and padding
+    assert all(len(pack.image_grid_thw) > 1 for pack in packs)
+    total = sum(pack.num_label_tokens for pack in packs)
+
+    from mindvl_model.model import MindVLModel  # after the device setup
+
+    with single_process():
+        model = MindVLModel(model_config, Layout(dtype=torch.float32))
+        randomize(model, 0)
+        loss = sum(model(**pack.model_inputs()) for pack in packs) / total
+        loss.backward()
+        parameters = named_tensors(model)
+        write = partial(
+            write_hf_folder, stored=torch.float32, config=model_config,
+            tokenizer=config.data.tokenizer, processor=ProcessorSettings(min_pixels=784, max_pixels=4704),
+        )  # fmt: skip
+        write(lambda name: parameters[name].detach(), out=tmp_path / "model")
+        write(lambda name: parameters[name].grad, out=tmp_path / "gradients")
+
+    plain, ours = (
+        AutoModelForImageTextToText.from_pretrained(tmp_path / name, dtype=torch.float32, trust_remote_code=True)
+        for name in ("model", "gradients")
+    )
+    inputs = [pack.to_transformers(num_label_tokens=total, position_kind=kind) for pack in packs]
+    plain_loss = sum(plain(**each).loss for each in inputs)
+    plain_loss.backward()
+    assert plain_loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    expected = dict(ours.named_parameters())
+    for name, parameter in plain.named_parameters():
+        largest = expected[name].abs().max().item()
+        torch.testing.assert_close(parameter.grad, expected[name].data, rtol=1e-5, atol=1e-5 * largest, msg=name)

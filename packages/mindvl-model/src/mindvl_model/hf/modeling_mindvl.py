@@ -156,7 +156,9 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size)
+            vocab_size = self.config.text_config.vocab_size
+            # kwargs hold num_items_in_batch, by which transformers' trainer divides the summed loss
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

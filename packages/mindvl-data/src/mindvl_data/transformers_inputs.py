@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch -> the keyword arguments of a transformers model, so that a plain transformers loop trains on packs.
+
+Comes after collate, for loops that do not use mindvl's model. Follows transformers 5.23 (Qwen2_5_VLTextModel.forward):
+packed samples are told apart by their text positions, which start at 0 in each of them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mindvl_data.errors import DataError
+from mindvl_data.positions import PositionKind
+
+if TYPE_CHECKING:
+    from mindvl_data.types import Batch
+
+# Normalization of Qwen2.5-VL's published processor, which is CLIP's (arXiv 2103.00020).
+IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
+IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
+TEMPORAL_PATCH_SIZE = 2  # of Qwen2.5-VL, like the next
+PATCHES_PER_TOKEN = 4
+
+
+def transformers_inputs(
+    batch: "Batch",
+    *,
+    num_label_tokens: int | None,
+    position_kind: PositionKind,
+    image_mean: Sequence[float],
+    image_std: Sequence[float],
+) -> dict[str, Any]:
+    """See `Batch.to_transformers`."""
+    device = batch.input_ids.device
+    inputs: dict[str, Any] = {
+        "input_ids": batch.input_ids[None],
+        "labels": _unshifted(batch)[None],
+        "position_ids": _positions(batch, position_kind),
+        # A cache would make transformers attend across samples: it looks for packs only where there is none.
+        "use_cache": False,
+        "num_items_in_batch": max(1, batch.num_label_tokens if num_label_tokens is None else num_label_tokens),
+    }
+    media = (("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", TEMPORAL_PATCH_SIZE))
+    for pixels, grids, num_frames in media:
+        patches, grid = getattr(batch, pixels), getattr(batch, grids)
+        if len(patches) != int(grid.prod(-1).sum()):
+            raise DataError(
+                f"Batch.to_transformers: {pixels} has {len(patches)} patches, but {grids} asks for "
+                f"{int(grid.prod(-1).sum())}. Make the loader without with_pixels=False."
+            )
+        if len(grid):
+            inputs[pixels] = _normalized(patches, num_frames, image_mean, image_std)
+            inputs[grids] = grid.to(device)
+    return inputs
+
+
+def _unshifted(batch: "Batch") -> torch.Tensor:
+    """Labels [T] at the place of the token itself; the last position of a segment has none, so none crosses over."""
+    return torch.roll(batch.labels, 1)
+
+
+def _positions(batch: "Batch", kind: PositionKind) -> torch.Tensor:
+    """int64 [4, 1, T], text positions before the three axes of M-RoPE, or [1, T] for a model without M-RoPE."""
+    lengths = batch.cu_seqlens.diff().tolist()
+    text = torch.cat([torch.arange(length) for length in lengths]).to(batch.input_ids.device)
+    grids = torch.cat((batch.image_grid_thw, batch.video_grid_thw))
+    if bool(
+        (grids.prod(-1) > PATCHES_PER_TOKEN).any()
+    ):  # a medium of one visual token has the same position on every axis
+        made_as = "rope" if bool((batch.position_ids == text).all()) else "mrope"
+        if made_as != kind:
+            raise DataError(
+                f"Batch.to_transformers: position_kind is {kind!r}, but the loader made positions of kind {made_as!r}. "
+                f"Make the loader with position_kind={kind!r}."
+            )
+    return text[None] if kind == "rope" else torch.cat((text[None], batch.position_ids))[:, None]
+
+
+def _normalized(patches: torch.Tensor, num_frames: int, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """float32 [P, 3 * 2 * patch area] of uint8 patches; an image fills both temporal slices with copies of itself."""
+    means, stds = (torch.tensor(list(values), device=patches.device).view(1, 3, 1, 1) for values in (mean, std))
+    pixels = (patches.view(len(patches), 3, num_frames, -1).float() / 255 - means) / stds
+    return pixels.expand(-1, -1, TEMPORAL_PATCH_SIZE, -1).flatten(1)
