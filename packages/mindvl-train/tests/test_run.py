@@ -207,9 +207,78 @@ def test_changed_data_are_refused_until_somebody_accepts_them(
     assert report["verified"]["problems"] == []
 
 
-def test_used_up_data_ends_the_run_with_one_named_error(make_config: Callable[..., RunConfig]) -> None:
-    with pytest.raises(TrainError, match="every source has reached its max_epochs before the schedule ended"):
-        run_training(make_config(steps=500, max_epochs=1, checkpoints=CheckpointConfig()))
+def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    config = make_config(steps=500, max_epochs=1, checkpoints=CheckpointConfig())
+    result = run_training(config)
+    assert (result.data_used_up, result.finished, result.step < 500) == (True, False, True)
+    assert result.checkpoint.name == f"step-{result.step:08d}"
+    assert result.checkpoint.is_dir()
+    state = ledger_of(result.checkpoint)
+    assert state["plan"]["totals"]["samples"] == 24 + 24 + 20
+    again = run_training(config)  # nothing to do, and nothing changed
+    assert (again.data_used_up, again.checkpoint) == (True, result.checkpoint)
+
+    sources = tuple(replace(source, max_epochs=2) for source in config.data.sources)
+    more = replace(config, data=replace(config.data, sources=sources))
+    with pytest.raises(DataError, match=r"max_epochs=1 -> .*max_epochs=2.*--accept-data-change"):
+        run_training(more)
+    continued = run_training(more, accept_data_change="me@here")
+    assert (continued.data_used_up, continued.step > result.step) == (True, True)
+    assert ledger_of(continued.checkpoint)["plan"]["totals"]["samples"] == 2 * (24 + 24 + 20)
+    log = config.out / "audit.jsonl"
+    report = verify(more.data, log, packs_per_step=2, state=ledger_of(continued.checkpoint))
+    assert report["verified"]["problems"] == []
+    shorter = replace(config, schedule=replace(config.schedule, steps=continued.step), data=more.data)
+    assert run_training(shorter).finished
+
+
+def test_a_run_without_a_step_to_do_saves_what_it_resumed_from_another_directory(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    done = run_training(make_config("done", steps=2))
+    result = run_training(make_config("copy", steps=2), resume=done.checkpoint)
+    assert (result.finished, result.checkpoint.is_dir(), result.checkpoint.parts[-3]) == (True, True, "copy")
+
+
+def test_a_signal_during_a_save_ends_the_run_with_that_save(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindvl_train.checkpoints import saving
+
+    saves: list[int] = []
+
+    def save(saver: saving.Saver, state: Any, save: Any = saving.Saver.save) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        saves.append(state.step)
+        path: Path = save(saver, state)
+        return path
+
+    monkeypatch.setattr(saving.Saver, "save", save)
+    result = run_training(make_config())
+    assert (saves, result.step, result.finished, result.asked_to_stop) == ([3], 3, False, True)
+
+
+def test_a_second_start_in_one_directory_is_refused_before_it_changes_anything(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindvl_train import claim
+
+    monkeypatch.setattr(claim, "_PATIENCE_S", 0.0)
+    config = make_config(steps=2)
+    run_training(config)
+    shutil.rmtree(config.out / "checkpoints")  # as before the first checkpoint
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in config.out.rglob("*") if path.is_file()}
+
+    with claim.claimed(config.out):  # the first run
+        before = files()
+        with pytest.raises(TrainError, match=rf"is being written by another run \(process {os.getpid()} on .*`out`"):
+            run_training(config)
+        assert files() == before
+    assert run_training(config).finished  # the claim has ended
 
 
 def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(

@@ -44,6 +44,9 @@ class Rows:
     def __next__(self) -> Batch:
         return next(self.rows)
 
+    def is_used_up(self) -> bool:
+        return False
+
     def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
         raise AssertionError("a single process has nobody to agree with")
 

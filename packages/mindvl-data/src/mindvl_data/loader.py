@@ -127,13 +127,7 @@ class Loader:
                 stays where it failed: the row is tried again by the next call, or by a loader that goes on from the
                 state.
         """
-        if self._is_closed:
-            raise DataError("loader is closed. Loader. Make a new one.")
-        if self._failure is not None:
-            raise self._failure
-        self._is_untouched = False
-        self._prepare(wait=True)
-        if not self._waiting:
+        if self.is_used_up():
             raise StopIteration
         first = self._waiting[0]
         made = self._maker.make(first.step.step, first.row) if first.made is None else first.made.result()
@@ -151,6 +145,22 @@ class Loader:
             self._state = first.step.state_after
         self._prepare(wait=False)
         return made.batch
+
+    def is_used_up(self) -> bool:
+        """Whether `next` would end: no row is left. Waits until the next step is planned.
+
+        After the last row of a step every rank gets the same answer.
+
+        Raises:
+            DataError: As `next`.
+        """
+        if self._is_closed:
+            raise DataError("loader is closed. Loader. Make a new one.")
+        if self._failure is not None:
+            raise self._failure
+        self._is_untouched = False
+        self._prepare(wait=True)
+        return not self._waiting
 
     def again(self, batch: Batch, bad: Sequence[bool]) -> Batch:
         """A row of the newest step once more, with placeholders for these samples, as if they could not be decoded.

@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 2
 PLAN_VERSION = 5  # raised when the same configuration would give another plan
+_INDEX, _SETTINGS = "index of ", "settings of "  # of a source, in names of identities
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
 
 Change = dict[str, Any]  # step, who, when, sources: name -> [old, new] identity, None where there is none
@@ -87,7 +89,7 @@ class OpenedState:
     @property
     def other_data(self) -> frozenset[str]:
         """Sources of this run that had other samples before, so that their positions mean nothing any more."""
-        return frozenset(name for name, pair in self.changed.items() if None not in pair)
+        return frozenset(n for n, pair in self.changed.items() if None not in pair and not _raises_max_epochs(*pair))
 
 
 def open_state(
@@ -113,7 +115,7 @@ def open_state(
         raise DataError("ledger state is damaged: its checksum is wrong. Checkpoint. Resume from an older one.")
     different = differences(state["identities"], names)
     changed = changed_data(different)
-    rules = {name: pair for name, pair in different.items() if not _is_about(name, changed)}
+    rules = {name: pair for name, pair in different.items() if not _is_about(name, pair, changed)}
     orders = [
         [name for name in one if name in other]
         for one, other in ((state["sources"], sources), (sources, state["sources"]))
@@ -125,7 +127,7 @@ def open_state(
     plan = saved_plan(state)
     if state["sources"] != list(sources):
         plan = _renumbered(plan, state["sources"], sources)
-    if changed:
+    if any(not _raises_max_epochs(*pair) for pair in changed.values()):
         plan = plan | {"derived": None}  # other data ask for other figures
     return OpenedState(plan=plan, changes=state["changes"], changed=changed)
 
@@ -149,21 +151,30 @@ def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Diffe
 
 
 def changed_data(different: dict[str, Difference]) -> dict[str, Difference]:
-    """Source -> (old, new) identity, of the sources whose data changed, that came, or that went.
+    """Source -> (old, new) identity, of the sources whose data changed, that came or went, or may be used more often.
 
     Only these can be accepted. Everything else (recipe, weights, tokenizer, template, processor, version of the plan)
-    decides what a sample or a step is: a run that changes it is another run, which starts from weights alone.
+    decides what a sample or a step is: a run that changes it is another run, which starts from weights alone. A source
+    whose max_epochs was raised goes on where it stands; its pair is (old, new) settings.
     """
-    prefix = "index of "
-    return {name.removeprefix(prefix): pair for name, pair in different.items() if name.startswith(prefix)}
+    raised = {n.removeprefix(_SETTINGS): p for n, p in different.items() if _raises_max_epochs(*p)}
+    return raised | {n.removeprefix(_INDEX): p for n, p in different.items() if n.startswith(_INDEX)}
 
 
-def _is_about(name: str, changed: dict[str, Difference]) -> bool:
-    """Whether a difference is explained by changed data: an index, or the settings of a source that came or went."""
-    return any(
-        name == f"index of {source}" or (name == f"settings of {source}" and None in pair)
-        for source, pair in changed.items()
-    )
+def _is_about(name: str, pair: Difference, changed: dict[str, Difference]) -> bool:
+    """Whether a difference is one of data: an index, settings of a source that came or went, a raised max_epochs."""
+    if name.startswith(_SETTINGS):
+        return _raises_max_epochs(*pair) or None in changed.get(name.removeprefix(_SETTINGS), ())
+    return name.startswith(_INDEX)
+
+
+def _raises_max_epochs(old: str | None, new: str | None) -> bool:
+    """Whether two settings of a source differ in nothing but a larger max_epochs, or one that was removed."""
+    if old is None or new is None:
+        return False
+    before, after = ([part for part in text.split() if not part.startswith("max_epochs=")] for text in (old, new))
+    caps = [next((int(n) for n in re.findall(r"max_epochs=(\d{1,18})(?!\S)", text)), None) for text in (old, new)]
+    return before == after and caps[0] is not None and (caps[1] is None or caps[1] > caps[0])
 
 
 def _renumbered(plan: dict[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:

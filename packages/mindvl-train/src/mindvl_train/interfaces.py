@@ -81,6 +81,10 @@ class BatchSource(Protocol):
         """The next row."""
         ...
 
+    def is_used_up(self) -> bool:
+        """Whether no row is left; the same answer on every rank after the last row of a step."""
+        ...
+
     def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
         """A row of the newest step once more, with placeholders for these of its samples."""
         ...

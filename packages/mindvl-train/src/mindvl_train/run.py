@@ -7,8 +7,8 @@ Read this first: device, groups, tokenizer, model, weights, gradient buffers, op
 import gc
 import logging
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_ops import check_operators, select_backends, table_text
 from mindvl_ops.runtime.affinity import bind_thread
 from mindvl_ops.runtime.start import device_kind, prepare_process
+from mindvl_train.claim import claimed
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.faults.watchdog import Watchdog, outlasting
@@ -42,6 +43,7 @@ class RunResult:
     checkpoint: Path
     finished: bool  # False when it was asked to stop early
     asked_to_stop: bool  # also true where that came too late to stop it early: nothing should follow
+    data_used_up: bool  # every source has reached its max_epochs, so it cannot go on without more data
     data: dict[str, Any]  # the loader's report: fill, visual tokens, samples by source, drops
 
 
@@ -90,6 +92,7 @@ def run_training(
         process_groups(
             accelerator, config.seed, config.parallel, patience=outlasting(config.faults.stuck_after_s)
         ) as place,
+        _claimed(config.out, place),
         Watchdog(
             config.out,
             rank=place.rank,
@@ -121,10 +124,29 @@ def run_training(
                 )
             asked = any_process(stop_asked(), place.device)
             finished = state.step >= config.schedule.steps
-            return RunResult(config.out, state.step, last, finished, asked, source.report())
+            used_up = not finished and source.is_used_up()
+            return RunResult(config.out, state.step, last, finished, asked, used_up, source.report())
         finally:
             source.close()
             release(state.models)
+
+
+@contextmanager
+def _claimed(out: Path, place: "Place") -> Iterator[None]:
+    """The directory of the run, claimed by the first process; when it cannot be, no process goes on."""
+    from mindvl_train.parallel import said_by_any
+
+    with ExitStack() as stack:
+        refusal: str | None = None
+        if place.is_first:
+            try:
+                stack.enter_context(claimed(out))
+            except TrainError as error:
+                refusal = str(error)
+        said = said_by_any(refusal)
+        if said is not None:
+            raise TrainError(said)
+        yield
 
 
 def _build_state(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start the run again
+DATA_USED_UP = 65  # EX_DATAERR: every source has reached its max_epochs before the schedule ended; saved
 STUCK = 79  # the watchdog ended the run; start it again, on other machines if it happens twice
 
 # SIGUSR1 is what Slurm is told to send some time before the end (--signal); Kubernetes and preemption send SIGTERM.

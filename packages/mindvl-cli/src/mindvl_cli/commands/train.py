@@ -67,8 +67,9 @@ def train(
     KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3. With a plan it changes
     the recipe of every stage, and out=FOLDER the folder of the plan.
 
-    SIGTERM and SIGUSR1 save a checkpoint and end with code 75, so that a scheduler starts the run again; code 79 says
-    that a process was stuck, and the log which one.
+    SIGTERM and SIGUSR1 save a checkpoint and end with code 75, so that a scheduler starts the run again. Code 65 means
+    that the data is used up before the schedule has ended, and a checkpoint was saved. Code 79 means that a process was
+    stuck; the log names it.
     """
     if max_restarts and resume != "auto":
         raise click.UsageError(f"--max-restarts goes on from the newest checkpoint, not from --resume {resume}.")
@@ -115,13 +116,13 @@ def train(
             click.echo(json.dumps(document))
         else:
             for stage, result in zip(stages, results, strict=False):  # a plan may have stopped before its last stage
-                how = "finished" if result["finished"] else "stopped"
+                how = "finished" if result["finished"] else "data used up" if result.get("data_used_up") else "stopped"
                 name = f"{stage.name}: " if planned else ""
                 click.echo(f"{name}{how} at step {result['step']}: {result['checkpoint']}")
     if not _all_finished(stages, results):
-        from mindvl_train.signals import STOPPED
+        from mindvl_train.signals import DATA_USED_UP, STOPPED
 
-        sys.exit(STOPPED)
+        sys.exit(DATA_USED_UP if results and results[-1].get("data_used_up") else STOPPED)
 
 
 def _launcher_number(name: str) -> int | None:
@@ -214,6 +215,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
         "step": result.step,
         "finished": result.finished,
         "asked_to_stop": result.asked_to_stop,
+        "data_used_up": result.data_used_up,
         "checkpoint": str(result.checkpoint),
         "data": result.data,
     }
