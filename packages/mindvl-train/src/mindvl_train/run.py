@@ -123,9 +123,7 @@ def run_training(
                     config, state, metrics, place, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_asked
                 )
             asked = any_process(stop_asked(), place.device)
-            finished = state.step >= config.schedule.steps
-            used_up = not finished and source.is_used_up()
-            return RunResult(config.out, state.step, last, finished, asked, used_up, source.report())
+            return _result(config, state, source, last, asked)
         finally:
             source.close()
             release(state.models)
@@ -147,6 +145,12 @@ def _claimed(out: Path, place: "Place") -> Iterator[None]:
         if said is not None:
             raise TrainError(said)
         yield
+
+
+def _result(config: RunConfig, state: "TrainState", source: Loader, last: Path, asked: bool) -> RunResult:
+    finished = state.step >= config.schedule.steps
+    used_up = not finished and source.is_used_up()
+    return RunResult(config.out, state.step, last, finished, asked, used_up, source.report())
 
 
 def _build_state(

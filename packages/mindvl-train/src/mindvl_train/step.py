@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 from mindvl_train.megatron.optimizer import gradient_norm, update
 from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
@@ -45,13 +46,12 @@ def train_step(
     """Take the rows of one step from the source and update the model once.
 
     Args:
-        source: With rows left, `source.is_used_up()` says so.
         models: The chunks of the model on this pipeline stage, in gradient buffers.
         may_update: Told the gradient norm over all ranks, this rank's loss sum and rows; the same answer on every rank.
         begin: Told which part of the step begins: data, compute, reduce, update.
 
     Raises:
-        TrainError: may_update ends the run; nothing was updated.
+        TrainError: The data is used up, or may_update ends the run; nothing was updated.
     """
     begin("data")
     microbatches = _take(source, num_microbatches, place)
@@ -79,5 +79,11 @@ def train_step(
 
 
 def _take(source: BatchSource, count: int, place: Place) -> list[Batch]:
-    rows = [next(source) for _ in range(count)]
+    try:
+        rows = [next(source) for _ in range(count)]
+    except StopIteration:
+        raise TrainError(
+            "data: every source has reached its max_epochs before the schedule ended. "
+            "Raise or remove data.sources.*.max_epochs, or lower schedule.steps."
+        ) from None
     return rows if place.row_peers is None else agree(rows, source, place.row_peers)
