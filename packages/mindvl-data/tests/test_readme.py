@@ -17,7 +17,7 @@ def test_the_examples_run(
 ) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
     tiny_qwen2_5_vl.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)

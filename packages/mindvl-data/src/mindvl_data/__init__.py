@@ -5,6 +5,7 @@ from mindvl_data.config import DataConfig, ImageConfig, PackingConfig, SourceCon
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.images import smart_resize
 from mindvl_data.loader import Loader
+from mindvl_data.packed_dataset import PackedDataset
 from mindvl_data.plan.packing import Packer
 from mindvl_data.plan.planner import Planner, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
@@ -22,6 +23,7 @@ __all__ = [
     "DataError",
     "ImageConfig",
     "Loader",
+    "PackedDataset",
     "Packer",
     "PackingConfig",
     "Planner",

@@ -31,12 +31,19 @@ _BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting:
-    """A row of this rank that was not handed out yet."""
+class _Planned:
+    """A row that this process has to hand out."""
 
     step: PlannedStep
     is_last: bool  # of this rank's rows of the step
     row: Row
+    state: dict[str, Any]  # the planner's, after the newest step that is complete once this row is handed out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting(_Planned):
+    """A row in the making, or made."""
+
     expected_bytes: int
     made: Future[MadeRow] | None = None  # None: it is made when it is asked for
 
@@ -69,6 +76,8 @@ class Loader:
         position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
         with_pixels: False leaves out the patches of rows and decodes nothing, for processes that need the text only.
         on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
+        worker: Number of this process and their count where several processes make the packs of this rank in turn
+            (packed_dataset.py); it hands out every num_workers-th pack of the rank.
 
     Raises:
         DataError: A source is not indexed, or the settings do not fit each other.
@@ -84,6 +93,7 @@ class Loader:
         position_kind: PositionKind,
         with_pixels: bool = True,
         on_thread_start: Callable[[], None] | None = None,
+        worker: tuple[int, int] = (0, 1),
     ) -> None:
         if packs_per_step < 1 or dp_size < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
             raise DataError(
@@ -94,6 +104,7 @@ class Loader:
         self._on_thread_start = on_thread_start
         self._packs_per_step = packs_per_step
         self._dp_rank, self._dp_size = dp_rank, dp_size
+        self._worker, self._num_workers = worker
         self._files = ShardFiles(config.store)
         tokenizer = load_tokenizer(config.tokenizer)
         self._sources = [SourceIndex(s, config, tokenizer, self._files) for s in config.sources]
@@ -141,8 +152,7 @@ class Loader:
         self._handed.append((first.step.step, made.batch.segments, first.row))
         self._num_samples += len(made.batch.segments)
         self._num_bad += len(made.bad)
-        if first.is_last:
-            self._state = first.step.state_after
+        self._state = first.state
         self._prepare(wait=False)
         return made.batch
 
@@ -264,9 +274,10 @@ class Loader:
         self._planner = planner
         num_steps = self._config.plan_ahead_steps if self._config.num_threads else 0
         self._plan = PlanAhead(planner, num_steps=num_steps, on_start=self._on_thread_start)
-        self._state = planner.state()
+        self._state = self._planned_state = planner.state()
         self._changes = changes
-        self._planned: deque[tuple[PlannedStep, bool, Row]] = deque()  # rows of this rank that nobody works on yet
+        self._num_planned: int = 0  # rows of this rank that were planned, those of other workers included
+        self._planned: deque[_Planned] = deque()  # rows that nobody works on yet
         self._waiting: deque[_Waiting] = deque()
         self._handed: list[tuple[int, tuple[Segment, ...], Row]] = []  # step, samples and plan of its newest rows
         self._is_over = False
@@ -281,13 +292,14 @@ class Loader:
             wait: Whether to wait for the plan while no row waits; else take what is planned already.
         """
         while len(self._waiting) < self._config.prefetch_packs and self._has_planned(wait and not self._waiting):
-            step, is_last, row = self._planned[0]
+            planned = self._planned[0]
+            step, row = planned.step, planned.row
             expected = self._maker.expected_bytes(row)
             if self._waiting and sum(w.num_bytes for w in self._waiting) + expected > self._config.prefetch_bytes:
                 return
             self._planned.popleft()
             made = None if self._workers is None else self._workers.submit(partial(self._maker.make, step.step, row))
-            self._waiting.append(_Waiting(step=step, is_last=is_last, row=row, expected_bytes=expected, made=made))
+            self._waiting.append(_Waiting(**vars(planned), expected_bytes=expected, made=made))
 
     def _has_planned(self, wait: bool) -> bool:
         while not self._planned and not self._is_over and (wait or self._plan.is_ready):
@@ -296,7 +308,13 @@ class Loader:
                 self._is_over = True
                 break
             rows = rows_of_rank(step.rows, dp_rank=self._dp_rank, dp_size=self._dp_size)
-            self._planned.extend((step, number == len(rows), row) for number, row in enumerate(rows, 1))
+            for number, row in enumerate(rows, 1):
+                is_last = number == len(rows)
+                if self._num_planned % self._num_workers == self._worker:
+                    state = step.state_after if is_last else self._planned_state
+                    self._planned.append(_Planned(step=step, is_last=is_last, row=row, state=state))
+                self._num_planned += 1
+            self._planned_state = step.state_after
         return bool(self._planned)
 
     def _note_bad(self, uses: Sequence[BadUse], *, num_samples: int) -> None:

@@ -5,7 +5,7 @@ Every other file of the package turns one of these into the next.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -139,6 +139,7 @@ class Batch:
     num_label_tokens: int
     segments: tuple[Segment, ...]  # without the padding
     step: int  # the optimizer step this row belongs to
+    loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
 
     def to(self, device: torch.device | str) -> Self:
         """The same row with its tensors on `device`.

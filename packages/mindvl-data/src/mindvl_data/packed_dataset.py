@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PackedDataset: the packs of a data-parallel rank as a torch IterableDataset, for training loops of other projects.
+
+Comes after the loader; used through torch's DataLoader or webdataset's WebLoader.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mindvl_data.config import DataConfig
+from mindvl_data.errors import DataError
+from mindvl_data.loader import Loader
+from mindvl_data.positions import PositionKind
+from mindvl_data.types import Batch
+
+
+class PackedDataset(IterableDataset[Batch]):
+    """The packs that `Loader` gives, in the same order, whatever the number of DataLoader workers.
+
+    Each item is a `Batch`: one packed sequence, so the DataLoader's own batching is turned off.
+
+        dataset = PackedDataset(config, packs_per_step=8, dp_rank=rank, dp_size=world_size, position_kind="mrope")
+        for batch in DataLoader(dataset, batch_size=None, num_workers=2):
+            ...
+            saved = dataset.state_dict(batch)
+
+    Worker w of W makes the packs w, w + W, ... of the rank, which is the order in which a DataLoader collects them
+    (keep its `in_order=True`). Every iteration starts at the state that was loaded last, or at the beginning. Without
+    workers `config.num_threads` threads make packs ahead; a worker makes its packs itself, `prefetch_factor` ahead.
+
+    Args:
+        packs_per_step: Packs of one optimizer step over all data-parallel ranks.
+        dp_rank, dp_size: The data-parallel coordinate of this process. Do not add a splitter by rank or worker.
+        position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL, "rope" for models that count tokens.
+
+    Raises:
+        DataError: A source is not indexed, or the settings do not fit each other.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        packs_per_step: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        position_kind: PositionKind,
+    ) -> None:
+        self._config = config
+        self._loader_options: dict[str, Any] = {
+            "packs_per_step": packs_per_step,
+            "dp_rank": dp_rank,
+            "dp_size": dp_size,
+            "position_kind": position_kind,
+        }
+        self._start: tuple[dict[str, Any], str | None] | None = None  # state, and who accepts changed data
+        self._newest: dict[str, Any] | None = None  # after the newest pack of an iteration in this process
+        self._num_loaded = 0  # states that were loaded
+        # Shared with the workers: whether any began to iterate, and _num_loaded of the process that trains.
+        self._is_in_workers, self._all_loaded = torch.zeros(2, 1, dtype=torch.int64).share_memory_()
+        with self._silent_loader() as loader:
+            self._beginning = loader.state_dict()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The packs of this rank, or in a DataLoader worker its share of them.
+
+        Raises:
+            DataError: See `Loader.__next__`; or an audit log is wanted from several processes.
+        """
+        worker = get_worker_info()
+        config = self._config
+        if worker is not None:
+            if config.audit_log is not None:
+                raise DataError(
+                    f"PackedDataset: audit_log={config.audit_log} is written by one process, but the DataLoader has "
+                    f"num_workers={worker.num_workers}. Use num_workers=0, or leave out audit_log."
+                )
+            if int(self._all_loaded) != self._num_loaded:
+                raise DataError(
+                    "PackedDataset: a state was loaded after the DataLoader's persistent workers had started, so it "
+                    "does not reach them. Make a new DataLoader after load_state_dict."
+                )
+            self._is_in_workers.fill_(1)
+            config = replace(config, num_threads=0)
+        place = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        with Loader(config, **self._loader_options, worker=place) as loader:
+            if self._start is not None:
+                loader.load_state_dict(self._start[0], accept_change=self._start[1])
+            for batch in loader:
+                self._newest = loader.state_dict()
+                yield replace(batch, loader_state=self._newest)
+
+    def state_dict(self, batch: Batch | None = None) -> dict[str, Any]:
+        """The position after the last complete step up to `batch`; JSON values, the same on every rank.
+
+        Args:
+            batch: The pack that was trained on last, on any device. Needed where the DataLoader has workers, because
+                they read ahead of training; None: the newest pack of the newest iteration in this process.
+
+        Raises:
+            DataError: No batch is given though workers make the packs, or it does not come from a PackedDataset.
+        """
+        if batch is None and int(self._is_in_workers):
+            raise DataError(
+                "PackedDataset.state_dict: DataLoader workers read ahead, so the position is not known here. "
+                "Pass the batch that was trained on last: state_dict(batch)."
+            )
+        state = (self._newest or self._beginning) if batch is None else batch.loader_state
+        if state is None:
+            raise DataError(
+                f"PackedDataset.state_dict: the batch of step {getattr(batch, 'step', None)} has no loader_state. "
+                "Pass a batch that this dataset gave."
+            )
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
+        """Start the next iteration after the step that `state` was taken at, with any number of ranks and workers.
+
+        A state of `Loader` will do as well. An iteration that is under way goes on as it was.
+
+        Args:
+            accept_change: See `Loader.load_state_dict`.
+
+        Raises:
+            DataError: The state is damaged, or belongs to another recipe, index, tokenizer or processor.
+        """
+        with self._silent_loader() as loader:
+            loader.load_state_dict(state, accept_change=accept_change)
+        self._start, self._newest = (state, accept_change), state
+        self._num_loaded += 1
+        self._all_loaded.fill_(self._num_loaded)
+        self._is_in_workers.fill_(0)
+
+    def _silent_loader(self) -> Loader:
+        """A loader that checks settings and states: without threads or logs."""
+        return Loader(replace(self._config, num_threads=0, audit_log=None, quarantine_log=None), **self._loader_options)
