@@ -269,7 +269,7 @@ def test_an_override_is_read_as_yaml() -> None:
 
 
 def test_a_section_is_read_without_looking_at_the_rest(recipe: Path) -> None:
-    recipe.write_text(GOOD + "something_else: !!set {a}\n")
+    recipe.write_text(GOOD + "something_else: {a: [nothing]}\n")
     assert load_section(recipe, "schedule", Schedule, ["schedule.steps=7"]) == Schedule(peak_lr=1e-4, steps=7)
     assert load_section(recipe, "sources.0", Folder) == Folder(path=Path("pictures"))
 
@@ -292,3 +292,29 @@ def test_what_is_dumped_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
 
     assert load_config(again, Run) == run
     assert json.loads(json.dumps(to_plain(run))) == yaml.safe_load(to_yaml(run))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("schedule.peak_lr=.nan", "schedule.peak_lr: nan is not a finite number. Write a finite number."),
+        ("schedule.peak_lr=1e999", "schedule.peak_lr: inf is not a finite number. Write a finite number."),
+        (
+            f"schedule.steps=1{'0' * 30}",
+            "schedule.steps: an integer of 31 digits. Write one up to 9223372036854775807.",
+        ),
+        (
+            'sources.0.path="a\\0b"',
+            "sources.0.path: 'a\\x00b' contains a NUL or a lone surrogate. Write text without it.",
+        ),
+        (f"schedule.steps={'9' * 5000}", "is not valid YAML (a number of 5,000 digits"),
+        (f"{'a.' * 70}b=1", "is no override. Write KEY.PATH=VALUE."),
+        (f"sources.{'9' * 5000}.path=x", "is no override"),
+        (f"sources.{'9' * 400}.path=x", "is not an entry of a list of 2"),
+    ],
+)
+def test_what_no_setting_can_mean_is_one_sentence(recipe: Path, override: str, said: str) -> None:
+    (problem,) = _problems(recipe, GOOD, override)
+    assert said in problem
+    assert problem.startswith("command line: ")
+    assert len(problem) < 1000

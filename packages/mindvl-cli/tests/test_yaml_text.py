@@ -59,3 +59,41 @@ def test_a_duplicate_key_names_both_lines() -> None:
 def test_two_documents_in_one_file_are_refused() -> None:
     with pytest.raises(yaml.YAMLError):
         parse_document("a: 1\n---\nb: 2\n")
+
+
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "more than 100,000 keys and list entries"),
+        ("&a [*a]", "contains itself"),
+        ("a: &a\n  b: *a\n", "contains itself"),
+        ("[" * 5000, "levels of nesting"),
+        ("[" * 100 + "]" * 100, "levels of nesting"),
+        (f"a: {'9' * 5000}", "a number of 5,000 digits"),
+        (f"a: {'9' * 5000}.0", "a number of 5,002 digits"),
+        ("a: !!binary aGVsbG8=", "binary"),
+        ("a: !!timestamp 2024-01-01", "timestamp"),
+        ("!!set {a, b}", "set"),
+        ("a: !!python/object/apply:os.system [true]", "python"),
+        ("a: !!int x", "does not fit its tag"),
+        ("a: !!bool 3", "does not fit its tag"),
+        ("a: !!float ''", "does not fit its tag"),
+        (f"{BOMB}? *i\n: 1\n", "more than 100,000 keys"),
+        ("b: &b [1]\n? *b\n: 1\n", "a key that is a list"),
+        ("a: 1\n" * 700_000, "characters are more than"),
+    ],
+)
+def test_what_would_cost_without_end_is_refused(text: str, said: str) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        parse_document(text)
+
+    assert said in str(caught.value)
+
+
+def test_an_alias_stands_for_what_it_names() -> None:
+    assert parse_document("a: &a {b: [1]}\nc: *a\n")[0] == {"a": {"b": [1]}, "c": {"b": [1]}}

@@ -8,7 +8,8 @@ path in a recipe is relative to the working directory, like one on the command l
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ __all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_p
 
 T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
+_MAX_INTEGER = 2**63 - 1  # numpy, torch and JSON readers of other languages know no larger one
+_MAX_KEYS = 64  # levels of a key path
 
 
 def load_config(path: Path, cls: type[T], overrides: Sequence[str] = ()) -> T:
@@ -59,12 +62,13 @@ def top_keys(path: Path) -> list[str]:
 def parse_override(text: str) -> tuple[KeyPath, Any]:
     """Split `a.b.0.c=VALUE` into its key path and its value, read as YAML: `phase=sft` or `data.weights=[1, 2]`."""
     key, equals, value = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise ConfigError([Problem("command line", "", f"{text!r} is no override", "Write KEY.PATH=VALUE.")])
+    if not equals or not all(key.split(".")) or key.count(".") >= _MAX_KEYS or len(key) > 500:
+        raise ConfigError([Problem("command line", "", f"{text[:200]!r} is no override", "Write KEY.PATH=VALUE.")])
     try:
         return _key_path(key), parse_scalar(value)
     except (yaml.YAMLError, DuplicateKeyError) as error:
-        what = f"{value!r} is not valid YAML ({' '.join(str(error).split())})"
+        shown = value if len(value) <= 60 else value[:57] + "..."
+        what = f"{shown!r} is not valid YAML ({' '.join(str(error).split())})"
         raise ConfigError([Problem("command line", key, what, "Quote the value, or write it in a file.")]) from error
 
 
@@ -99,6 +103,12 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
         except (KeyError, IndexError, TypeError):
             where = _dotted(section[: depth + 1])
             raise ConfigError([Problem(str(path), where, "is missing", "Add this section.")]) from None
+    unusable = [
+        Problem(_place(path, (*section, *key_path), lines, overridden), _dotted((*section, *key_path)), what, to_do)
+        for key_path, what, to_do in _unusable(document)
+    ]
+    if unusable:
+        raise ConfigError(unusable)
     try:
         return _build(cls, document)
     except Exception as error:
@@ -115,6 +125,32 @@ def _build(cls: type[T], document: Any) -> T:
     # Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and still
     # refuses "3" for 3. The dumps cannot fail: the YAML reader makes nothing that JSON does not know.
     return TypeAdapter(cls).validate_json(json.dumps(document), strict=True, extra="forbid")
+
+
+def _unusable(document: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """(key path, what, what to do) of values that YAML can hold and no setting can mean."""
+    if isinstance(document, dict):
+        entries: Any = document.items()
+    elif isinstance(document, list):
+        entries = enumerate(document)
+    else:
+        entries = ()
+        if isinstance(document, float) and not math.isfinite(document):
+            yield (), f"{document} is not a finite number", "Write a finite number."
+        elif isinstance(document, int) and abs(document) > _MAX_INTEGER:
+            yield (), f"an integer of {len(str(abs(document)))} digits", f"Write one up to {_MAX_INTEGER}."
+        elif isinstance(document, str) and ("\0" in document or not _is_unicode(document)):
+            yield (), f"{document!a} contains a NUL or a lone surrogate", "Write text without it."
+    for key, value in entries:
+        yield from (((key, *rest), what, to_do) for rest, what, to_do in _unusable(value))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -178,7 +214,7 @@ def _put(node: Any, key_path: KeyPath, value: Any, text: str) -> Any:
 
 
 def _key_path(dotted: str) -> KeyPath:
-    return tuple(int(key) if key.isascii() and key.isdigit() else key for key in dotted.split("."))
+    return tuple(int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key for key in dotted.split("."))
 
 
 def _dotted(key_path: KeyPath) -> str:

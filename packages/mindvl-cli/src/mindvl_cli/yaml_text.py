@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse YAML as people mean it: safe, duplicate keys refused, the line of every key kept.
 
-Comes before load.py. Scalars follow the core schema of YAML 1.2, so that `1e-4` is a number, `no` is text and
+Comes before load.py. Aliases work, but a document may not contain itself or grow beyond MAX_ENTRIES by them. Tags other
+than those of the plain types (!!binary, !!timestamp, ...) are refused, because JSON has no such values. Scalars follow the core schema of YAML 1.2, so that `1e-4` is a number, `no` is text and
 `2024-01-01` is not a date; underscores in integers (`100_000`) are allowed.
 Source: YAML 1.2.2, section 10.3.
 """
@@ -24,6 +25,12 @@ _SCALARS = (
 )
 
 
+MAX_CHARACTERS = 2 << 20  # of a document; PyYAML reads about 100 kB per second
+MAX_ENTRIES = 100_000  # keys and list entries, counted again wherever an alias repeats them
+MAX_DEPTH = 64  # levels of nesting
+_MAX_DIGITS = 400  # of a number; Python refuses to read integers of more than 4,300
+
+
 class DuplicateKeyError(Exception):
     """One mapping has the same key twice; YAML readers keep the last one without a word."""
 
@@ -34,6 +41,11 @@ class DuplicateKeyError(Exception):
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
+    yaml_constructors = {  # noqa: RUF012 - likewise
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
 
 
 for _tag, _pattern, _first in _SCALARS:
@@ -41,7 +53,14 @@ for _tag, _pattern, _first in _SCALARS:
 
 
 def parse_document(text: str) -> tuple[Any, dict[tuple[str | int, ...], int]]:
-    """Read a document; returns it with the line (from 1) of every key path and list entry."""
+    """Read a document; returns it with the line (from 1) of every key path and list entry.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, or is too large, too deep, or contains itself.
+        DuplicateKeyError: A mapping has the same key twice.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"{len(text):,} characters are more than the {MAX_CHARACTERS:,} that are read")
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -50,6 +69,10 @@ def parse_document(text: str) -> tuple[Any, dict[tuple[str | int, ...], int]]:
         lines: dict[tuple[str | int, ...], int] = {}
         _note_lines(node, (), lines)
         return loader.construct_document(node), lines
+    except RecursionError:
+        raise yaml.YAMLError(f"more than {MAX_DEPTH} levels of nesting") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # !!int x, !!bool x and their like
+        raise yaml.YAMLError(f"a value does not fit its tag ({str(error)[:100]})") from error
     finally:
         loader.dispose()
 
@@ -60,9 +83,15 @@ def parse_scalar(text: str) -> Any:
 
 
 def _note_lines(node: yaml.Node, key_path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> None:
+    if len(key_path) > MAX_DEPTH:  # an alias that contains itself gets here too
+        raise _refused(f"more than {MAX_DEPTH} levels of nesting, or an alias that contains itself", node)
+    if len(lines) > MAX_ENTRIES:
+        raise _refused(f"more than {MAX_ENTRIES:,} keys and list entries, aliases counted wherever they stand", node)
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _refused("a key that is a list or a mapping", key_node)
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in seen:
                 raise DuplicateKeyError(".".join(map(str, (*key_path, key))), seen[key], line)
@@ -72,3 +101,9 @@ def _note_lines(node: yaml.Node, key_path: tuple[str | int, ...], lines: dict[tu
         for index, entry in enumerate(node.value):
             lines[(*key_path, index)] = entry.start_mark.line + 1
             _note_lines(entry, (*key_path, index), lines)
+    elif node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_DIGITS:
+        raise _refused(f"a number of {len(node.value):,} digits", node)
+
+
+def _refused(what: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
