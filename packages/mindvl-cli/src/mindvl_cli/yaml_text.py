@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse YAML as people mean it: safe, duplicate keys refused, the line of every key kept.
 
-Comes before load.py. Aliases work, but a document may not contain itself or grow beyond MAX_ENTRIES by them. Tags other
-than those of the plain types (!!binary, !!timestamp, ...) are refused, because JSON has no such values. Scalars follow the core schema of YAML 1.2, so that `1e-4` is a number, `no` is text and
-`2024-01-01` is not a date; underscores in integers (`100_000`) are allowed.
+Comes before load.py. Aliases work, but a document may not contain itself or grow beyond MAX_ENTRIES by them. Tags
+other than those of the plain types (!!binary, !!timestamp, ...) are refused, because JSON has no such values. Scalars
+follow the core schema of YAML 1.2, so that `1e-4` is a number, `no` is text and `2024-01-01` is not a date; underscores
+in integers (`100_000`) are allowed.
 Source: YAML 1.2.2, section 10.3.
 """
 
