@@ -207,7 +207,7 @@ def test_a_picture_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokeniz
 def test_a_picture_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     sample = raw([("user", [IMAGE]), ("assistant", "a")], (png(56, 56), MediaSize(28, 56)))
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
-    with pytest.raises(BadSample, match="another size"):
+    with pytest.raises(BadSample, match="image has 56x56 pixels, and the index says 28x56"):
         decode_sample(sample, encoding, tokenizer=tokenizer)
 
 

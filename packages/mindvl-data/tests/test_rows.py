@@ -132,7 +132,9 @@ def test_a_picture_above_the_decode_limit_is_bad(make_config: MakeConfig, tokeni
     workshop = Workshop(make_config(image=image), tokenizer)
     made = [workshop.maker.make(1, row) for row in workshop.rows]
     reasons = {bad.reason for one in made for bad in one.bad}
-    assert reasons == {"picture of 84x140 pixels is larger than the decode limit of 4704"}
+    assert reasons == {
+        "image of 84x140 pixels is larger than the decode limit of 4704 pixels. Make it smaller, or raise decode_limit"
+    }
     assert all(segment.source == "pictures" for one in made for segment in one.batch.segments if segment.bad)
     workshop.files.close()
 

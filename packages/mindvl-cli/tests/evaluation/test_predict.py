@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a tiny model: batches, cache, sizes."""
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from mindvl_cli.evaluation.benchmark import load_benchmarks
-from mindvl_cli.evaluation.predict import PredictConfig, Predictor, image_size
+from mindvl_cli.evaluation.predict import PredictConfig, Predictor, image_size, open_image
 from mindvl_cli.failures import CliError
+from mindvl_data.images import decode
 
 
 @pytest.fixture
@@ -84,6 +86,52 @@ def test_a_turned_photograph_is_measured_as_shown(tmp_path):
     exif[0x0112] = 6
     Image.new("RGB", (30, 20)).save(tmp_path / "turned.jpg", exif=exif)
     assert image_size(tmp_path / "turned.jpg") == (30, 20)
+
+
+def _unusual_images():
+    """Images that decoders disagree about, by file name."""
+    noise = np.random.default_rng(0)
+    rgba = Image.fromarray(noise.integers(0, 256, (30, 40, 4), dtype=np.uint8))
+    palette = Image.fromarray(noise.integers(0, 4, (30, 40), dtype=np.uint8), "P")
+    palette.putpalette([10, 20, 30, 200, 100, 0, 0, 250, 9, 90, 90, 90])
+    gray = Image.fromarray(noise.integers(0, 1 << 16, (30, 40)).astype(np.uint16))
+    rgb = rgba.convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return {
+        "rgba.png": (rgba, {}),
+        "rgba.webp": (rgba, {"lossless": True}),
+        "la.png": (rgba.convert("LA"), {}),
+        "palette.png": (palette, {}),
+        "palette-trns.png": (palette, {"transparency": 2}),
+        "rgb-trns.png": (rgb, {"transparency": rgb.getpixel((0, 0))}),
+        "gray16.png": (gray, {}),
+        "gray16.tiff": (gray, {}),
+        "cmyk.jpg": (rgb.convert("CMYK"), {}),
+        "turned.jpg": (rgb, {"exif": exif}),
+        "turned.png": (rgb, {"exif": exif}),
+        "first.gif": (palette, {"transparency": 1}),
+        "plain.bmp": (rgb, {}),
+        "plain.avif": (rgba, {}),
+    }
+
+
+@pytest.mark.parametrize("name", _unusual_images())
+def test_evaluation_shows_a_model_the_pixels_that_training_shows_it(name, tmp_path):
+    image, options = _unusual_images()[name]
+    path = tmp_path / name
+    image.save(path, **options)
+    trained = decode(path.read_bytes(), decode_limit=10**6)
+    assert image_size(path) == trained.shape[:2]
+    np.testing.assert_array_equal(np.asarray(open_image(path)), trained)
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    with pytest.raises(CliError, match=r"a\.png: image cannot be opened.*Replace the file"):
+        open_image(tmp_path / "a.png")
+    with pytest.raises(CliError, match=r"b\.png: image cannot be read"):
+        open_image(tmp_path / "b.png")
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+MOST_PIXELS = 178_956_970  # of an image; Pillow opens none with more
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
@@ -17,7 +19,7 @@ class ImageConfig:
     max_pixels: int = 1280 * 28 * 28  # larger pictures are reduced to at most this area
     patch_size: int = 14  # side of one patch in pixels
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
-    decode_limit: int = 80_000_000  # pixels; a picture that claims more is not decoded
+    decode_limit: int = 80_000_000  # pixels; larger images, and those that take over 5 bytes for each, are refused
 
     def __post_init__(self) -> None:
         block = (self.patch_size * self.spatial_merge_size) ** 2
@@ -26,6 +28,8 @@ class ImageConfig:
                 f"min_pixels={self.min_pixels} and max_pixels={self.max_pixels} leave no size to choose. "
                 f"Use {block} <= min_pixels <= max_pixels."
             )
+        if not 0 < self.decode_limit <= MOST_PIXELS:
+            raise ValueError(f"decode_limit={self.decode_limit} pixels. Use 1 to {MOST_PIXELS}, the most Pillow opens.")
 
     @property
     def multiple(self) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import ImageConfig, SampleRules, VideoConfig
+from mindvl_data.decoding import opened
 from mindvl_data.errors import BadSample
-from mindvl_data.images import decode, smart_resize, to_patches
+from mindvl_data.images import smart_resize, to_patches
 from mindvl_data.patches import PatchRoom
 from mindvl_data.samples import cut_turns, num_turns, parse_sample
 from mindvl_data.tokenization import Tokenizer, expand
@@ -122,10 +123,12 @@ def _decode_sample(
         grids[0].append(grid)
         if not with_pixels:
             continue
-        picture = decode(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch)
-        if picture.shape[:2] != (size.height, size.width):
-            raise BadSample("picture has another size than the index says")
-        _, found = to_patches(picture, image, room)
+        with opened(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch) as decoded:
+            if (decoded.height, decoded.width) != (size.height, size.width):
+                raise BadSample(
+                    f"image has {decoded.height}x{decoded.width} pixels, and the index says {size.height}x{size.width}"
+                )
+            _, found = to_patches(decoded, image, room)
         assert found == grid
     merged = [_num_merged(grid, image) for grid in encoding.grids]
     input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)

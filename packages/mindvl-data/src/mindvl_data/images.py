@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoded picture -> uint8 patches: decode, resize to the pixel budget, cut.
+"""Encoded image -> uint8 patches: decode, resize to the pixel budget, cut.
 
-Comes after shards, before collate. Sizes, resize and patch order are those of transformers' Qwen2-VL image processor
-(Qwen2-VL, arXiv 2409.12191); normalising and the temporal copy are left to the device.
+Comes after the shards, before collate; training, evaluation and search all decode here. Sizes, resize and patch order
+are those of transformers' Qwen2-VL image processor (Qwen2-VL, arXiv 2409.12191); normalising and the temporal copy are
+left to the device.
 """
 
-import io
 import math
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mindvl_data.config import ImageConfig
+from mindvl_data.decoding import DecodedImage, opened
 from mindvl_data.errors import BadSample
+from mindvl_data.image_files import open_image, orientation
 from mindvl_data.patches import PatchRoom, Scratch
 
 MAX_ASPECT_RATIO = 200
-_FORMATS = ("JPEG", "PNG", "WEBP")
-_ORIENTATION_TAG = 0x0112
+WHOLE_PIXELS = 1 << 24  # images of more pixels are resized in strips
+STRIP_PIXELS = 1 << 21
 _BLOCK_ROWS = 2  # lines of merge blocks cut at once: about as much as a core's own cache holds
 
 
@@ -86,60 +87,56 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
     """(height, width) as shown, EXIF orientation applied, from the header alone.
 
     Raises:
-        BadSample: Not a picture of an allowed format, or larger than `decode_limit` pixels.
+        BadSample: Not an image of an allowed format, or larger than `decode_limit` allows.
     """
-    image = _open(content, decode_limit)
-    width, height = image.size
-    if _may_hold_exif(content) and image.getexif().get(_ORIENTATION_TAG, 1) >= 5:
-        return width, height
-    return height, width
+    image = open_image(content, decode_limit)
+    return (image.width, image.height) if orientation(image, content) >= 5 else (image.height, image.width)
 
 
 def decode(
     content: bytes, *, decode_limit: int, padded: bool = False, scratch: Scratch | None = None
 ) -> NDArray[np.uint8]:
-    """The picture as 8-bit RGB [H, W, 3], upright, on white where transparent; the first frame of an animated one.
+    """The image as 8-bit RGB [H, W, 3], upright, on white where transparent; the first frame of an animated one.
 
     Args:
         padded: A JPEG may come as [H, W, 4] with a last channel of no meaning, which makes resize and cut faster.
-        scratch: The picture may be in its memory.
+        scratch: The image may be in its memory.
 
     Raises:
-        BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` pixels.
+        BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` allows.
     """
-    if content[:3] == b"\xff\xd8\xff" and not _may_hold_exif(content):
-        fast = _decode_plain_jpeg(content, decode_limit, padded, scratch or Scratch())
-        if fast is not None:
-            return fast
-    image = _open(content, decode_limit)
-    try:
-        image.load()
-        image = ImageOps.exif_transpose(image)
-        return np.array(_to_rgb(image))
-    except Exception as error:  # Pillow's decoders raise many kinds; each of them means a damaged file
-        raise BadSample(f"picture cannot be decoded: {error}") from error
+    with opened(content, decode_limit=decode_limit, padded=padded, scratch=scratch) as image:
+        return image.rows(0, image.height)
 
 
 def to_patches(
-    picture: NDArray[np.uint8] | Image.Image, config: ImageConfig, room: PatchRoom | None = None
+    picture: NDArray[np.uint8] | Image.Image | DecodedImage, config: ImageConfig, room: PatchRoom | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize and cut.
 
     Args:
-        picture: [H, W, 3], or [H, W, 4] of which the last channel is left out, or a Pillow image in RGB.
+        picture: [H, W, 3], or [H, W, 4] of which the last channel is left out, a Pillow image in RGB, or what `opened`
+            gives.
         room: Where the patches go; else memory of their own.
 
     Returns:
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
         (time, height, width) in patches.
     """
-    pixels = picture if isinstance(picture, np.ndarray) else np.array(picture)
+    image = picture if isinstance(picture, DecodedImage) else DecodedImage(np.asarray(picture))
     height, width = smart_resize(
-        *pixels.shape[:2], multiple=config.multiple, min_pixels=config.min_pixels, max_pixels=config.max_pixels
+        image.height,
+        image.width,
+        multiple=config.multiple,
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
     )
     rows, columns = height // config.patch_size, width // config.patch_size
     room = room or PatchRoom(rows * columns, config.patch_dim)
-    resized = resize(pixels, height, width, room.scratch)
+    if image.height * image.width <= WHOLE_PIXELS:
+        resized = resize(image.rows(0, image.height), height, width, room.scratch)
+    else:
+        resized = resize_in_strips(image, height, width)
     if resized.shape[2] == 4 and resized.flags.c_contiguous:
         patches = _cut_padded(resized, config, room)
     else:
@@ -168,6 +165,24 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch 
     into = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
     torch.ops.aten._upsample_bicubic2d_aa.out(picture, (height, width), False, None, None, out=into)  # interpolate's
     return out
+
+
+def resize_in_strips(
+    image: DecodedImage, height: int, width: int, strip_pixels: int = STRIP_PIXELS
+) -> NDArray[np.uint8]:
+    """The same pixels as `resize` gives, from strips of the image, so that it is never converted as a whole.
+
+    A resize is two passes, along lines and then across them; the first one needs one line at a time.
+    """
+    narrow: NDArray[np.uint8] | None = None
+    step = max(1, strip_pixels // image.width)
+    for start in range(0, image.height, step):
+        strip = image.rows(start, min(start + step, image.height))
+        if narrow is None:
+            narrow = np.empty((image.height, width, strip.shape[2]), np.uint8)
+        narrow[start : start + step] = resize(strip, len(strip), width)
+    assert narrow is not None
+    return resize(narrow, height, width)
 
 
 def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.uint8]:
@@ -208,45 +223,3 @@ def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, room: PatchRoom)
             np.copyto(channels[start : start + _BLOCK_ROWS, :, channel], values, casting="unsafe")
             values >>= 8
     return patches
-
-
-def _open(content: bytes, decode_limit: int) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(content), formats=_FORMATS)
-    except Exception as error:  # includes Pillow's own bomb error; all mean that this is not a usable picture
-        raise BadSample(f"picture cannot be opened: {error}".replace(" <_io.BytesIO object", " <bytes")) from error
-    if image.width * image.height > decode_limit:
-        raise BadSample(
-            f"picture of {image.height}x{image.width} pixels is larger than the decode limit of {decode_limit}"
-        )
-    return image
-
-
-def _may_hold_exif(content: bytes) -> bool:
-    """Far quicker than parsing; a match by chance costs time only."""
-    if content[:2] == b"\xff\xd8":
-        return content.find(b"Exif\0\0", 0, 1 << 16) >= 0
-    return content.find(b"eXIf") >= 0 or content.find(b"EXIF") >= 0  # PNG and WebP may hold it at their end
-
-
-def _decode_plain_jpeg(content: bytes, decode_limit: int, padded: bool, scratch: Scratch) -> NDArray[np.uint8] | None:
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
-        if colorspace in ("CMYK", "YCCK") or height * width > decode_limit:
-            return None  # Pillow inverts Adobe CMYK correctly, and the slow path words the refusal
-        if not padded:
-            return simplejpeg.decode_jpeg(content, colorspace="RGB")
-        buffer = scratch.take("decoded", 4 * height * width)
-        return simplejpeg.decode_jpeg(content, colorspace="RGBX", buffer=buffer)
-    except ValueError as error:
-        raise BadSample(f"picture cannot be decoded: {error}") from error
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits: Pillow would clip instead of scale
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        layers = image.convert("RGBA")
-        canvas = Image.new("RGBA", layers.size, "white")
-        return Image.alpha_composite(canvas, layers).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")

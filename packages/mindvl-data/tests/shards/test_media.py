@@ -89,9 +89,10 @@ def test_a_rotated_picture_has_the_size_in_which_it_is_shown() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "file of 0 bytes is neither"),
-        (b"GIF89a" + bytes(50), "neither JPEG, PNG, WebP nor mp4"),
-        (b"\x80\x04\x95 a pickle", "neither"),
+        (b"", "file of 0 bytes is none of"),
+        (b"GIF99a" + bytes(50), "none of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4"),
+        (b"GIF89a" + bytes(50), "cannot be"),
+        (b"\x80\x04\x95 a pickle", "none of"),
         (bomb(13_000), "169000000 pixels|13000"),
         (picture(size=(5000, 1)), "one side is more than 200 times the other"),
         (b"\xff\xd8\xff" + bytes(30), "cut off"),

@@ -86,7 +86,7 @@ def test_pictures_stand_in_the_order_of_their_numbers_behind_the_record(tmp_path
         ([("a.txt", b"x" * 10_000_000)], "10000000"),
         ([("a.pkl", b"x"), ("a.txt", b"x")], "'a.pkl' has an extension other than"),
         ([("a.json", CHAT), ("a.1.png", b"x")], "numbered"),
-        ([("a.txt", b"a cat"), ("a.0.png", b"x")], "'a.0.png': file of 1 bytes is neither"),
+        ([("a.txt", b"a cat"), ("a.0.png", b"x")], "'a.0.png': file of 1 bytes is none of"),
         ([("a.txt", b"a cat"), ("a.0.png", png()[:-9])], "cut off"),
         ([("a.txt", b"a cat"), ("a.x.png", png()), ("a.y.png", png())], "KEY.NUMBER.EXTENSION"),
         ([("a.json", CHAT), ("a.txt", b"x")], "2 records"),

@@ -92,7 +92,7 @@ def test_a_folder_with_shards_is_not_written_again(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"image": "missing.png"}, "cannot be read"),
-        ({"image": "rows.json"}, "neither JPEG, PNG, WebP nor mp4"),
+        ({"image": "rows.json"}, "none of JPEG, PNG, WebP, GIF"),
         ({"image": []}, "mentions 1 images, the sample has 0"),
         ({"conversations": [{"from": "human", "value": "<image>"}]}, "nothing to learn"),
     ],

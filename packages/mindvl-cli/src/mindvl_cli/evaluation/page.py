@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from mindvl_cli.evaluation.benchmark import IMAGE_MARK
-from mindvl_cli.evaluation.predict import Prediction
+from mindvl_cli.evaluation.predict import Prediction, open_image
 from mindvl_cli.evaluation.score import find_points
 
 MAX_ITEMS = 60
@@ -74,10 +74,9 @@ def _card(prediction: Prediction, score: float) -> str:
 
 
 def _data_uri(path: Path, marked: Prediction | None) -> str:
-    from PIL import Image, ImageDraw, ImageOps
+    from PIL import ImageDraw
 
-    with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
+    image = open_image(path)
     if marked is not None and marked.item.box is not None:
         draw = ImageDraw.Draw(image)
         draw.rectangle(marked.item.box, outline=(47, 143, 91))

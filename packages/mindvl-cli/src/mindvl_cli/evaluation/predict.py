@@ -23,6 +23,7 @@ Progress = Callable[[int, int], None]  # requests answered, requests in all
 
 # What besides the weights decides an answer; limits of the processor are part of a request.
 _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_DECODER = 2  # of images; answers to images that were decoded by other rules are not taken from the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ class Predictor:
         item = question.item
         images = [_file_hash(path, path.stat().st_mtime_ns) for path in item.images]
         sizes = self.sizes(item, question.min_pixels, question.max_pixels)
-        parts = [self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
+        parts = [_DECODER, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _batches(self, questions: dict[str, Question]) -> list[list[str]]:
@@ -213,7 +214,7 @@ class Predictor:
 
         tokenizer = self.processor.tokenizer
         texts = [self._prompt(question.item) for question in questions]
-        images = [_open_image(path) for question in questions for path in question.item.images]
+        images = [open_image(path) for question in questions for path in question.item.images]
         options: dict[str, Any] = {}
         if images:
             limits = {"shortest_edge": questions[0].min_pixels, "longest_edge": questions[0].max_pixels}
@@ -267,15 +268,9 @@ def image_size(path: Path) -> Size:
 
 @lru_cache(maxsize=100_000)
 def _image_size(path: Path, modified_ns: int) -> Size:
-    from PIL import Image
+    from mindvl_data.images import read_size
 
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(0x0112, 1) >= 5  # EXIF orientations 5 to 8 swap the sides
-    except (OSError, Image.DecompressionBombError) as error:
-        raise CliError(f"picture cannot be read ({error}). {path}. Replace the file or remove the item.") from error
-    return (width, height) if turned else (height, width)
+    return _of_image(path, read_size)
 
 
 @lru_cache(maxsize=100_000)
@@ -283,11 +278,27 @@ def _file_hash(path: Path, modified_ns: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _open_image(path: Path) -> Any:
-    from PIL import Image, ImageOps
+def open_image(path: Path) -> Any:
+    """The image as training decodes it, in RGB, for the processor and for pages.
+
+    Raises:
+        CliError: The file cannot be read or decoded.
+    """
+    from PIL import Image
+
+    from mindvl_data.images import decode
+
+    return Image.fromarray(_of_image(path, decode))
+
+
+def _of_image(path: Path, read: Callable[..., Any]) -> Any:
+    from mindvl_data import BadSample, ImageConfig
 
     try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, Image.DecompressionBombError) as error:
-        raise CliError(f"picture cannot be read ({error}). {path}. Replace the file or remove the item.") from error
+        return read(path.read_bytes(), decode_limit=ImageConfig().decode_limit)
+    except OSError as error:
+        raise CliError(
+            f"{path}: image cannot be read ({error.strerror}). Replace the file or remove the item."
+        ) from error
+    except BadSample as error:
+        raise CliError(f"{path}: {error}. Replace the file or remove the item.") from error

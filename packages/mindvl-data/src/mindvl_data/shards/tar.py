@@ -17,7 +17,7 @@ from mindvl_data.errors import DataError
 BLOCK = 512
 TEXT_EXTENSIONS = ("txt", "text", "caption")
 RECORD_EXTENSIONS = ("json", *TEXT_EXTENSIONS)
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 VIDEO_EXTENSIONS = ("mp4",)
 MEDIA_EXTENSIONS = (*IMAGE_EXTENSIONS, *VIDEO_EXTENSIONS)
 MAX_MEMBER_BYTES = 1 << 30

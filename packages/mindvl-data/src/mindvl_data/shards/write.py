@@ -265,5 +265,5 @@ def _read_media(medium: Path | bytes, place: Place) -> bytes:
     if len(content) > MAX_MEMBER_BYTES:
         raise BadRow(f"{name} has {len(content)} bytes, more than {MAX_MEMBER_BYTES}", place)
     if media_extension(content) is None:
-        raise BadRow(f"{name} is neither JPEG, PNG, WebP nor mp4", place, "Convert it.")
+        raise BadRow(f"{name} is none of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", place, "Convert it.")
     return content
