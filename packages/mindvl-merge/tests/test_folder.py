@@ -55,10 +55,10 @@ def test_what_is_written_is_read_by_safetensors(tmp_path, make_folder, random_te
 def test_a_truncated_file_is_named(make_folder, random_tensors):
     path = make_folder("a", random_tensors(0)) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(FolderError, match=r"no whole safetensors file.*model\.safetensors"):
+    with pytest.raises(FolderError, match=r"model\.safetensors: not a whole safetensors file"):
         ModelFolder(path.parent)
     path.write_bytes(b"")
-    with pytest.raises(FolderError, match="no whole safetensors file"):
+    with pytest.raises(FolderError, match="not a whole safetensors file"):
         ModelFolder(path.parent)
 
 

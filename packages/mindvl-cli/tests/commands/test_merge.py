@@ -44,6 +44,18 @@ def test_weights_and_force(models, tmp_path):
     assert CliRunner().invoke(merge, [*arguments, "--force"], catch_exceptions=False).exit_code == 0
 
 
+def test_models_that_differ_are_refused_unless_the_key_is_named(models, tmp_path):
+    for model, heads in zip(models, (4, 8), strict=True):
+        (tmp_path / model / "config.json").write_text(json.dumps({"num_attention_heads": heads}))
+    arguments = [*models, "--out", str(tmp_path / "out")]
+    with pytest.raises(MergeError, match=r"b.config\.json: num_attention_heads is 8, but 4 in "):
+        CliRunner().invoke(merge, arguments, catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+    allowed = [*arguments, "--allow-different", "num_attention_heads", "--json"]
+    result = CliRunner().invoke(merge, allowed, catch_exceptions=False)
+    assert "num_attention_heads" in json.loads(result.stdout)["warnings"][0]
+
+
 def test_a_recipe_says_it_all(models, tmp_path):
     recipe = tmp_path / "merge.yaml"
     recipe.write_text(json.dumps({"models": models, "out": str(tmp_path / "out"), "weights": [1, 0]}))

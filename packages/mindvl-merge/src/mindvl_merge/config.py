@@ -11,21 +11,22 @@ from .errors import MergeConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
-    """One merge of model folders in the transformers layout."""
+    """One merge of model directories in the transformers layout."""
 
     models: tuple[Path, ...]  # the first one also gives config, tokenizer, processor and remote code
-    out: Path  # new folder
+    out: Path  # new directory
     method: Literal["average"] = "average"
     weights: tuple[float, ...] | None = None  # one per model, summing to 1; not given: equal weights
     any_weight_sum: bool = False  # accept weights that do not sum to 1
     only: tuple[str, ...] = ()  # prefixes of tensor names to merge, the rest is copied from the first model; empty: all
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of the merged tensors; not given: as in the inputs
+    allow_different: tuple[str, ...] = ()  # keys of config.json and the like that may differ although they matter
     overwrite: bool = False  # replace an existing `out`
     max_shard_bytes: int = 5_000_000_000  # larger models are written in several files
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise MergeConfigError("no model is given. models. Name at least one folder.")
+            raise MergeConfigError("no model is given. models. Name at least one directory.")
         if self.max_shard_bytes <= 0:
             raise MergeConfigError(
                 f"max_shard_bytes={self.max_shard_bytes} is not positive. max_shard_bytes. Use 5000000000."

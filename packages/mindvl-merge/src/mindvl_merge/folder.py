@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders in the transformers layout, read lazily and written as a stream.
+"""Model directories in the transformers layout, read lazily and written as a stream.
 
 Reading looks at file headers only until a piece of a tensor is asked for. Writing knows names, shapes and types
 beforehand, so it writes the header first and then the bytes of one piece after the other; nothing but that piece is
@@ -11,8 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,39 +20,11 @@ import torch
 from torch import Tensor
 
 from .errors import FolderError
+from .files import is_plain_name, read_json, regular_file
+from .headers import DTYPE_NAMES, METADATA, TensorInfo, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorInfo:
-    """What a header says of one tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    file: str  # name inside the folder
-    offset: int  # where its bytes begin in the file
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the values."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class ModelFolder:
@@ -61,33 +32,42 @@ class ModelFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.files = _weight_files(path)
+        weight_map = _weight_map(path)
+        self.files = [SINGLE_NAME] if weight_map is None else sorted(set(weight_map.values()))
         self.tensors: dict[str, TensorInfo] = {}
         for file in self.files:
-            for info in _read_header(path / file):
+            for info in read_header(regular_file(path, file)):
                 if info.name in self.tensors:
                     raise FolderError(
-                        f"tensor {info.name} is in two files. {path}: {self.tensors[info.name].file}, "
-                        f"{file}. Remove one."
+                        f"{path / file}: tensor {info.name!r:.200} is in {self.tensors[info.name].file} too. "
+                        "Remove one of the files."
                     )
                 self.tensors[info.name] = info
+        if weight_map is not None:
+            _refuse_disagreement(path, weight_map, self.tensors)
         self._open_files: dict[str, Any] = {}
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop` along the first axis (a scalar has one row)."""
         info = self.tensors[name]
-        file = self._open_files.get(info.file)
-        if file is None:
-            file = self._open_files[info.file] = open(self.path / info.file, "rb")  # noqa: SIM115  (kept until close)
         row_shape = info.shape[1:]
         row_bytes = math.prod(row_shape) * info.dtype.itemsize
         num_rows = max(0, min(stop, info.shape[0] if info.shape else 1) - start)
         # read, not mapped: pages of mapped files count as memory of the process until the machine runs short
         buffer = bytearray(num_rows * row_bytes)
-        file.seek(info.offset + start * row_bytes)
-        if file.readinto(buffer) != len(buffer):
+        try:
+            file = self._open_files.get(info.file)
+            if file is None:
+                file = self._open_files[info.file] = open(self.path / info.file, "rb")  # noqa: SIM115  (until close)
+            file.seek(info.offset + start * row_bytes)
+            num_read = file.readinto(buffer)
+        except OSError as error:
             raise FolderError(
-                f"the file became shorter while it was read. {self.path / info.file}: {name}. Copy it again."
+                f"{self.path / info.file}: tensor {name} cannot be read ({error.strerror}). Copy the file again."
+            ) from error
+        if num_read != len(buffer):
+            raise FolderError(
+                f"{self.path / info.file}: the file became shorter while tensor {name} was read. Copy it again."
             )
         if not buffer:
             return torch.empty(num_rows, *row_shape, dtype=info.dtype)
@@ -152,12 +132,12 @@ class FolderWriter:
     def _next_file(self) -> None:
         self._close_file()
         self._current += 1
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        header: dict[str, Any] = {METADATA: {"format": "pt"}}
         offset = 0
         for info in self._shards[self._current]:
             end = offset + info.num_bytes
             header[info.name] = {
-                "dtype": _DTYPE_NAMES[info.dtype],
+                "dtype": DTYPE_NAMES[info.dtype],
                 "shape": list(info.shape),
                 "data_offsets": [offset, end],
             }
@@ -215,45 +195,48 @@ def _shard_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _weight_files(path: Path) -> list[str]:
+def _weight_map(path: Path) -> dict[str, str] | None:
+    """File of each tensor as the index says; None where a single file needs no index.
+
+    Raises:
+        FolderError: There are no weights, two sets of them, or the index names something other than files beside it.
+    """
     index = path / INDEX_NAME
-    if index.is_file():
-        try:
-            weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise FolderError(f"no weight_map can be read. {index}. Copy the folder again.") from error
-        return sorted(set(weight_map.values()))
-    if (path / SINGLE_NAME).is_file():
-        return [SINGLE_NAME]
-    raise FolderError(f"no {SINGLE_NAME} and no {INDEX_NAME}. {path}. Give a model folder in the transformers layout.")
+    if not index.exists():
+        if not (path / SINGLE_NAME).exists():
+            raise FolderError(
+                f"{path}: holds no {SINGLE_NAME} and no {INDEX_NAME}. Give a model directory as transformers saves it."
+            )
+        return None
+    weight_map = read_json(regular_file(path, INDEX_NAME)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FolderError(f"{index}: has no weight_map of tensors. Copy the model directory again.")
+    for name, file in weight_map.items():
+        if not is_plain_name(file):
+            raise FolderError(
+                f"{index}: tensor {name!r:.200} is said to lie in {file!r:.200}, which is not the name of a file in "
+                "this directory. Check where the model is from."
+            )
+    if (path / SINGLE_NAME).exists() and SINGLE_NAME not in weight_map.values():
+        raise FolderError(
+            f"{path / SINGLE_NAME}: the directory also holds {INDEX_NAME}, which names other files, so it is not clear "
+            "which weights are meant. Remove one of the two."
+        )
+    return weight_map
 
 
-def _read_header(path: Path) -> Iterator[TensorInfo]:
-    try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = path.stat().st_size
-            if length > size:
-                raise ValueError("the header is longer than the file")
-            header = json.loads(file.read(length))
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-        if 8 + length + end != size:
-            raise ValueError(f"{size} bytes instead of {8 + length + end}")
-    except FileNotFoundError as error:
-        raise FolderError(f"a file that the index names is missing. {path}. Copy the folder again.") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FolderError(f"this is no whole safetensors file ({error}). {path}. Copy it again.") from error
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in DTYPES:
-            raise FolderError(f"type {entry['dtype']} is not known. {path}: {name}. Use one of {', '.join(DTYPES)}.")
-        yield TensorInfo(
-            name=name,
-            shape=tuple(entry["shape"]),
-            dtype=DTYPES[entry["dtype"]],
-            file=path.name,
-            offset=8 + length + entry["data_offsets"][0],
+def _refuse_disagreement(path: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
+    """Index and headers must name the same tensors in the same files."""
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file != file:
+            where = f"is in {tensors[name].file}" if name in tensors else "is in no file"
+            raise FolderError(
+                f"{path / INDEX_NAME}: tensor {name!r:.200} should be in {file} but {where}. Copy the directory again."
+            )
+    extra = next((info for info in tensors.values() if info.name not in weight_map), None)
+    if extra is not None:
+        raise FolderError(
+            f"{path / extra.file}: tensor {extra.name!r:.200} is missing from {INDEX_NAME}. Copy the directory again."
         )
 
 

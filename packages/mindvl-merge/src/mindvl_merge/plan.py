@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the folders of a merge before anything is written, and say for each tensor whether it is merged or copied."""
+"""Which tensors a merge writes, in which order, and whether each is merged or copied; and where it may write them.
 
-from collections.abc import Sequence
+Comes after the parents were compared (parents.py), before run.py writes.
+"""
+
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from .config import MergeConfig
-from .errors import FolderError, MergeError
-from .folder import ModelFolder, TensorInfo
+from .errors import MergeError
+from .folder import INDEX_NAME, SINGLE_NAME, ModelFolder
+from .headers import TensorInfo
+
+MANIFEST_NAME = "merge.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,35 +24,41 @@ class TensorPlan:
     is_merged: bool  # False: copied from the first model
 
 
-def make_plan(config: MergeConfig, folders: Sequence[ModelFolder]) -> list[TensorPlan]:
-    """Tensors of the result in the order of the first folder.
+def make_plan(config: MergeConfig, first: ModelFolder) -> list[TensorPlan]:
+    """Tensors of the result in the order of the first model.
 
     Raises:
-        MergeError: A path clashes, the folders hold different tensors, or `only` names none.
+        MergeError: A prefix in `only` names no tensor.
     """
-    first = folders[0]
-    for other in folders[1:]:
-        _match(first, other, any_float=config.dtype is not None)
     for prefix in config.only:
         if not any(name.startswith(prefix) for name in first.tensors):
             some = ", ".join(sorted({name.split(".")[0] + "." for name in first.tensors})[:8])
-            raise MergeError(f"no tensor begins with {prefix!r}. only, {first.path}. Names begin with: {some}")
+            raise MergeError(f"only: no tensor of {first.path} begins with {prefix!r}. Names begin with: {some}")
     return [_plan_tensor(config, info) for info in first.tensors.values()]
 
 
 def check_paths(config: MergeConfig) -> None:
-    """Refuse an output that would destroy an input or something else."""
+    """Refuse an output that would destroy an input or something else.
+
+    Raises:
+        MergeError: It would.
+    """
     out = config.out.resolve()
     for model in config.models:
         source = model.resolve()
         if out == source or out in source.parents or source in out.parents:
-            raise MergeError(f"the output lies on the input {model}. out: {config.out}. Choose another folder.")
-    if out.exists() and not config.overwrite:
+            raise MergeError(f"{config.out}: the output overlaps the input {model}. Choose another directory.")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise MergeError(f"{config.out}: the output is an existing file. Choose a directory.")
+    if not config.overwrite:
+        raise MergeError(f"{config.out}: the output exists. Remove it, choose another, or replace it with --force.")
+    known = (MANIFEST_NAME, "config.json", INDEX_NAME, SINGLE_NAME)
+    if any(out.iterdir()) and not any((out / name).exists() for name in known):
         raise MergeError(
-            f"the output exists. out: {config.out}. Remove it, choose another, or pass --force (overwrite)."
+            f"{config.out}: the directory is not a model, so --force does not replace it. Choose another output."
         )
-    if out.exists() and not out.is_dir():
-        raise MergeError(f"the output is a file. out: {config.out}. Choose a folder.")
 
 
 def _plan_tensor(config: MergeConfig, info: TensorInfo) -> TensorPlan:
@@ -56,31 +66,3 @@ def _plan_tensor(config: MergeConfig, info: TensorInfo) -> TensorPlan:
     if config.dtype is not None and info.dtype.is_floating_point:
         info = replace(info, dtype=getattr(torch, config.dtype))
     return TensorPlan(info=info, is_merged=chosen and info.dtype.is_floating_point)
-
-
-def _match(first: ModelFolder, other: ModelFolder, *, any_float: bool) -> None:
-    missing = sorted(first.tensors.keys() - other.tensors.keys())
-    extra = sorted(other.tensors.keys() - first.tensors.keys())
-    if missing or extra:
-        name, where, lacks = (missing[0], first.path, other.path) if missing else (extra[0], other.path, first.path)
-        raise FolderError(
-            f"{len(missing) + len(extra)} tensors are in one model only, first {name} of {where}. {lacks}. "
-            "Merge models of one architecture."
-        )
-    for name, left in first.tensors.items():
-        right = other.tensors[name]
-        if left.shape != right.shape:
-            raise FolderError(
-                f"shapes {list(left.shape)} and {list(right.shape)} differ. {_place(other.path, right)}. "
-                f"Merge models of one size; the first is {first.path}."
-            )
-        both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
-        if left.dtype != right.dtype and not (any_float and both_float):
-            raise FolderError(
-                f"types {left.dtype} and {right.dtype} differ. {_place(other.path, right)}. Name the type "
-                f"of the result (dtype) to mix them; the first is {first.path}."
-            )
-
-
-def _place(path: Path, info: TensorInfo) -> str:
-    return f"{path / info.file}: {info.name}"

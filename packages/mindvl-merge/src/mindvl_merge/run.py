@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge model folders: check all, then stream tensor after tensor into a new folder that appears only when it is whole.
+"""Merge model directories: check all, then stream tensor after tensor into a directory that appears only when whole.
 
 Memory: pieces of at most `_PIECE_ELEMENTS` values, whatever the size of model or tensor. The result is written beside
-the output under a hidden name, synced, and renamed, so that a killed run leaves the output as it was.
+the output under a hidden name, synced, and put in place (publish.py), so that a killed run leaves the output as it was.
 """
 
+import errno
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -18,17 +18,21 @@ import torch
 from torch import Tensor
 
 from .config import MergeConfig
-from .errors import MergeError
-from .folder import INDEX_NAME, FolderWriter, ModelFolder, TensorInfo
+from .errors import FolderError, MergeError
+from .files import other_files, read_json
+from .folder import FolderWriter, ModelFolder
+from .headers import TensorInfo
 from .methods import METHODS
-from .plan import TensorPlan, check_paths, make_plan
+from .parents import check_parents
+from .plan import MANIFEST_NAME, TensorPlan, check_paths, make_plan
+from .publish import partial_directory, put_in_place, recover
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_NAME = "merge.json"
 MANIFEST_FORMAT = 1
 
 _PIECE_ELEMENTS = 2**18  # 2 MiB in float64: the sum stays in the cache of a core
+_NOT_OF_THE_MODEL = (".git", ".cache", "__pycache__")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -41,27 +45,42 @@ def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str,
         progress: Called after every piece with bytes written so far and in all.
 
     Returns:
-        The manifest, also written to `merge.json` in the new folder.
+        The manifest, also written to `merge.json` in the new directory.
 
     Raises:
-        MergeError: The folders do not fit, a path clashes, or integer tensors that should be equal differ.
+        MergeError: The models do not fit, hold values that are not finite, or integer tensors that should be equal
+            differ; a path clashes; the disk is full.
     """
+    try:
+        return _merge(config, progress or (lambda done, total: None))
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        to_do = "Free space or choose another output." if full else "Check the disk and the permissions."
+        raise MergeError(
+            f"{error.filename or config.out}: cannot be read or written ({error.strerror or error}), so nothing was "
+            f"changed. {to_do}"
+        ) from error
+
+
+def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
+    out = config.out.resolve()  # through a symbolic link to the directory itself
+    recover(out)
     check_paths(config)
     folders = [ModelFolder(path) for path in config.models]
-    plan = make_plan(config, folders)
-    partial = config.out.parent / f".{config.out.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed run left
-    partial.mkdir(parents=True)
     try:
-        _copy_other_files(folders[0], partial, config)
-        file_hashes = _write_tensors(config, folders, plan, partial, progress or (lambda done, total: None))
-        manifest = _manifest(config, folders, plan, file_hashes)
-        (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        _put_in_place(partial, config.out)
+        warnings = check_parents(config, folders)
+        plan = make_plan(config, folders[0])
+        with partial_directory(out) as partial:
+            _copy_other_files(folders[0], partial, config)
+            file_hashes = _write_tensors(config, folders, plan, partial, progress)
+            manifest = _manifest(config, folders, plan, file_hashes) | {"warnings": warnings}
+            (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            put_in_place(partial, out)
     finally:
         for folder in folders:
             folder.close()
-        shutil.rmtree(partial, ignore_errors=True)
+    for warning in warnings:
+        logger.warning("%s", warning)
     logger.info("merged %d models into %s", len(folders), config.out)
     return manifest
 
@@ -88,43 +107,71 @@ def _make_piece(
     name, dtype = tensor.info.name, tensor.info.dtype
     if tensor.is_merged:
         pieces = (folder.read_rows(name, start, stop) for folder in folders)
-        return METHODS[config.method](pieces, config.model_weights).to(dtype)
+        merged = METHODS[config.method](pieces, config.model_weights).to(dtype)
+        _refuse_non_finite(merged, folders, tensor, start, stop)
+        return merged
     piece = folders[0].read_rows(name, start, stop)
     if not dtype.is_floating_point:
         for other in folders[1:]:
             if not torch.equal(piece, other.read_rows(name, start, stop)):
                 raise MergeError(
-                    f"integer values differ and cannot be averaged. {other.path}: {name}. Merge models "
-                    "that share them, or leave that model out."
+                    f"{other.path / other.tensors[name].file}: tensor {name} holds other integers than in "
+                    f"{folders[0].path}, which cannot be averaged. Merge models that share them, or leave this one out."
                 )
-    return piece.to(dtype)
+    copied = piece.to(dtype)
+    _refuse_non_finite(copied, folders[:1], tensor, start, stop)
+    return copied
+
+
+def _refuse_non_finite(
+    result: Tensor, folders: Sequence[ModelFolder], tensor: TensorPlan, start: int, stop: int
+) -> None:
+    """The result alone is looked at: NaN or infinity in any parent is in it too, whatever the parent's weight."""
+    name = tensor.info.name
+    if not result.dtype.is_floating_point or bool(result.isfinite().all()):
+        return
+    for folder in folders:
+        piece = folder.read_rows(name, start, stop)
+        count = int(piece.isfinite().logical_not().sum())
+        if count:
+            raise FolderError(
+                f"{folder.path / folder.tensors[name].file}: tensor {name} holds NaN or infinity ({count} values in "
+                f"rows {start} to {stop - 1}). Train or copy this model again, or leave it out."
+            )
+    raise MergeError(
+        f"{folders[0].path / folders[0].tensors[name].file}: tensor {name} has values beyond the range of "
+        f"{str(tensor.info.dtype).removeprefix('torch.')}. Choose another type of the result (--dtype) or weights "
+        "that sum to 1."
+    )
 
 
 def _row_ranges(info: TensorInfo) -> Iterator[tuple[int, int]]:
     if not info.shape:
         yield 0, 1
         return
-    rows = max(1, _PIECE_ELEMENTS // max(1, prod(info.shape[1:])))
+    if not prod(info.shape):
+        return
+    rows = max(1, _PIECE_ELEMENTS // prod(info.shape[1:]))
     for start in range(0, info.shape[0], rows):
         yield start, min(start + rows, info.shape[0])
 
 
 def _copy_other_files(first: ModelFolder, path: Path, config: MergeConfig) -> None:
-    def ignored(folder: str, names: list[str]) -> list[str]:
-        at_top = Path(folder) == first.path
-        return [
-            name
-            for name in names
-            if name.endswith(_WEIGHT_SUFFIXES)
-            or name.endswith(".index.json")
-            or (at_top and name in (INDEX_NAME, MANIFEST_NAME, ".git", "__pycache__"))
-        ]
+    def is_ignored(file: Path) -> bool:
+        at_top = len(file.parts) == 1
+        return (
+            file.name.endswith((*_WEIGHT_SUFFIXES, ".index.json"))
+            or file.name in _NOT_OF_THE_MODEL
+            or (at_top and file.name == MANIFEST_NAME)
+        )
 
-    shutil.copytree(first.path, path, ignore=ignored, dirs_exist_ok=True)
+    for file in other_files(first.path, is_ignored):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(first.path / file, path / file)
     config_path = path / "config.json"
     if config.dtype is not None and config_path.is_file():
-        document = json.loads(config_path.read_text(encoding="utf-8"))
-        config_path.write_text(json.dumps(_with_dtype(document, config.dtype), indent=2) + "\n", encoding="utf-8")
+        document = _with_dtype(read_json(config_path), config.dtype)
+        config_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def _with_dtype(document: Any, dtype: str) -> Any:
@@ -147,30 +194,9 @@ def _manifest(
             for folder, weight in zip(folders, config.model_weights, strict=True)
         ],
         "only": list(config.only),
+        "allow_different": list(config.allow_different),
         "dtype": config.dtype,
         "num_merged": sum(tensor.is_merged for tensor in plan),
         "num_copied": sum(not tensor.is_merged for tensor in plan),
         "sha256": file_hashes,
     }
-
-
-def _put_in_place(partial: Path, out: Path) -> None:
-    for folder, _, names in os.walk(partial):
-        for name in names:
-            _sync(Path(folder) / name)
-        _sync(Path(folder))
-    old = out.parent / f".{out.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    partial.rename(out)
-    _sync(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl merge`: average the weights of model folders."""
+"""`mindvl merge`: average the weights of model directories."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,15 @@ from mindvl_cli.progress import reported_progress
     epilog="Example: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge recipes/tiny/merge.yaml"
 )
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="New folder; needed unless a recipe names it.")
+@click.option("--out", type=click.Path(path_type=Path), help="New directory; needed unless a recipe names it.")
 @click.option("--weights", help="One number per model, such as 0.5,0.25,0.25; default: equal.")
 @click.option("--only", multiple=True, help="Merge only tensors whose name begins so; may be given several times.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Type of the result.")
 @click.option("--any-weight-sum", is_flag=True, help="Accept weights that do not sum to 1.")
+@click.option(
+    "--allow-different", multiple=True, metavar="KEY",
+    help="Accept models that differ in this key of a configuration or tokenizer; may be given several times.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest on stdout.")
 def merge(
@@ -28,10 +32,15 @@ def merge(
     only: tuple[str, ...],
     dtype: Literal["float32", "bfloat16", "float16"] | None,
     any_weight_sum: bool,
+    allow_different: tuple[str, ...],
     force: bool,
     as_json: bool,
 ) -> None:
-    """Average SOURCES, model folders of one architecture; or one SOURCE, a YAML recipe that says all of it."""
+    """Average SOURCES, model directories of one architecture; or one SOURCE, a YAML recipe with all settings.
+
+    Models whose configurations, tokenizers or processors differ in what changes the result are refused by name. The
+    other files of the first model are copied; code that a model directory carries is never run.
+    """
     from dataclasses import replace
 
     from mindvl_cli.load import load_config
@@ -39,12 +48,12 @@ def merge(
     from mindvl_merge import merge as merge_folders
 
     if len(sources) == 1 and sources[0].is_file():
-        if out or weights or only or dtype or any_weight_sum:
+        if out or weights or only or dtype or any_weight_sum or allow_different:
             raise click.UsageError("a recipe says all of it; of the options only --force and --json go with one")
         config = load_config(sources[0], MergeConfig)
         config = replace(config, overwrite=config.overwrite or force)
     elif out is None:
-        raise click.UsageError("--out is needed: the new folder")
+        raise click.UsageError("--out is required: the new directory")
     else:
         config = MergeConfig(
             models=sources,
@@ -53,6 +62,7 @@ def merge(
             only=only,
             dtype=dtype,
             any_weight_sum=any_weight_sum,
+            allow_different=allow_different,
             overwrite=force,
         )
     with reported_progress("merge", unit="MB", scale=1e6) as report:

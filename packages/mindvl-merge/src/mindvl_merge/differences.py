@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the configurations, processors and code of two model directories say differently, and whether it matters.
+
+Comes after files.py; tokenizers.py does the same for tokenizers, parents.py decides. A key of config.json counts as
+one that changes what is computed unless it is known not to.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import FolderError
+from .files import read_json, regular_file, same_bytes
+
+MISSING = "nothing"
+
+_WITHOUT_EFFECT = {  # last part of a key of config.json; the merged model keeps the value of the first model
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_experts_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "aux_loss_alpha",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "ep_size",
+    "gradient_checkpointing",
+    "initializer_range",
+    "max_position_embeddings",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "router_aux_loss_coef",
+    "seq_aux",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_PIXELS = {  # last part of a processor's key that changes what the model sees; limits of size and class names do not
+    "image_mean",
+    "image_std",
+    "merge_size",
+    "patch_size",
+    "resample",
+    "rescale_factor",
+    "temporal_patch_size",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that two directories say differently."""
+
+    file: str  # of the other directory
+    key: str
+    first: str  # what the first directory says, shortened for a message
+    other: str
+    is_refused: bool  # it changes what the model computes
+
+
+def config_differences(first: Path, other: Path) -> list[Difference]:
+    """Differences of config.json; sections are compared key by key, rotary embedding in any of its spellings.
+
+    Raises:
+        FolderError: A file is damaged.
+    """
+    found = [_read(path, "config.json") for path in (first, other)]
+    if (found[0] is None) != (found[1] is None):
+        raise FolderError(
+            f"{(first if found[0] is None else other) / 'config.json'}: the file is missing, so the models cannot be "
+            "compared. Copy it from the model that these weights belong to."
+        )
+    if found[0] is None or found[1] is None:
+        return []
+    values = [_flat(document) for document in (found[0], found[1])]
+    return [
+        Difference(file="config.json", key=key, first=one, other=two, is_refused=_last(key) not in _WITHOUT_EFFECT)
+        for key, one, two in _differing(*values)
+    ]
+
+
+def processor_differences(first: Path, other: Path) -> list[Difference]:
+    """Differences of image and video processors, and of the settings of generation.
+
+    Raises:
+        FolderError: A file is damaged.
+    """
+    differences = []
+    for name in (*_PROCESSOR_FILES, "generation_config.json"):
+        one, two = _read(first, name), _read(other, name)
+        if one is None or two is None:
+            if one is not two:
+                differences.append(_whole_file(name, is_in_first=two is None))
+            continue
+        for key, left, right in _differing(_flat(one), _flat(two)):
+            last = _last(key)
+            refused = name in _PROCESSOR_FILES and (last in _PIXELS or last.startswith("do_"))
+            differences.append(Difference(file=name, key=key, first=left, other=right, is_refused=refused))
+    return differences
+
+
+def code_differences(first: Path, other: Path) -> list[Difference]:
+    """Python files that differ; the merged model gets those of the first."""
+    names = sorted({path.name for place in (first, other) for path in place.glob("*.py")})
+    return [
+        Difference(file=name, key=name, first="its code", other="other code", is_refused=False)
+        for name in names
+        if not same_bytes(first / name, other / name)
+    ]
+
+
+def shown(value: Any) -> str:
+    """A value for a message."""
+    return MISSING if value is None else f"{value!r:.80}"
+
+
+def _read(path: Path, name: str) -> dict[str, Any] | None:
+    return read_json(regular_file(path, name)) if (path / name).exists() else None
+
+
+def _whole_file(name: str, *, is_in_first: bool) -> Difference:
+    there = ("a file", MISSING)
+    first, other = there if is_in_first else reversed(there)
+    return Difference(file=name, key=name, first=first, other=other, is_refused=False)
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key in sorted(first.keys() | other.keys()):
+        if first.get(key) != other.get(key):
+            yield key, shown(first.get(key)), shown(other.get(key))
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key; what is null, or says what its absence says, is left out."""
+    flat: dict[str, Any] = {}
+    items = section if prefix.endswith("rope_parameters.") else _with_one_rotary(section)
+    for key, value in items.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif value is not None and not (key == "layer_types" and value and set(map(str, value)) == {"full_attention"}):
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _with_one_rotary(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary embedding under one key: transformers 4 has rope_theta beside rope_scaling, 5 has rope_parameters."""
+    spelled = [section.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
+    if not all(isinstance(one, dict) for one in spelled):
+        return dict(section)
+    rotary = {"rope_theta": section.get("rope_theta"), **spelled[0], **spelled[1]}
+    kinds = {str(rotary.pop(name, "default")) for name in ("type", "rope_type")} - {"default", "mrope"}
+    if kinds:
+        rotary["rope_type"] = " and ".join(sorted(kinds))
+    rest = {
+        key: value for key, value in section.items() if key not in ("rope_scaling", "rope_parameters", "rope_theta")
+    }
+    return rest | ({"rope_parameters": rotary} if spelled != [{}, {}] or rotary["rope_theta"] is not None else {})

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a model directory that somebody else wrote: names, symbolic links and JSON are checked before they are used.
+
+Comes before headers.py and folder.py read tensors, and before configurations and tokenizers are compared.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import FolderError
+
+MAX_JSON_BYTES = 25_000_000  # parsed, the densest JSON of this size stays below 1 GB
+MAX_JSON_DEPTH = 50
+
+_MAX_NAME_BYTES = 255
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether this names a file of the directory itself: no separator, no `..`, nothing that a terminal would obey."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and name not in ("", ".", "..")
+        and not {"/", "\\"} & set(name)
+        and len(name.encode()) <= _MAX_NAME_BYTES
+    )
+
+
+def regular_file(directory: Path, name: str) -> Path:
+    """The path of a file that lies in the directory.
+
+    Raises:
+        FolderError: It is missing, is no regular file, or is a symbolic link that leaves the directory.
+    """
+    path = directory / name
+    if not path.exists():
+        raise FolderError(f"{path}: the file is missing. Copy the model directory again.")
+    if not path.is_file():
+        raise FolderError(f"{path}: this is not a regular file. Copy the model directory again.")
+    _refuse_escape(directory, path)
+    return path
+
+
+def other_files(directory: Path, is_ignored: Callable[[Path], bool]) -> Iterator[Path]:
+    """Paths, relative to the directory, of all its files but the ignored ones, in a fixed order.
+
+    Args:
+        is_ignored: Asked for files and directories by relative path; an ignored directory is not entered.
+
+    Raises:
+        FolderError: One is no regular file, or is a symbolic link that leaves the directory.
+    """
+    for place, directories, names in os.walk(directory):
+        here = Path(place).relative_to(directory)
+        directories[:] = sorted(name for name in directories if not is_ignored(here / name))
+        for name in directories:
+            if (Path(place) / name).is_symlink():
+                raise FolderError(f"{Path(place) / name}: this directory is a symbolic link. Replace it with a copy.")
+        for name in sorted(names):
+            if not is_ignored(here / name):
+                yield regular_file(directory, str(here / name)).relative_to(directory)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        FolderError: It cannot be read, is too large, or is not one JSON object without repeated keys.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise FolderError(
+                f"{path}: {size} bytes are more than the {MAX_JSON_BYTES} that are read. Check where the file is from."
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise FolderError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
+    return parse_json(content, path)
+
+
+def parse_json(content: bytes, path: Path) -> dict[str, Any]:
+    """The same of bytes that were read from `path`; their number is checked by the caller."""
+    try:
+        document = json.loads(content, object_pairs_hook=_without_repeated_keys)
+        _refuse_depth(document)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of 5,000 digits
+        raise FolderError(f"{path}: the JSON is damaged ({str(error)[:200]}). Copy the file again.") from error
+    if not isinstance(document, dict):
+        raise FolderError(f"{path}: the JSON is not an object but {document!r:.60}. Copy the file again.")
+    return document
+
+
+def same_bytes(first: Path, other: Path) -> bool:
+    """Whether two files exist and hold the same."""
+    try:
+        if first.stat().st_size != other.stat().st_size:
+            return False
+        with open(first, "rb") as left, open(other, "rb") as right:
+            while True:
+                one, two = left.read(1 << 16), right.read(1 << 16)
+                if one != two:
+                    return False
+                if not one:
+                    return True
+    except OSError:
+        return False
+
+
+def _refuse_escape(directory: Path, path: Path) -> None:
+    """Links inside of the directory are fine, and those of the Hugging Face cache: snapshots/X/NAME to blobs/HASH."""
+    root, target = directory.resolve(), path.resolve()
+    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise FolderError(f"{path}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in found if names.count(name) > 1) if len(names) < 10_000 else "of many"
+        raise ValueError(f"key {repeated!r:.80} is repeated")
+    return found
+
+
+def _refuse_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(MAX_JSON_DEPTH):
+        values = (value for one in level for value in (one.values() if isinstance(one, dict) else one))
+        level = [value for value in values if isinstance(value, dict | list)] if level else []
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a safetensors file, believed only where it agrees with itself and with the size of the file.
+
+Comes after files.py, before folder.py reads values. Format: 8 bytes with the length of the header, the header as JSON,
+the values; a header that passes names every byte of the values exactly once (github.com/huggingface/safetensors).
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import FolderError
+from .files import parse_json
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA = "__metadata__"
+MAX_HEADER_BYTES = 25_000_000  # about 200,000 tensors in one file
+MAX_DIMENSIONS = 32
+
+_MAX_VALUES = 2**62  # of one tensor: sizes in bytes still fit what torch counts with
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """What a header says of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: str  # name inside the directory
+    offset: int  # where its bytes begin in the file
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of a file in the order of its header.
+
+    Raises:
+        FolderError: The file cannot be read, or the header is damaged, too large, or does not describe every byte of
+            the file exactly once.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            if len(first) < 8 or length > size - 8:
+                raise _damaged(path, f"its {size} bytes end before the header does")
+            if length > MAX_HEADER_BYTES:
+                raise _damaged(path, f"its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
+            content = file.read(length)
+    except OSError as error:
+        raise FolderError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
+    header = parse_json(content, path)
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(path, f"{METADATA} does not hold texts only")
+    tensors = [_tensor(path, name, entry, 8 + length) for name, entry in header.items()]
+    _refuse_gaps(path, tensors, 8 + length, size)
+    return tensors
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not name or not name.isprintable():
+        raise _damaged(path, f"tensor name {name!r:.80} is empty or not printable")
+    where = f"tensor {name:.200}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"{where} has {entry!r:.80} in place of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FolderError(
+            f"{path}: {where} has dtype {dtype!r:.40}, which is not supported. "
+            f"Give models stored as {', '.join(DTYPES)}."
+        )
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or math.prod(n for n in shape if n) > _MAX_VALUES:
+        raise _damaged(path, f"{where} has shape {shape!r:.80}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise _damaged(path, f"{where} has data_offsets {offsets!r:.80}")
+    info = TensorInfo(
+        name=name, shape=tuple(shape), dtype=DTYPES[dtype], file=path.name, offset=data_start + offsets[0]
+    )
+    if offsets[1] - offsets[0] != info.num_bytes:
+        raise _damaged(
+            path, f"{where} has {offsets[1] - offsets[0]} bytes, but {dtype} {list(shape)} needs {info.num_bytes}"
+        )
+    return info
+
+
+def _are_sizes(values: Any) -> bool:
+    """A list of whole numbers from 0 on; True and 1.0 are none."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _refuse_gaps(path: Path, tensors: Sequence[TensorInfo], start: int, size: int) -> None:
+    end, before = start, "the header"
+    for info in sorted(tensors, key=lambda one: (one.offset, one.num_bytes)):
+        if info.offset != end:
+            what = "overlaps" if info.offset < end else f"leaves {info.offset - end} unnamed bytes after"
+            raise _damaged(path, f"tensor {info.name:.200} {what} {before:.200}")
+        end, before = info.offset + info.num_bytes, info.name
+    if end != size:
+        raise _damaged(path, f"the file has {size} bytes, but its header describes {end}")
+
+
+def _damaged(path: Path, what: str) -> FolderError:
+    return FolderError(f"{path}: not a whole safetensors file: {what}. Copy the file again.")

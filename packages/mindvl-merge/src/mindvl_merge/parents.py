@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the models of a merge are of one architecture and mean the same by their weights.
+
+Comes after all directories were opened, before anything is written. What changes the result is refused by name, what
+does not is returned as a warning; values are checked while they are read (run.py).
+"""
+
+from collections.abc import Sequence
+
+from .config import MergeConfig
+from .differences import Difference, code_differences, config_differences, processor_differences
+from .errors import FolderError
+from .folder import ModelFolder
+from .headers import TensorInfo
+from .tokenizers import tokenizer_differences
+
+_NAMED_IN_MESSAGE = 6
+
+
+def check_parents(config: MergeConfig, folders: Sequence[ModelFolder]) -> list[str]:
+    """Compare every model with the first; returns warnings, one for each file that differs without effect.
+
+    Raises:
+        MergeError: Tensors, configurations, tokenizers, templates or processors differ in what changes the result.
+    """
+    first, warnings = folders[0], []
+    for other in folders[1:]:
+        _refuse_other_tensors(first, other, any_float=config.dtype is not None)
+        found = [
+            *config_differences(first.path, other.path),
+            *tokenizer_differences(first.path, other.path),
+            *processor_differences(first.path, other.path),
+            *code_differences(first.path, other.path),
+        ]
+        refused = [one for one in found if one.is_refused and one.key not in config.allow_different]
+        if refused:
+            raise _refusal(first, other, refused)
+        warnings += _warnings(first, other, found)
+    return warnings
+
+
+def _refusal(first: ModelFolder, other: ModelFolder, refused: Sequence[Difference]) -> FolderError:
+    one = refused[0]
+    more = [f"{len(refused) - 1} more"] if len(refused) > _NAMED_IN_MESSAGE else [other.key for other in refused[1:]]
+    return FolderError(
+        f"{other.path / one.file}: {one.key} is {one.other}, but {one.first} in {first.path}"
+        f"{' (also different: ' + ', '.join(more) + ')' if more else ''}. Averaged weights would be wrong for both. "
+        f"Merge models that agree, or allow it with --allow-different {one.key!r}."
+    )
+
+
+def _warnings(first: ModelFolder, other: ModelFolder, found: Sequence[Difference]) -> list[str]:
+    by_file: dict[str, list[str]] = {}
+    for one in found:
+        names = by_file.setdefault(one.file, [])
+        names.append(f"{one.key} ({one.other}, in the first model {one.first})")
+    warnings = []
+    for file, names in by_file.items():
+        more = f" and {len(names) - _NAMED_IN_MESSAGE} more" if len(names) > _NAMED_IN_MESSAGE else ""
+        listed = ", ".join(names[:_NAMED_IN_MESSAGE]) + more
+        warnings.append(f"{other.path / file}: differs in {listed}. The merged model keeps what {first.path} has.")
+    return warnings
+
+
+def _refuse_other_tensors(first: ModelFolder, other: ModelFolder, *, any_float: bool) -> None:
+    missing = sorted(first.tensors.keys() - other.tensors.keys())
+    extra = sorted(other.tensors.keys() - first.tensors.keys())
+    if missing or extra:
+        name, where, lacks = (missing[0], first.path, other.path) if missing else (extra[0], other.path, first.path)
+        raise FolderError(
+            f"{lacks}: {len(missing) + len(extra)} tensors are in one model only, first {name} of {where}. "
+            "Merge models of one architecture."
+        )
+    for name, left in first.tensors.items():
+        right = other.tensors[name]
+        if left.shape != right.shape:
+            raise FolderError(
+                f"{_place(other, right)} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
+                "Merge models of one size."
+            )
+        both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
+        if left.dtype != right.dtype and not (any_float and both_float):
+            raise FolderError(
+                f"{_place(other, right)} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
+                "Choose the type of the result (--dtype) to mix them."
+            )
+
+
+def _place(folder: ModelFolder, info: TensorInfo) -> str:
+    return f"{folder.path / info.file}: tensor {info.name}"
