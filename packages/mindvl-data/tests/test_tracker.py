@@ -189,7 +189,16 @@ def test_another_order_of_sources_is_refused() -> None:
         open_state(seal_state(PLAN, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
 
 
-@pytest.mark.parametrize("name", ["plan version", "seed", "settings of a"])
+def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions() -> None:
+    sealed = seal_state(PLAN, NAMES | {"plan version": "5"}, sources=["a"])
+    expected = (
+        rf"decided by version 5 of the order, this mindvl-data decides by version {PLAN_VERSION}.*start a new run"
+    )
+    with pytest.raises(DataError, match=expected):
+        open_state(sealed, NAMES, sources=["a"], accept_change="me@here")
+
+
+@pytest.mark.parametrize("name", ["seed", "settings of a"])
 def test_rules_are_never_accepted_even_beside_changed_data(name: str) -> None:
     sealed = seal_state(PLAN, NAMES, sources=["a"])
     with pytest.raises(DataError, match=rf"^{name} \(.* -> x\) changed"):

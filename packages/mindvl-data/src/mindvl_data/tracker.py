@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -25,7 +26,8 @@ from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 2
-PLAN_VERSION = 5  # raised when the same configuration would give another plan
+PLAN_VERSION = 6  # of the data order; raised when the same configuration would give another order
+_VERSION_NAME = "plan version"  # in the identities
 _INDEX, _SETTINGS = "index of ", "settings of "  # of a source, in names of identities
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
 
@@ -38,7 +40,7 @@ def identities(
 ) -> dict[str, str]:
     """Name -> value or hash of everything that decides the plan. Folders may move; speed settings may change."""
     rules: dict[str, Any] = {
-        "plan version": PLAN_VERSION,
+        _VERSION_NAME: PLAN_VERSION,
         "packs_per_step": rows_per_step,
         "seed": config.seed,
         "weight_unit": config.weight_unit,
@@ -116,6 +118,12 @@ def open_state(
     different = differences(state["identities"], names)
     changed = changed_data(different)
     rules = {name: pair for name, pair in different.items() if not _is_about(name, pair, changed)}
+    if _VERSION_NAME in rules:
+        raise DataError(
+            f"checkpoint: its data order was decided by version {rules[_VERSION_NAME][0]} of the order, this "
+            f"mindvl-data decides by version {PLAN_VERSION}, so other samples would follow. Resume with the "
+            "mindvl-data that wrote the checkpoint, or start a new run from its weights."
+        )
     orders = [
         [name for name in one if name in other]
         for one, other in ((state["sources"], sources), (sources, state["sources"]))
@@ -186,7 +194,7 @@ def _renumbered(plan: dict[str, Any], before: Sequence[str], after: Sequence[str
     number_now = {place[name]: number for number, name in enumerate(after) if name in place}
     gone = Counter(before[source] for source, *_ in plan["buffer"] if source not in number_now)
     owed = [plan["owed"][place[name]] if name in place else 0.0 for name in after]
-    excess = sum(owed) / len(owed)  # what those that went had owed to them or owed to others
+    excess = math.fsum(owed) / len(owed)  # what those that went had owed to them or owed to others
     return plan | {
         "drawn_at": [plan["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
         "owed": [value - excess for value in owed],

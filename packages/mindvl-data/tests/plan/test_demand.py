@@ -4,7 +4,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from mindvl_data import DataConfig, SourceConfig, Tokenizer, index_folder, write
 from mindvl_data.plan.demand import mixture_demand, source_demand
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.sealed import seal
 
 MakeConfig = Callable[..., DataConfig]
 MakeSources = Callable[[DataConfig], list[SourceIndex]]
@@ -74,9 +75,13 @@ def test_what_was_found_is_kept_and_not_looked_for_again(
     config = make_config(sources=(SourceConfig(name="texts", path=texts),))
     found = source_demand(make_sources(config)[0], config)
     (kept,) = texts.glob("demand-*.json")
-    kept.write_text(kept.read_text().replace(str(found.mean_tokens), "99.5"))
-    assert source_demand(make_sources(config)[0], config).mean_tokens == 99.5
-    kept.write_text("{broken")
+    kept.write_bytes(seal(asdict(found) | {"tokens": 2 * found.tokens}))
+    assert source_demand(make_sources(config)[0], config).mean_tokens == 2 * found.mean_tokens
+    for damaged in (b"{broken", b"[]", b"\xff", seal({}), seal({"samples": 1}), b"[" * 100_000, b'{"samples":1}'):
+        kept.write_bytes(damaged)
+        assert source_demand(make_sources(config)[0], config) == found
+    # An edit that nobody sealed is damage too: this rank would compute another order than the others.
+    kept.write_text(kept.read_text().replace(f'"tokens": {found.tokens}', '"tokens": 77'))
     assert source_demand(make_sources(config)[0], config) == found
     other = replace(config, packing=replace(config.packing, seq_length=16))
     assert source_demand(make_sources(other)[0], other).mean_tokens < found.mean_tokens

@@ -159,6 +159,7 @@ def _build_state(
     """Model, optimizer and data at the start of the run; the data also by itself, as what it is."""
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
+    from mindvl_train.peers import refuse_different_orders
     from mindvl_train.state import TrainState
     from mindvl_train.weights import build_models
 
@@ -178,6 +179,7 @@ def _build_state(
         with_pixels=place.is_first_stage,
         on_thread_start=lambda: bind_thread(cores),
     )
+    refuse_different_orders(source.state_dict())
     return TrainState(models=models, optimizer=optimizer, source=source), source
 
 

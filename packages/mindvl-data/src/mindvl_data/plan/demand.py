@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the mixture asks of a row: mean tokens of a sample, patches per token, the most patches that samples have.
+"""What the mixture asks of a pack: mean tokens of a sample, patches per token, the most patches that samples have.
 
-Comes after the sources, before the packer, which steers by it. All three are those of an evenly spaced sample of rows:
-looking at the index of a hundred million samples takes a minute. They are found once per source and kept beside its
-index. Every rank and every restart finds the same numbers.
+Comes after the sources, before the packer, which steers by it. All three are those of evenly spaced samples: reading
+the index of a hundred million samples takes a minute. Sums are found once per source and kept beside its index, as
+whole numbers, so that every rank and every restart works out the same figures.
 """
 
 import hashlib
-import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,20 +21,31 @@ from mindvl_data.measure import row_lengths
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.index import MANIFEST_NAME, write_atomically
 from mindvl_data.shards.location import beside, join
+from mindvl_data.shards.sealed import SealError, seal, unseal
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 2  # raised when the same source would give other numbers
-_SHARDS, _ROWS = 32, 64  # shards of a source looked at, and rows of each
+_VERSION = 3  # raised when the same source would give other numbers
+_SHARDS, _ROWS = 32, 64  # shards of a source looked at, and samples of each
+_MAX_BYTES = 4096  # of a kept file, which has a few hundred
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Of the samples that fit into a row."""
+    """Sums over the samples looked at, of those that fit into a pack."""
 
-    mean_tokens: float
-    mean_patches: float
-    largest: int  # patches; of the rows looked at, others can have more
+    samples: int
+    tokens: int
+    patches: int
+    largest: int  # patches of one sample; of the samples looked at, others can have more
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.tokens / self.samples if self.samples else 0.0
+
+    @property
+    def mean_patches(self) -> float:
+        return self.patches / self.samples if self.samples else 0.0
 
 
 def mixture_demand(
@@ -45,14 +56,18 @@ def mixture_demand(
     Args:
         weights: Shares that count what `config.weight_unit` says.
     """
-    demands = [source_demand(source, config) for source in sources]
+    return combine([source_demand(source, config) for source in sources], weights, weight_unit=config.weight_unit)
+
+
+def combine(demands: Sequence[Demand], weights: Sequence[float], *, weight_unit: str) -> tuple[float, float, int]:
+    """`mixture_demand` of the demands of its sources; the same on every Python and numpy."""
     shares = [
-        weight if config.weight_unit == "samples" or not demand.mean_tokens else weight / demand.mean_tokens
+        weight if weight_unit == "samples" or not demand.tokens else weight / demand.mean_tokens
         for weight, demand in zip(weights, demands, strict=True)
     ]
-    samples = sum(share for share, demand in zip(shares, demands, strict=True) if demand.mean_tokens)
-    tokens = sum(share * demand.mean_tokens for share, demand in zip(shares, demands, strict=True))
-    patches = sum(share * demand.mean_patches for share, demand in zip(shares, demands, strict=True))
+    samples = math.fsum(share for share, demand in zip(shares, demands, strict=True) if demand.tokens)
+    tokens = math.fsum(share * demand.mean_tokens for share, demand in zip(shares, demands, strict=True))
+    patches = math.fsum(share * demand.mean_patches for share, demand in zip(shares, demands, strict=True))
     largest = max(demand.largest for demand in demands)
     return (tokens / samples, patches / tokens, largest) if tokens else (1.0, 0.0, largest)
 
@@ -61,12 +76,12 @@ def source_demand(source: SourceIndex, config: DataConfig) -> Demand:
     """The demand of one source: from the file beside its index where there is one, else found and kept there."""
     path = _path(source, config)
     try:
-        return Demand(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):  # never found, or the file is not whole
+        return Demand(**unseal(path, max_bytes=_MAX_BYTES))
+    except (OSError, SealError, TypeError):  # never found, or the file is damaged
         demand = _find(source, config)
     try:
-        write_atomically(path, json.dumps(asdict(demand)).encode())
-    except OSError as error:  # data folders are often read-only
+        write_atomically(path, seal(asdict(demand)))
+    except OSError as error:  # data directories are often read-only
         logger.warning(
             "figures of source %s cannot be kept as %s (%s); they are found at every start", source.name, path, error
         )
@@ -87,19 +102,19 @@ def _find(source: SourceIndex, config: DataConfig) -> Demand:
         patches.append(pair[1].astype(np.int64))
     all_tokens, all_patches = np.concatenate(tokens), np.concatenate(patches)
     fits = (all_tokens > 0) & (all_tokens <= limit)
-    if not fits.any():
-        return Demand(mean_tokens=0.0, mean_patches=0.0, largest=0)
     fitting = all_patches[fits]
     return Demand(
-        mean_tokens=float(all_tokens[fits].mean()),
-        mean_patches=float(fitting.mean()),
-        largest=int(fitting.max()),
+        samples=int(fits.sum()),
+        tokens=int(all_tokens[fits].sum()),
+        patches=int(fitting.sum()),
+        largest=int(fitting.max(initial=0)),
     )
 
 
 def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """At most `count` of the values, evenly spaced, first and last among them."""
-    return values[np.unique(np.linspace(0, len(values) - 1, min(count, len(values))).astype(np.int64))]
+    """At most `count` of the values, evenly spaced, first and last among them; in whole numbers, unlike linspace."""
+    count = min(count, len(values))
+    return values[np.arange(count) * (len(values) - 1) // max(1, count - 1)]
 
 
 def _path(source: SourceIndex, config: DataConfig) -> Path:

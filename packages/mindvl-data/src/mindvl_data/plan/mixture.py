@@ -4,8 +4,12 @@
 Used by the planner. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
 "The chairman assignment problem", 1980), where independent draws wander off with the square root of the length, and
 plain largest-deficit can pass one sample. Where weights count tokens, a sample of average length stands for one.
+
+Every rank computes this order, whatever its Python and numpy: floats are added by `math.fsum` or element by element,
+never by `sum`, which is compensated from Python 3.12 on, nor by a numpy reduction, whose order of additions may change.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,10 +23,11 @@ def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_sh
     Raises:
         DataError: A share is asked for that no source can give.
     """
-    total_text = sum(w for w, text in zip(weights, is_text, strict=True) if text)
-    total_other = sum(weights) - total_text
     if text_share is None:
-        return [w / (total_text + total_other) for w in weights]
+        total = math.fsum(weights)
+        return [w / total for w in weights]
+    total_text = math.fsum(w for w, text in zip(weights, is_text, strict=True) if text)
+    total_other = math.fsum(w for w, text in zip(weights, is_text, strict=True) if not text)
     if (text_share > 0 and not any(is_text)) or (text_share < 1 and all(is_text)):
         lacking = "no source is text-only" if text_share > 0 and not any(is_text) else "all sources are text-only"
         raise DataError(f"text_share={text_share} cannot be reached: {lacking}. data.text_share. Leave it out.")
@@ -72,6 +77,6 @@ class Mixture:
 
     def _set_shares(self) -> None:
         remaining = np.where(self._active, self._weights, 0.0)
-        self._share = remaining / remaining.sum() if remaining.any() else remaining
+        self._share = remaining / math.fsum(remaining.tolist()) if remaining.any() else remaining
         self._num_active = int(self._active.sum())
         self._margin = 1 / max(1, 2 * self._num_active - 2)

@@ -91,7 +91,8 @@ class Planner:
         derived = max(int(_PATCH_MARGIN * patches_per_token * capacity), largest)
         limit = config.packing.max_patches
         self.max_patches: int = derived if limit is None else limit
-        self._derived = [mean_tokens, patches_per_token, self.max_patches]  # the plan follows from these as well
+        # The order follows from these as well, so a state records them and a rank that works out others is refused.
+        self._derived = [mean_tokens, patches_per_token, self.max_patches, weights]
         self.largest_sample: int = capacity * config.image.spatial_merge_size**2 if limit is None else limit
         self._packer: Packer[PlannedSample] = Packer(
             capacity=capacity,
@@ -147,8 +148,9 @@ class Planner:
         """
         if state["derived"] not in (None, self._derived):
             raise DataError(
-                f"tokens per sample, patches per token and the patch limit were {state['derived']}, now they are "
-                f"{self._derived}. data.sources. A demand-*.json beside an index was changed: remove these files."
+                "data.sources: tokens per sample, patches per token, the patch limit and the shares of the sources "
+                f"were {state['derived']} at the checkpoint and are {self._derived} now. Restore the data and the "
+                "versions of that run, or start the data anew."
             )
         self._step = state["step"]
         self.drawn, self.dropped = Counter(state["drawn"]), Counter(state["dropped"])

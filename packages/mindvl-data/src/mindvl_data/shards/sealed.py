@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON files with a checksum, so that a damaged one is never taken for another content.
+
+Below the manifest of a directory and the figures that are kept beside it.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+CHECKSUM = "checksum"
+
+
+class SealError(ValueError):
+    """A file is no JSON object, too large, or not what was written."""
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """The content with its checksum, as JSON."""
+    return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1).encode()
+
+
+def unseal(path: Path, *, max_bytes: int, requires_checksum: bool = True) -> dict[str, Any]:
+    """What was sealed.
+
+    Args:
+        max_bytes: A larger file is not read.
+        requires_checksum: Whether a file without a checksum is refused.
+
+    Raises:
+        SealError: It is damaged; the message says how.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise SealError(f"larger than {max_bytes} bytes")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SealError(f"no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise SealError(f"holds {type(content).__name__} instead of an object")
+    checksum = content.pop(CHECKSUM, None)
+    if (checksum is not None or requires_checksum) and checksum != _checksum(content):
+        raise SealError("its checksum is wrong")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
