@@ -172,7 +172,7 @@ def _plain(config: RunConfig, folder: Path) -> PlainTraining:
 
     torch.set_num_threads(1)
     write_start(config, folder / "start")
-    return PlainTraining(folder / "start", model_config_of(config), config, enter().device())
+    return PlainTraining(folder / "start", model_config_of(config), config, enter().device(), trust_remote_code=True)
 
 
 def _pad(batch: Sequence[dict[str, Tensor]], config: MindVLConfig) -> tuple[dict[str, Tensor], Tensor]:

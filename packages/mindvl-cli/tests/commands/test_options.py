@@ -25,7 +25,7 @@ def test_a_command_receives_the_shared_options_and_says_what_they_mean_for_it(tm
 
     assert "A riddle file, or a folder of them" in CliRunner().invoke(answer, ["--help"]).output
     given = CliRunner().invoke(answer, ["-b", str(tmp_path)]).output
-    assert given.strip() == "['as_json', 'batch_size', 'device', 'max_new_tokens', 'out', 'paths']"
+    assert given.strip() == "['as_json', 'batch_size', 'device', 'max_new_tokens', 'out', 'paths', 'trust_remote_code']"
 
 
 def test_eval_and_search_take_them_with_equal_defaults():

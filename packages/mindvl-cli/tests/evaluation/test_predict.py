@@ -9,6 +9,7 @@ from mindvl_cli.evaluation.benchmark import load_benchmarks
 from mindvl_cli.evaluation.predict import PredictConfig, Predictor, image_size, open_image
 from mindvl_cli.failures import CliError
 from mindvl_data.images import decode
+from mindvl_model import ModelError
 
 
 @pytest.fixture
@@ -18,7 +19,10 @@ def items(benchmark_file):
 
 def _predictor(model_folder, cache=None, **values):
     return Predictor(
-        model_folder, config=PredictConfig(**{"max_new_tokens": 4, "device": "cpu", **values}), cache=cache
+        model_folder,
+        config=PredictConfig(**{"max_new_tokens": 4, "device": "cpu", **values}),
+        cache=cache,
+        trust_remote_code=True,
     )
 
 
@@ -134,9 +138,15 @@ def test_a_damaged_image_is_named(tmp_path):
         open_image(tmp_path / "b.png")
 
 
+def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_folder, items):
+    predictor = Predictor(model_folder, config=PredictConfig(device="cpu"))
+    with pytest.raises(ModelError, match=r"its own code \(processing_tiny\.py\).*--trust-remote-code"):
+        predictor.questions(items, min_pixels=None, max_pixels=None)
+
+
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(CliError, match=r"no config\.json"):
         Predictor(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CliError, match="AutoProcessor cannot load"):
+    with pytest.raises(ModelError, match="AutoProcessor cannot load"):
         Predictor(tmp_path).default_limits  # noqa: B018

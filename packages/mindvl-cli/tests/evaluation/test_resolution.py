@@ -18,7 +18,7 @@ GRID = ResolutionGrid(min_units=(4, 12), max_units=(8, 16, 64))
 @pytest.fixture
 def predictor(model_folder, monkeypatch):
     """Reads right exactly if the picture is larger than ten visual tokens."""
-    predictor = Predictor(model_folder)
+    predictor = Predictor(model_folder, trust_remote_code=True)
     asked = []
 
     def answer(questions):
@@ -57,10 +57,10 @@ def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
 def test_limits_are_written_into_a_copy_or_in_place(model_folder, tmp_path):
     copy = tmp_path / "copy"
     resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
-    assert Predictor(copy).default_limits == (784, 7840)
-    assert Predictor(model_folder).default_limits == (4 * 784, 16 * 784)
+    assert Predictor(copy, trust_remote_code=True).default_limits == (784, 7840)
+    assert Predictor(model_folder, trust_remote_code=True).default_limits == (4 * 784, 16 * 784)
     resolution.apply_limits(copy, min_pixels=1568, max_pixels=7840)
-    assert Predictor(copy).default_limits == (1568, 7840)
+    assert Predictor(copy, trust_remote_code=True).default_limits == (1568, 7840)
     with pytest.raises(CliError, match="the folder exists"):
         resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
     shutil.rmtree(copy)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mindvl_model import MindVLConfig, WeightError
+from mindvl_model import MindVLConfig, ModelError, WeightError
 from mindvl_model.hf import parity
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.export import export_hf_folder
@@ -60,7 +60,9 @@ def test_mindvl_and_a_language_model_alone_hold(
     config = smallest_config(vocab_size=270)
     settings = ProcessorSettings(min_pixels=784, max_pixels=7840)
     export_hf_folder(make_model(config), config, tmp_path / "mindvl", tokenizer=tokenizer_folder, processor=settings)
-    report = check_parity(tmp_path / "mindvl", num_inputs=10)
+    with pytest.raises(ModelError, match=r"its own code \(configuration_mindvl.py, .*--trust-remote-code"):
+        check_parity(tmp_path / "mindvl", num_inputs=1)
+    report = check_parity(tmp_path / "mindvl", num_inputs=10, trust_remote_code=True)
     assert (report.model_type, report.failing) == ("mindvl", ())
     assert {one.kind for one in report.inputs} == {"text", "picture", "pictures", "video", "mixed"}
 

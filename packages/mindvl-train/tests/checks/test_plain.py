@@ -63,7 +63,9 @@ def test_padding_is_no_sample(config: RunConfig, rows: list[Batch]) -> None:
 
 def test_a_warm_up_changes_the_projector_alone(config: RunConfig, rows: list[Batch], tmp_path: Path) -> None:
     write_start(config, tmp_path / "start")
-    plain = PlainTraining(tmp_path / "start", model_config_of(config), config, torch.device("cpu"))
+    plain = PlainTraining(
+        tmp_path / "start", model_config_of(config), config, torch.device("cpu"), trust_remote_code=True
+    )
     before = {name: parameter.detach().clone() for name, parameter in plain.model.named_parameters()}
     loss, norm = plain.step(rows[:2], 1e-2)
     changed = {name for name, parameter in plain.model.named_parameters() if not torch.equal(parameter, before[name])}

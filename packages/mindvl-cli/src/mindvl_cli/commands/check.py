@@ -19,7 +19,7 @@ import click
 
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_training import packing, parallel
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import OUT_FILE, TRUST_REMOTE_CODE
 
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
@@ -77,6 +77,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
 @click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary folder.")
+@TRUST_REMOTE_CODE
 @click.option("--out", type=OUT_FILE, help="CSV file for the errors of every input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 @click.pass_context
@@ -87,6 +88,7 @@ def parity(
     dtype: Literal["fp32", "bf16"],
     seed: int,
     one_at_a_time: bool,
+    trust_remote_code: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -111,6 +113,7 @@ def parity(
             dtype=dtype,
             seed=seed,
             one_at_a_time=one_at_a_time,
+            trust_remote_code=trust_remote_code,
             on_inputs=on_inputs,
         )
     if out is not None:

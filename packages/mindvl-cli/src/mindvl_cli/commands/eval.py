@@ -10,7 +10,9 @@ from mindvl_cli.commands.options import answering_options
 from mindvl_cli.progress import reported_progress
 
 
-@click.command("eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores")
+@click.command(
+    "eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores --trust-remote-code"
+)
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @answering_options(benchmark="A JSONL file", out="report, pages and answers")
 @click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest picture area; default: the processor's.")
@@ -24,11 +26,12 @@ def evaluate(
     device: str,
     batch_size: int,
     max_new_tokens: int,
+    trust_remote_code: bool,
     as_json: bool,
 ) -> None:
     """Score MODEL, an exported folder, on benchmarks; a killed run goes on from its answers in --out.
 
-    The folder's own code runs (trust_remote_code): evaluate only models that you trust.
+    Python files that the directory carries run only with --trust-remote-code: pass it for models that you trust.
     """
     from mindvl_cli.evaluation import run
     from mindvl_cli.evaluation.benchmark import load_benchmarks
@@ -36,7 +39,9 @@ def evaluate(
 
     benchmarks = [benchmark for path in paths for benchmark in load_benchmarks(path)]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    predictor = Predictor(model, config=config, cache=out / run.CACHE_NAME if out else None)
+    predictor = Predictor(
+        model, config=config, cache=out / run.CACHE_NAME if out else None, trust_remote_code=trust_remote_code
+    )
     with reported_progress("eval", unit="answers") as report:
         result = run.evaluate(
             predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, out=out, progress=report

@@ -26,10 +26,17 @@ class _OutFile(click.Path):
 OUT_FILE = _OutFile(dir_okay=False)
 
 
+TRUST_REMOTE_CODE = click.option(
+    "--trust-remote-code", is_flag=True,
+    help="Run the Python files that the model directory carries, with all your rights; MindVL directories need it.",
+)  # fmt: skip
+
+
 def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
     """Add what says which items are answered, how, and where that is kept.
 
-    The command receives `paths`, `out`, `device`, `batch_size`, `max_new_tokens` and `as_json`.
+    The command receives `paths`, `out`, `device`, `batch_size`, `max_new_tokens`, `trust_remote_code` and
+    `as_json`.
 
     Args:
         benchmark: What one file is, for the help, such as "A JSONL file".
@@ -53,6 +60,7 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
         click.option(
             "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer."
         ),
+        TRUST_REMOTE_CODE,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
     )
 

@@ -31,11 +31,13 @@ def search_resolution(
     device: str,
     batch_size: int,
     max_new_tokens: int,
+    trust_remote_code: bool,
     as_json: bool,
 ) -> None:
     """Score MODEL at every pair of a grid of min and max pixels, and choose the cheapest of the best.
 
-    Use held-out items that the final test does not use. The folder's own code runs (trust_remote_code).
+    Use held-out items that the final test does not use. Python files that the directory carries run only with
+    --trust-remote-code: pass it for models that you trust.
     """
     from mindvl_cli.evaluation import resolution
     from mindvl_cli.evaluation.benchmark import load_benchmarks
@@ -48,7 +50,9 @@ def search_resolution(
     grid = ResolutionGrid.parse(grid_text)
     items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    predictor = Predictor(model, config=config, cache=out / CACHE_NAME if out else None)
+    predictor = Predictor(
+        model, config=config, cache=out / CACHE_NAME if out else None, trust_remote_code=trust_remote_code
+    )
     with reported_progress("search", unit="answers") as report:
         result = resolution.search(predictor, items, grid, progress=report)
     if out:

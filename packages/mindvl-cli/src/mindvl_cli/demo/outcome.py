@@ -170,7 +170,8 @@ def _examples(work: Workplace, chosen: dict[str, Any]) -> tuple[Example, ...]:
         batch_size=int(options["--batch-size"]),
         max_new_tokens=int(options["--max-new-tokens"]),
     )
-    predictor = Predictor(work.model("merged"), config=config, cache=work.out / "scores" / "merged" / CACHE_NAME)
+    cache = work.out / "scores" / "merged" / CACHE_NAME
+    predictor = Predictor(work.model("merged"), config=config, cache=cache, trust_remote_code=True)  # the demo made it
     shown = []
     for benchmark in load_benchmarks(work.benchmarks("test")):
         if benchmark.name not in BENCHMARK_TASKS:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mindvl_train.config import Part, Phase
 
 ANSWER_OPTIONS = ("--device", "cpu", "--batch-size", "64", "--max-new-tokens", "20")
+TRUSTED = "--trust-remote-code"  # the demo exported the models, with the code of mindvl_model, itself
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ def search(work: Workplace, name: str) -> dict[str, Any]:
         *("--grid", f"{minimums}x{maximums}", "--out", work.out / "search" / name),
         *(() if name != "merged" else ("--apply",)),
         *ANSWER_OPTIONS,
+        TRUSTED,
     )
 
 
@@ -236,4 +238,5 @@ def test(work: Workplace, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         *("--min-pixels", str(chosen["min_pixels"]), "--max-pixels", str(chosen["max_pixels"])),
         *("--out", work.out / "scores" / name),
         *ANSWER_OPTIONS,
+        TRUSTED,
     )

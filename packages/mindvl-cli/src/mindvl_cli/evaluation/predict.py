@@ -59,17 +59,25 @@ class Predictor:
     """A model folder that answers; processor and model are loaded when first needed.
 
     Args:
-        folder: Model in the transformers layout. Its own code runs if it brings any (trust_remote_code): evaluate only
-            folders that you trust.
+        folder: Model in the transformers layout.
         cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
+        trust_remote_code: Run the Python files that the directory carries; MindVL directories need it.
     """
 
-    def __init__(self, folder: Path, *, config: PredictConfig | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: PredictConfig | None = None,
+        cache: Path | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
         if not (folder / "config.json").is_file():
             raise CliError(f"this is no model folder, it has no config.json. {folder}. Give an exported model.")
         self.folder = folder
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
+        self.trust_remote_code = trust_remote_code
 
     @cached_property
     def processor(self) -> Any:
@@ -98,7 +106,7 @@ class Predictor:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()  # it would cut into our own
-        model = self._load(AutoModelForImageTextToText, dtype="auto")
+        model = self._load(AutoModelForImageTextToText, dtype="auto", use_safetensors=True)
         if self.device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
             model = model.float()  # 16 bit is emulated on most CPUs
         return model.to(self.device).eval()
@@ -165,15 +173,9 @@ class Predictor:
         ]
 
     def _load(self, auto_class: Any, **options: Any) -> Any:
-        try:
-            return auto_class.from_pretrained(
-                str(self.folder), trust_remote_code=True, local_files_only=True, **options
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise CliError(
-                f"{auto_class.__name__} cannot load the folder ({error}). {self.folder}. Give a whole exported model; "
-                "`mindvl convert` makes one."
-            ) from error
+        from mindvl_model.hf.pretrained import from_pretrained
+
+        return from_pretrained(auto_class, self.folder, trust_remote_code=self.trust_remote_code, **options)
 
     def _key(self, question: Question) -> str:
         item = question.item

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from mindvl_model.accelerator import enter
 from mindvl_model.config import MindVLConfig
-from mindvl_model.errors import ModelError
 from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
 from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.testing.published import hf_inputs, pack_for
 from mindvl_model.testing.rows import RandomSegment, random_segment
@@ -92,18 +92,21 @@ def check_parity(
     dtype: Literal["fp32", "bf16"] = "fp32",
     seed: int = 0,
     one_at_a_time: bool = False,
+    trust_remote_code: bool = False,
     on_inputs: Callable[[int, int], None] = lambda done, total: None,
 ) -> ParityReport:
     """Compare the model of a transformers folder: MindVL, Qwen2.5-VL, or a language model alone (text only).
 
-    Both models are in memory at once, with bf16 also theirs in fp32. The code that a MindVL folder carries is run.
+    Both models are in memory at once, with bf16 also theirs in fp32. Families that transformers has are compared with
+    its own classes, whatever code the directory carries.
 
     Args:
         one_at_a_time: Never hold two models; theirs runs first, and its logits wait in files of the temporary folder.
+        trust_remote_code: Run the code that a MindVL directory carries; it is what ours is compared with.
         on_inputs: Told the number of inputs done, and of all; one at a time, those of every model count.
 
     Raises:
-        ModelError: The folder cannot be read.
+        ModelError: The directory cannot be read, or needs its own code and that is not allowed.
     """
     device = enter().device()
     from mindvl_model.megatron.process import single_process
@@ -111,9 +114,10 @@ def check_parity(
     model_type = WeightFolder(path).model_type
     config, parts = _config(path, model_type)
     inputs = random_inputs(config, num_inputs, seed, text_only=parts != PARTS)
-    models = {"theirs": lambda: _load_theirs(path, model_type, DTYPES[dtype]).to(device)}
+    trusted = trust_remote_code and model_type == "mindvl"
+    models = {"theirs": lambda: _load_theirs(path, model_type, DTYPES[dtype], trusted).to(device)}
     if dtype != "fp32":
-        models["exact"] = lambda: _load_theirs(path, model_type, torch.float32).to(device)
+        models["exact"] = lambda: _load_theirs(path, model_type, torch.float32, trusted).to(device)
     models["ours"] = lambda: _load_ours(config, path, parts, DTYPES[dtype]).to(device)
     groups = [[one for _, one in inputs[at : at + INPUTS_IN_A_ROW]] for at in range(0, len(inputs), INPUTS_IN_A_ROW)]
     results: list[InputParity] = []
@@ -258,23 +262,19 @@ def _load_ours(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype:
     return model.eval()
 
 
-def _load_theirs(path: Path, model_type: str, dtype: torch.dtype) -> Any:
+def _load_theirs(path: Path, model_type: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if model_type in TEXT_MODELS else AutoModelForImageTextToText
     with _without_fp8(path) as plain:
-        try:
-            return auto.from_pretrained(
-                plain,
-                dtype=dtype,
-                trust_remote_code=model_type == "mindvl",
-                local_files_only=True,
-                experts_implementation="eager",  # the plain one; their grouped one wants sizes that small models lack
-            ).eval()
-        except (ImportError, OSError, ValueError, KeyError) as error:
-            raise ModelError(
-                f"{path}: transformers cannot load it ({error}). Fetch or export the folder again."
-            ) from error
+        return from_pretrained(
+            auto,
+            plain,
+            trust_remote_code=trust_remote_code,
+            dtype=dtype,
+            use_safetensors=True,
+            experts_implementation="eager",  # the plain one; their grouped one wants sizes that small models lack
+        ).eval()
 
 
 @contextmanager

@@ -143,7 +143,8 @@ def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None
     from mindvl_train.run import model_config_of
 
     model_config = model_config_of(config)
-    plain = PlainTraining(start, model_config, config, enter().device())
+    # Trusted: write_start made this directory a moment ago, with the code of this package.
+    plain = PlainTraining(start, model_config, config, enter().device(), trust_remote_code=True)
     source = Loader(config.data, packs_per_step=config.packs_per_step, position_kind=model_config.position_kind)
     found = []
     try:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model import MindVLConfig, VisionConfig
+from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.parameters import parameter_group
 from mindvl_model.testing.rows import normalized_pixels
 from mindvl_model.weights.names import weight_rules
@@ -29,14 +29,34 @@ IGNORE_INDEX = -100
 class PlainTraining:
     """A transformers folder, trained step by step; weights are fp32, with bf16 by autocast."""
 
-    def __init__(self, folder: Path, model_config: MindVLConfig, config: RunConfig, device: torch.device) -> None:
-        """Load the folder and freeze what the run does not train. The code that a MindVL folder carries is run."""
+    def __init__(
+        self,
+        folder: Path,
+        model_config: MindVLConfig,
+        config: RunConfig,
+        device: torch.device,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the directory and freeze what the run does not train.
+
+        Args:
+            trust_remote_code: Run the code that the directory carries; a MindVL directory needs it.
+
+        Raises:
+            ModelError: The directory cannot be loaded, or needs its own code and that is not allowed.
+        """
         from transformers import AutoModelForImageTextToText
 
         self.config, self.device, self.precision = model_config, device, config.precision
         self.clip = config.optimizer.clip_grad_norm
-        model: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=True, attn_implementation="sdpa"
+        model = from_pretrained(
+            AutoModelForImageTextToText,
+            folder,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+            use_safetensors=True,
+            attn_implementation="sdpa",
         )
         self.model: torch.nn.Module = model.to(device).train()
         parts = {

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that a model directory carries runs only where that is allowed; other failures end in one error of ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+from mindvl_model import ModelError
+from mindvl_model.hf.pretrained import from_pretrained
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedConfig, ProcessorMixin
+
+Path({marker!r}).write_text("ran")
+
+
+class Foreign(PreTrainedConfig):
+    model_type = "foreign"
+
+
+class ForeignProcessor(ProcessorMixin):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> tuple[Path, Path]:
+    """A directory whose code writes a file when it runs, and that file."""
+    folder, marker = tmp_path / "model", tmp_path / "marker"
+    folder.mkdir()
+    (folder / "foreign.py").write_text(CODE.format(marker=str(marker)))
+    auto_map = {"AutoConfig": "foreign.Foreign", "AutoModelForImageTextToText": "foreign.Foreign"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "foreign", "auto_map": auto_map}))
+    processor = {"processor_class": "ForeignProcessor", "auto_map": {"AutoProcessor": "foreign.ForeignProcessor"}}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    return folder, marker
+
+
+@pytest.mark.parametrize("auto_class", [AutoConfig, AutoProcessor, AutoModelForImageTextToText])
+def test_code_of_a_directory_does_not_run_unless_allowed(foreign: tuple[Path, Path], auto_class: Any) -> None:
+    folder, marker = foreign
+    with pytest.raises(ModelError, match=r"model: .* with its own code \(foreign\.py\).*--trust-remote-code"):
+        from_pretrained(auto_class, folder)
+    assert not marker.exists()
+
+
+def test_code_of_a_directory_runs_when_allowed(foreign: tuple[Path, Path]) -> None:
+    folder, marker = foreign
+    assert from_pretrained(AutoConfig, folder, trust_remote_code=True).model_type == "foreign"
+    assert marker.read_text() == "ran"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": 5}', '{"model_type": "qwen2", "vocab_size": []}'])
+def test_a_damaged_directory_is_one_error_of_ours(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match="AutoModelForImageTextToText cannot load the directory"):
+        from_pretrained(AutoModelForImageTextToText, tmp_path)
