@@ -44,7 +44,7 @@ def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Ca
     """A callback (done, in all) as the packages call it, which opens its bar once the length is known.
 
     Args:
-        scale: Both numbers are divided by this to be shown, such as 1e6 for bytes in MB.
+        scale: Both numbers are divided by this to be shown, such as 1e6 for bytes in MB. A total of 0 is unknown.
     """
     with ExitStack() as stack:
         advance: Advance | None = None
@@ -53,7 +53,7 @@ def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Ca
         def report(done: int, total: int) -> None:
             nonlocal advance, done_before
             if advance is None:
-                advance = stack.enter_context(progress(label, total=total / scale, unit=unit))
+                advance = stack.enter_context(progress(label, total=total / scale or None, unit=unit))
             advance((done - done_before) / scale)
             done_before = done
 

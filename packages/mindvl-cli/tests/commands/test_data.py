@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset
 from click.testing import CliRunner, Result
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -186,3 +187,15 @@ def test_an_unknown_key_is_named(indexed: Path) -> None:
 def test_a_row_size_that_cannot_work_is_refused(indexed: Path, tokenizer: Path, seq_length: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         run("show", indexed, "--stage", "pack", "--tokenizer", tokenizer, "--seq-length", seq_length)
+
+
+def test_webdataset_addresses_are_written_and_commands_need_a_flag(tmp_path: Path) -> None:
+    for number in range(2):
+        with webdataset.TarWriter(str(tmp_path / f"a-{number}.tar")) as writer:
+            writer.write({"__key__": f"k{number}", "txt": "a caption"})
+    options = ("--format", "webdataset", "--out")
+    assert run_json("write", f"{tmp_path}/a-{{0..1}}.tar", *options, tmp_path / "out")["samples"] == 2
+    piped = ("write", f"pipe:cat {tmp_path}/a-0.tar", *options, tmp_path / "piped")
+    with pytest.raises(DataError, match="--allow-pipe"):
+        run(*piped)
+    assert run_json(*piped, "--allow-pipe")["samples"] == 1

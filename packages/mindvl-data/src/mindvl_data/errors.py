@@ -1,12 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of this package: one base, one child that the run survives.
 
-Messages have three parts: what was wrong, where, what to do.
+Messages say where, what is wrong with the value, and what to do. Secrets in addresses never become part of one.
 """
+
+import re
+
+_SECRETS = (
+    # user and password before the host of an address, with or without slashes in the password
+    (re.compile(r"(?<=://)[^/?#\s'\"<>]*@"), "***@"),
+    (re.compile(r"(?<=://)[^/\s'\"<>@:]+:(?!\d+[/\s])[^\s'\"<>]*@"), "***@"),
+    # values of an address's query
+    (
+        re.compile(
+            r"(?i)([?&;][^=&;\s]*(?:sig|token|key|secret|passw|pwd|credential|auth)[^=&;\s]*=)[^&;#\s'\"<>]*[^&;#\s'\"<>:.,)]"
+        ),
+        r"\1***",
+    ),
+    # settings, as libraries print them
+    (re.compile(r"(?i)(['\"](?:key|secret|token|password|passwd)['\"]\s*:\s*['\"])[^'\"]+"), r"\1***"),
+    (
+        re.compile(
+            r"(?i)((?:secret_access_key|access_key_id|session_token|client_secret|account_key|api_key|password|passwd)"
+            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{16,}"), r"\1***"),
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{20,}"), "***"),
+)
+
+
+def redact(text: str) -> str:
+    """The text with passwords, keys, tokens and signatures replaced by ***, for messages and logs."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 class DataError(Exception):
-    """A file, recipe or state that the user has to mend before going on."""
+    """A file, recipe or state that the user has to correct before going on."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redact(message))
 
 
 class BadSample(DataError):  # noqa: N818 - the name says what it is about; it is counted, not raised to the user

@@ -113,7 +113,7 @@ def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> No
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match="Use one of folder, llava, messages, parquet, text, tsv"):
         write_shards(tmp_path, tmp_path / "out", format="csv")
-    with pytest.raises(DataError, match="no record"):
+    with pytest.raises(DataError, match="holds no record"):
         write_shards(tmp_path / "empty.jsonl", tmp_path / "out", format="text")
 
 

@@ -17,7 +17,8 @@ from mindvl_cli.progress import reported_progress
 if TYPE_CHECKING:
     from mindvl_data.preview import Preview
 
-FORMAT_NAMES = ("folder", "llava", "messages", "parquet", "text", "tsv")  # importing them would load the whole package
+# importing them would load the whole package
+FORMAT_NAMES = ("folder", "llava", "messages", "parquet", "text", "tsv", "webdataset")
 EXCLUDED = "excluded.jsonl"
 _REASONS_SHOWN = 3
 JSON_HELP = "Print one JSON document and nothing else."
@@ -34,7 +35,7 @@ data.add_command(ledger)
 
 
 @data.command()
-@click.argument("source", type=existing)
+@click.argument("source")
 @click.option("--format", "format_name", required=True, type=click.Choice(FORMAT_NAMES))
 @click.option("--out", required=True, type=any_path, help="New folder for the shards.")
 @click.option("--image-root", type=existing, help="Where file names start; the folder of SOURCE if left out.")
@@ -45,9 +46,10 @@ data.add_command(ledger)
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot be used; excluded.jsonl names them.")
 @click.option("--fresh", is_flag=True, help="Start over where an unfinished write left shards.")
+@click.option("--allow-pipe", is_flag=True, help="Run the shell commands of pipe: addresses (--format webdataset).")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def write(
-    source: Path,
+    source: str,
     format_name: str,
     out: Path,
     image_root: Path | None,
@@ -56,11 +58,13 @@ def write(
     workers: int,
     skip_bad: bool,
     fresh: bool,
+    allow_pipe: bool,
     as_json: bool,
 ) -> None:
-    """Write the samples of SOURCE as shards; pictures are copied byte for byte.
+    """Write the samples of SOURCE as shards; images are copied byte for byte.
 
-    A write that was stopped goes on after its last whole shard when the same command is given again.
+    SOURCE is a file or directory; with --format webdataset also any address that webdataset takes, with braces for
+    several shards. A write that was stopped goes on after its last whole shard when the same command is given again.
 
     Example: mindvl data write photos/ --format folder --out shards/photos
     """
@@ -77,6 +81,7 @@ def write(
             workers=workers,
             skip_bad=skip_bad,
             fresh=fresh,
+            allow_pipe=allow_pipe,
             progress=report,
         )
     left_out = f"; {written.excluded} rows left out, see {out / EXCLUDED}" if written.excluded else ""

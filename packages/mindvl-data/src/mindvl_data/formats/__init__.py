@@ -14,8 +14,10 @@ from mindvl_data.formats.parquet import read_parquet
 from mindvl_data.formats.record import BadRow, Records, SourceRecord
 from mindvl_data.formats.text import read_text
 from mindvl_data.formats.tsv import read_tsv
+from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
 
 Reader = Callable[[Path, Path | None], Records]  # (source, image_root) -> records
+WEBDATASET = "webdataset"  # the one format whose source may be an address or a pipeline, see its file
 
 FORMATS: dict[str, Reader] = {
     "folder": read_folder,
@@ -24,6 +26,17 @@ FORMATS: dict[str, Reader] = {
     "parquet": read_parquet,
     "text": read_text,
     "tsv": read_tsv,
+    WEBDATASET: lambda source, image_root: read_webdataset(source),
 }
 
-__all__ = ["FORMATS", "BadRow", "Reader", "Records", "SourceRecord"]
+__all__ = [
+    "FORMATS",
+    "WEBDATASET",
+    "BadRow",
+    "Pipeline",
+    "Reader",
+    "Records",
+    "SourceRecord",
+    "read_webdataset",
+    "webdataset_identity",
+]

@@ -7,7 +7,7 @@ are decoded only on request.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ class _Table:
         Raises:
             BadSample: It cannot be used.
         """
-        members, is_json = _sort_members(group, content)
+        members, is_json = sort_members(group.members, content)
         pieces = [content[m.offset : m.offset + m.length] for m in members]
         sizes = tuple(_size(m, piece, rules) for m, piece in zip(members[1:], pieces[1:], strict=True))
         raw = RawSample(key=group.key, record=pieces[0], is_json=is_json, media=tuple(pieces[1:]), sizes=sizes)
@@ -167,12 +167,20 @@ def _note_repeated_keys(groups: list[_Group]) -> None:
                 group.reasons.append(f"its members stand in {len(same)} places of the shard")
 
 
-def _sort_members(group: _Group, content: Content) -> tuple[list[Member], bool]:
-    """The record, then pictures and videos by number; and whether the record is JSON."""
-    jsons = [m for m in group.members if m.extension == "json"]
-    texts = [m for m in group.members if m.extension in RECORD_EXTENSIONS and m.extension != "json"]
-    media = [m for m in group.members if m.extension in MEDIA_EXTENSIONS]
-    for member in group.members:
+def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Member], bool]:
+    """The record of a sample, then its images and videos by number; and whether the record is JSON.
+
+    Args:
+        members: Of one sample, in any order.
+        content: What their offsets count in.
+
+    Raises:
+        BadSample: There is not exactly one record, or a member is of no known kind.
+    """
+    jsons = [m for m in members if m.extension == "json"]
+    texts = [m for m in members if m.extension in RECORD_EXTENSIONS and m.extension != "json"]
+    media = [m for m in members if m.extension in MEDIA_EXTENSIONS]
+    for member in members:
         if member.extension not in RECORD_EXTENSIONS + MEDIA_EXTENSIONS:
             allowed = ", ".join(RECORD_EXTENSIONS + MEDIA_EXTENSIONS)
             raise BadSample(f"member {member.name!r} has an extension other than {allowed}")

@@ -17,7 +17,15 @@ from typing import BinaryIO
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import BadSample, DataError
-from mindvl_data.formats import FORMATS, BadRow, SourceRecord
+from mindvl_data.formats import (
+    FORMATS,
+    WEBDATASET,
+    BadRow,
+    Pipeline,
+    SourceRecord,
+    read_webdataset,
+    webdataset_identity,
+)
 from mindvl_data.formats.record import Item, Place
 from mindvl_data.samples import parse_sample
 from mindvl_data.shards.media import check_media, media_extension
@@ -40,7 +48,7 @@ class Written:
 
 
 def write_shards(
-    source: Path | str,
+    source: Path | str | Pipeline,
     out: Path | str,
     *,
     format: str,
@@ -50,6 +58,7 @@ def write_shards(
     workers: int = 1,
     skip_bad: bool = False,
     fresh: bool = False,
+    allow_pipe: bool = False,
     progress: WriteProgress | None = None,
 ) -> Written:
     """Write the records of `source` as shards in folder `out`.
@@ -58,6 +67,7 @@ def write_shards(
     refuses it, and the same call goes on after its last whole shard.
 
     Args:
+        source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
         format: One of `mindvl_data.formats.FORMATS`.
         image_root: Where relative image names start; the source's own folder when None.
         source_name: Kept in each record; the name of `out` when None.
@@ -65,16 +75,18 @@ def write_shards(
         skip_bad: Leave out rows that cannot be used and name them in `excluded.jsonl`, instead of stopping at the
             first one.
         fresh: Start over where an unfinished write left shards.
+        allow_pipe: Run the shell commands of `pipe:` addresses (format "webdataset").
 
     Raises:
         DataError: A record or picture cannot be used (named by file and row), `out` holds shards already or those of
             an unfinished write of something else, or it cannot be written to.
     """
-    source, out = Path(source), Path(out)
+    out = Path(out)
     if format not in FORMATS:
         raise DataError(f"format {format!r} does not exist. data write. Use one of {', '.join(FORMATS)}.")
-    if not source.exists():
-        raise DataError(f"source does not exist. {source}. Name a file or folder.")
+    if format != WEBDATASET and (not isinstance(source, str | Path) or not Path(source).exists()):
+        raise DataError(f"{source}: source does not exist. Name a file or directory.")
+    image_root = None if image_root is None else Path(image_root)
     options = {
         "format": format,
         "image_root": None if image_root is None else str(image_root),
@@ -83,16 +95,20 @@ def write_shards(
         "skip_bad": skip_bad,
     }
     try:
-        mark = WriteMark(out, source_identity(source), options)
+        if isinstance(source, str | Path) and format != WEBDATASET:
+            identity, found = source_identity(Path(source)), FORMATS[format](Path(source), image_root)
+        else:
+            identity = webdataset_identity(source, allow_pipe=allow_pipe)
+            found = read_webdataset(source, allow_pipe=allow_pipe)
+        mark = WriteMark(out, identity, options)
         done = _clear(out, mark, fresh)
-        found = FORMATS[format](source, None if image_root is None else Path(image_root))
         out.mkdir(parents=True, exist_ok=True)
         mark.save(done)
         cutter = _ShardCutter(out, mark, done, samples_per_shard)
         rows = islice(found.records, done.rows, None)
         written = _write_all(rows, cutter, source_name or out.name, workers, skip_bad, found.total, progress)
         if not written.samples:
-            raise DataError(f"no record. {source}. Name a source that holds samples.")
+            raise DataError(f"{source}: holds no record. Name a source that holds samples.")
         mark.remove()
     except OSError as error:
         raise DataError(
