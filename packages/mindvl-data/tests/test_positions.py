@@ -49,6 +49,38 @@ def test_mrope_of_a_video_moves_two_positions_along_time_in_a_second() -> None:
     assert result[2].tolist() == [0, 1, 2, 1, 2, 1, 2, 3]
 
 
+def test_text_after_a_long_video_continues_by_the_rule_of_the_transformers_version() -> None:
+    ids = np.array([1, *[VIDEO] * 4, 1, 1])  # four steps of one visual token, two positions apart
+    new = positions(ids, [], "mrope", videos=[[4, 2, 2]], seconds=[1.0])
+    old = positions(ids, [], "mrope_all_axes", videos=[[4, 2, 2]], seconds=[1.0])
+    assert new[0].tolist() == [0, 1, 3, 5, 7, 2, 3]
+    assert old[0].tolist() == [0, 1, 3, 5, 7, 8, 9]
+    assert (new[1].tolist(), old[1].tolist()) == ([0, 1, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 8, 9])
+
+
+def by_the_words_of_version_4(
+    ids: np.ndarray, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]], seconds: Sequence[float]
+) -> np.ndarray:
+    """Token by token: whatever comes next begins at one more than the largest position there is, on any axis."""
+    found: list[list[int]] = []
+    place, image, video = 0, 0, 0
+    while place < len(ids):
+        begin = max((max(axes) for axes in found), default=-1) + 1
+        if ids[place] == 1:
+            found.append([begin] * 3)
+            place += 1
+            continue
+        is_video = ids[place] == VIDEO
+        time, height, width = (videos[video] if is_video else images[image])[:3]
+        interval = torch.tensor(2 * seconds[video] if is_video else 1.0)
+        for step in range(time):
+            moment = int((torch.tensor(step) * interval).long())
+            found += [[begin + moment, begin + h, begin + w] for h in range(height // 2) for w in range(width // 2)]
+        place += time * height * width // 4
+        video, image = video + is_video, image + (not is_video)
+    return np.array(found).T
+
+
 def published(
     ids: np.ndarray, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]], seconds: Sequence[float]
 ) -> np.ndarray:
@@ -69,6 +101,20 @@ def published(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mrope_equals_transformers_on_random_layouts_of_pictures_and_videos(seed: int) -> None:
+    ids, images, videos, seconds = random_layout(seed)
+    ours = positions(ids, images, "mrope", videos, seconds)
+    np.testing.assert_array_equal(ours, published(ids, images, videos, seconds))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mrope_of_all_axes_equals_version_4_on_random_layouts(seed: int) -> None:
+    ids, images, videos, seconds = random_layout(seed)
+    ours = positions(ids, images, "mrope_all_axes", videos, seconds)
+    np.testing.assert_array_equal(ours, by_the_words_of_version_4(ids, images, videos, seconds))
+
+
+def random_layout(seed: int) -> tuple[np.ndarray, list[list[int]], list[list[int]], list[float]]:
+    """Token ids with runs of images and videos between text, and what the runs stand for."""
     generator = np.random.default_rng(seed)
     ids: list[int] = [1] * int(generator.integers(1, 9))
     images: list[list[int]] = []
@@ -84,6 +130,4 @@ def test_mrope_equals_transformers_on_random_layouts_of_pictures_and_videos(seed
             seconds.append(float(generator.choice([1.0, 0.5, 1 / 3, generator.uniform(0.05, 4)])))
             ids += [VIDEO] * (videos[-1][0] * height * width // 4)
         ids += [1] * int(generator.integers(1, 9))
-    array = np.array(ids)
-    ours = positions(array, images, "mrope", videos, seconds)
-    np.testing.assert_array_equal(ours, published(array, images, videos, seconds))
+    return np.array(ids), images, videos, seconds

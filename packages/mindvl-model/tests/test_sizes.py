@@ -18,4 +18,4 @@ def test_the_heads_of_qwen2_5_vl_are_as_wide_as_the_residual_stream(size: str) -
     config = named_config(f"qwen2.5-vl-{size}")
     assert isinstance(config.language, Qwen2LanguageConfig)
     assert config.language.num_heads * config.language.head_dim == config.language.hidden_size
-    assert config.position_kind == "mrope"
+    assert config.position_kind == "mrope_all_axes"

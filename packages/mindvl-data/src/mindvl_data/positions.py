@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three-axis position ids of one segment.
 
-Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" gives visual tokens
-their place in the picture and their moment in the video (M-RoPE of Qwen2-VL, arXiv 2409.12191, with Qwen2.5-VL's
-absolute time, arXiv 2502.13923), as `get_rope_index` of transformers' Qwen2.5-VL computes them.
+Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" and "mrope_all_axes"
+give visual tokens their place in the image and their moment in the video (M-RoPE of Qwen2-VL, arXiv 2409.12191, with
+Qwen2.5-VL's absolute time, arXiv 2502.13923), as `get_rope_index` of transformers' Qwen2.5-VL computes them. The two
+differ in where text continues after a video: "mrope" (transformers from 5.3) behind the larger of height and width,
+"mrope_all_axes" (transformers before 5.3) behind the largest position on all three axes, time included.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-PositionKind = Literal["rope", "mrope"]
+PositionKind = Literal["rope", "mrope", "mrope_all_axes"]
 
 TOKENS_PER_SECOND = 2  # positions along time in one second of video, as Qwen2.5-VL's checkpoints have it
 
@@ -61,6 +63,6 @@ def segment_positions(
         places = np.indices(grid).reshape(3, -1)
         places[0] = places[0].astype(np.float32) * np.float32(interval)  # cut to whole positions, in torch's precision
         positions[:, start:token] = places + position
-        position += max(grid[1], grid[2])
+        position += int(places.max()) + 1 if kind == "mrope_all_axes" else max(grid[1], grid[2])
     positions[:, token:] = np.arange(len(input_ids) - token) + position
     return positions

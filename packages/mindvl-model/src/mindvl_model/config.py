@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import FAMILIES, LanguageConfig, YarnConfig
+from mindvl_model.language_config import FAMILIES, LanguageConfig, Qwen2LanguageConfig, YarnConfig
 
 VOCABULARY_MULTIPLE = 128  # so that any usual tp_size divides it
 
@@ -78,9 +78,11 @@ class MindVLConfig:
     tokens: TokenConfig
 
     @property
-    def position_kind(self) -> Literal["rope", "mrope"]:
+    def position_kind(self) -> Literal["rope", "mrope", "mrope_all_axes"]:
         """How positions of visual tokens are counted: one by one, or by their place in time, height and width."""
-        return "mrope" if self.language.kind == "qwen2" else "rope"
+        if not isinstance(self.language, Qwen2LanguageConfig):
+            return "rope"
+        return "mrope" if self.language.after_video == "height_width" else "mrope_all_axes"
 
     def __post_init__(self) -> None:
         for name, value in vars(self.tokens).items():

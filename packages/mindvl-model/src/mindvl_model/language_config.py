@@ -48,6 +48,9 @@ class Qwen2LanguageConfig(GroupedQueryConfig):
 
     kind: Literal["qwen2"] = "qwen2"
     mrope_sections: tuple[int, int, int] = (16, 24, 24)  # rotary pairs that follow time, height and width
+    # Where text continues after a video: behind the larger of height and width (transformers from 5.3), or behind the
+    # largest position on all three axes (before)
+    after_video: Literal["height_width", "all_axes"] = "height_width"
     max_positions: int = 128_000
 
     def __post_init__(self) -> None:

@@ -101,6 +101,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             ffn_hidden_size=11008,
             vocab_size=151936,
             tie_embeddings=True,
+            after_video="all_axes",  # as transformers 4 has it, which the published directories name
         ),
     ),
     "qwen2.5-vl-7b": _qwen2_5_vl(
@@ -113,6 +114,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=18944,
             vocab_size=152064,
+            after_video="all_axes",  # as transformers 4 has it, which the published directories name
         ),
     ),
     "qwen2.5-vl-32b": _qwen2_5_vl(
@@ -125,6 +127,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=27648,
             vocab_size=152064,
+            after_video="all_axes",  # as transformers 4 has it, which the published directories name
         ),
     ),
     "qwen2.5-vl-72b": _qwen2_5_vl(
@@ -137,6 +140,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=29568,
             vocab_size=152064,
+            after_video="all_axes",  # as transformers 4 has it, which the published directories name
         ),
     ),
 }

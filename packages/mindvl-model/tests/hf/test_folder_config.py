@@ -90,6 +90,25 @@ def test_named_sizes_come_back_from_what_we_write(tmp_path: Path, name: str) -> 
     assert config_from_folder(write(tmp_path, hf_config(config, torch.bfloat16))) == config
 
 
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("4.41.2", "mrope_all_axes"), ("4.57.6", "mrope_all_axes"), ("5.2.0", "mrope_all_axes"), ("5.3.0", "mrope"),
+     ("5.23.0.dev0", "mrope"), ("6.0", "mrope"), (None, "mrope")],
+)  # fmt: skip
+def test_the_version_that_saved_a_directory_decides_where_text_continues_after_a_video(
+    tmp_path: Path, version: str | None, kind: str
+) -> None:
+    config = config_from_folder(write(tmp_path, PUBLISHED_7B | {"transformers_version": version}))
+    assert config.position_kind == kind
+    again = write(tmp_path / "again", hf_config(config, torch.bfloat16))
+    assert config_from_folder(again).position_kind == kind
+
+
+def test_a_version_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match=r"transformers_version='main' is not a version"):
+        config_from_folder(write(tmp_path, PUBLISHED_7B | {"transformers_version": "main"}))
+
+
 def test_weights_in_fp8_do_not_change_the_model(tmp_path: Path) -> None:
     document = PUBLISHED_7B | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     assert config_from_folder(write(tmp_path, document)) == named_config("qwen2.5-vl-7b")

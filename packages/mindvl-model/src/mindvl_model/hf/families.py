@@ -4,9 +4,10 @@
 Comes between language_config.py and the files that read and write whole folders. A family enters LANGUAGE_JSON here.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.hf.config_keys import Keys
@@ -21,6 +22,8 @@ from mindvl_model.language_config import (
     YarnConfig,
 )
 
+# Where text continues after a video changed between these versions of transformers' Qwen2.5-VL.
+LAST_WITH_ALL_AXES, FIRST_WITH_HEIGHT_WIDTH = "5.2.0", "5.3.0"
 LATENT_NORM_EPSILON = 1e-6  # of the norms inside DeepSeek-V3's attention; stands in transformers' code
 
 
@@ -66,7 +69,26 @@ def _read_qwen2(text: Keys, root: Keys) -> Qwen2LanguageConfig:
         )
     time, height, width = sections
     head_dim = sizes["hidden_size"] // sizes["num_heads"]
-    return Qwen2LanguageConfig(**sizes, head_dim=head_dim, rotary_base=theta, mrope_sections=(time, height, width))
+    return Qwen2LanguageConfig(
+        **sizes,
+        head_dim=head_dim,
+        rotary_base=theta,
+        mrope_sections=(time, height, width),
+        after_video=_after_video(root),
+    )
+
+
+def _after_video(root: Keys) -> Literal["height_width", "all_axes"]:
+    """The rule of the transformers version that saved the directory; Qwen2.5-VL's code has no key for it."""
+    version = str(root.values.get("transformers_version") or FIRST_WITH_HEIGHT_WIDTH)
+    found = re.match(r"(\d{1,9})(?:\.(\d{1,9}))?", version)
+    if found is None:
+        raise WeightError(
+            f"{root.place}: transformers_version={version[:40]!r} is not a version, and it decides the positions after "
+            "a video. Write the version of transformers that saved the directory, such as 4.57.0 or 5.3.0."
+        )
+    first = tuple(map(int, FIRST_WITH_HEIGHT_WIDTH.split(".")[:2]))
+    return "height_width" if (int(found[1]), int(found[2] or 0)) >= first else "all_axes"
 
 
 def _write_qwen2(language: Qwen2LanguageConfig) -> dict[str, Any]:
@@ -82,6 +104,8 @@ def _write_qwen2(language: Qwen2LanguageConfig) -> dict[str, Any]:
         "rope_theta": language.rotary_base,
         "rope_scaling": {"type": "mrope", "mrope_section": list(language.mrope_sections)},
         "use_sliding_window": False,
+        # config.json has no other key for where text continues after a video; see `_after_video`
+        "transformers_version": LAST_WITH_ALL_AXES if language.after_video == "all_axes" else FIRST_WITH_HEIGHT_WIDTH,
     }
 
 

@@ -45,7 +45,7 @@ def hf_inputs(segment: RandomSegment, config: MindVLConfig) -> dict[str, Any]:
     if len(segment.video_grid_thw):
         inputs["pixel_values_videos"] = normalized_pixels(segment.pixel_values_videos, config.vision)
         inputs["video_grid_thw"] = segment.video_grid_thw
-    if config.position_kind == "mrope":
+    if config.position_kind != "rope":
         inputs["mm_token_type_ids"] = _token_types(segment, config)
         inputs["second_per_grid_ts"] = torch.tensor(segment.seconds_per_grid)
     return inputs
@@ -56,7 +56,7 @@ def pack_for(
 ) -> dict[str, Any]:
     """One packed row of our model, with three axes of positions as transformers' own function counts them."""
     row = pack(segments, padding=padding, pad_id=config.tokens.pad)
-    if config.position_kind == "mrope":
+    if config.position_kind != "rope":
         positions = [_mrope_positions(published, segment, config) for segment in segments]
         row["position_ids"] = torch.cat([*positions, torch.arange(padding).expand(3, -1)], dim=1)
     return row

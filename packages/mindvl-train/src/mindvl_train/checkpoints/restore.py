@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindvl_train.checkpoints.folder import manifest_of, read_json, read_manifest
+from mindvl_model import config_from_json
+from mindvl_train.checkpoints.folder import manifest_of, plain_json, read_json, read_manifest
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, wanted_pieces
 from mindvl_train.megatron.tensor_files import ForeignTensorsError, StoredParameter, TensorReader
@@ -73,12 +74,14 @@ def resume(
 
 
 def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[str, Any]) -> None:
-    if manifest["model"] != described["model"]:
+    # through our dataclasses, so that a field newer than the checkpoint counts with its default
+    saved = plain_json(config_from_json(manifest["model"]))
+    if saved != described["model"]:
         differing = sorted(
             f"{part}.{name}"
             for part in ("vision", "language", "tokens")
-            for name in manifest["model"][part].keys() | described["model"][part].keys()
-            if manifest["model"][part].get(name) != described["model"][part].get(name)
+            for name in saved[part].keys() | described["model"][part].keys()
+            if saved[part].get(name) != described["model"][part].get(name)
         )
         raise CheckpointError(
             f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "

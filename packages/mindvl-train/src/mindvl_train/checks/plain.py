@@ -124,7 +124,7 @@ def samples_of(row: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]:
             sample |= {"pixel_values": pixels, "image_grid_thw": grids}
         if len(video_grids):
             sample |= {"pixel_values_videos": frames, "video_grid_thw": video_grids}
-        if config.position_kind == "mrope":
+        if config.position_kind != "rope":
             sample["position_ids"] = inputs["position_ids"][:, None, start:end]
         if bool((labels != IGNORE_INDEX).any()):
             yield sample
