@@ -38,7 +38,7 @@ def _pictures(folder: Path, seed: int) -> Path:
     rows: list[dict[str, Any]] = []
     for number in range(24):
         file = io.BytesIO()
-        size = (*choose.choice([(56, 56), (56, 84), (84, 112)]), 3)
+        size = (*choose.choice([(56, 56), (56, 84), (84, 112), (84, 168)]), 3)  # windows are 112 x 112
         Image.fromarray(noise.integers(0, 256, size, dtype=np.uint8)).save(file, "PNG")
         (folder / f"{number}.png").write_bytes(file.getvalue())
         turns = [

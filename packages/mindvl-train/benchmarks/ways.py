@@ -185,10 +185,9 @@ def _pad(batch: Sequence[dict[str, Tensor]], config: MindVLConfig) -> tuple[dict
     inputs = {
         "input_ids": together("input_ids", config.tokens.pad),
         "attention_mask": torch.stack([torch.arange(longest) < sample["labels"].numel() for sample in batch]).long(),
-        "position_ids": torch.cat(
-            [F.pad(sample["position_ids"], (0, longest - sample["labels"].numel())) for sample in batch], dim=1
-        ),
     }
+    if "mm_token_type_ids" in batch[0]:
+        inputs["mm_token_type_ids"] = together("mm_token_type_ids", 0)
     for name in ("pixel_values", "image_grid_thw"):
         if media := [sample[name] for sample in batch if name in sample]:
             inputs[name] = torch.cat(media)

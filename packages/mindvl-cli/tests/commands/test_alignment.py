@@ -36,7 +36,15 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]
         seen.append(config)
         step = AlignedStep(step=1, loss=2.0, plain_loss=2.0, grad_norm=1.0, plain_grad_norm=1.0)
         last = replace(step, step=2, loss=2.04 if config.seed == 9 else 2.0)
-        return AlignmentReport(phase=config.phase, precision=config.precision, steps=(step, last))
+        return AlignmentReport(
+            phase=config.phase,
+            precision=config.precision,
+            steps=(step, last),
+            parameter_difference=0.0,
+            parameter="a.weight",
+            moved_tokens=3 if config.seed == 8 else 0,
+            note="no image is larger than a window" if config.seed == 8 else "",
+        )
 
     monkeypatch.setattr(alignment, "check_alignment", both)
     monkeypatch.chdir(tmp_path)
@@ -52,7 +60,8 @@ def test_the_table_the_figure_and_the_number_of_steps(measured: list[RunConfig],
     words = ["alignment", str(recipe), "--steps", "2", "--out", str(out)]
     result = CliRunner().invoke(check, words, catch_exceptions=False)
     assert result.exit_code == 0
-    assert "the curves lie on each other: mean relative difference 0.0e+00" in result.stdout
+    assert "losses, mean           0.0e+00, bound 2e-05: equal" in result.stdout
+    assert result.stdout.endswith("mindvl and transformers train alike\n")
     assert out.read_text().startswith("<svg")
     assert measured[0].schedule.steps == 2
 
@@ -65,6 +74,16 @@ def test_curves_that_part_end_with_code_1(measured: list[RunConfig], tmp_path: P
     assert result.exit_code == 1
     assert not report["ok"]
     assert report["mean_difference"] == pytest.approx(0.01)
+    assert report["differences"]["loss"] > report["bounds"]["loss"]
+
+
+def test_other_positions_than_those_of_transformers_end_with_code_1(measured: list[RunConfig], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    result = CliRunner().invoke(check, ["alignment", str(recipe), "seed=8"], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "positions of transformers and ours: DIFFER at 3 tokens" in result.stdout
+    assert result.stdout.endswith("note: no image is larger than a window\n")
 
 
 def test_a_figure_in_a_folder_that_is_not_there_is_refused_before_training(

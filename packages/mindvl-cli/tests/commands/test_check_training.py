@@ -17,6 +17,7 @@ from mindvl_cli.failures import CliError
 from mindvl_train import TrainError
 from mindvl_train.checks.packing import PackingReport
 from mindvl_train.checks.parallel import LayoutReport
+from mindvl_train.checks.runs import Difference
 
 RECIPES = Path(__file__).parents[4] / "recipes" / "tiny"
 
@@ -49,7 +50,9 @@ def test_two_processes_train_as_one_and_a_run_of_other_weights_is_found(
     equal, wrong = json.loads(result.stdout)["layouts"]
     assert (equal["layout"], equal["processes"], equal["holds"], equal["problem"]) == ("ep2", 2, True, "")
     assert not wrong["holds"]
-    assert wrong["gradient"] > 1e-3
+    assert wrong["differences"]["gradient"]["value"] > 1e-3
+    assert set(equal["differences"]) == {"loss", "grad_norm", "gradient", "router", "figures"}
+    assert equal["note"] == ""  # some images are larger than a window
     assert result.exit_code == 1
 
 
@@ -70,8 +73,11 @@ def test_an_impossible_layout_is_refused_before_anything_runs(
 
 
 def test_tables_say_what_differs_and_what_failed() -> None:
-    good = LayoutReport(layout="dp2", processes=2, steps=3, loss=1e-7, grad_norm=0.0, gradient=2e-6, parameter="a.b")
-    bad = replace(good, layout="tp2", gradient=math.inf)
+    columns = {name: Difference(f"a.{name}", 1e-7, 1e-5) for name in ("loss", "grad_norm", "gradient", "figures")}
+    columns["gradient"] = Difference("a.b", 2e-6, 1e-5)
+    good = LayoutReport(layout="dp2", processes=2, steps=3, differences=columns, note="no image is large")  # type: ignore[arg-type]
+    router = {"router": Difference("routers/load/1", math.inf, 1e-5)}
+    bad = replace(good, layout="tp2", differences=columns | router)  # type: ignore[arg-type]
     failed = LayoutReport(layout="pp2", processes=2, steps=3, problem="ValueError: no")
     lines = parallel_text([good, bad, failed]).splitlines()
     assert [word for line in lines[1:4] for word in ("equal", "differs", "failed") if word in line] == [
@@ -80,7 +86,8 @@ def test_tables_say_what_differs_and_what_failed() -> None:
         "failed",
     ]
     assert lines[1].endswith("a.b")
-    assert lines[4] == "pp2: ValueError: no"
+    assert lines[2].endswith("routers/load/1")
+    assert lines[4:] == ["pp2: ValueError: no", "note: no image is large"]
     leak = PackingReport(
         layout="one",
         processes=1,

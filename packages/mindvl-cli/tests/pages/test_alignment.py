@@ -2,6 +2,7 @@
 """The figure of two loss curves: well-formed, both curves inside, the wide one at the plain losses."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from mindvl_cli.pages.alignment import alignment_svg
@@ -21,7 +22,9 @@ def _report(differences: list[float]) -> AlignmentReport:
         )
         for number, difference in enumerate(differences)
     )
-    return AlignmentReport(phase="sft", precision="fp32", steps=steps)
+    return AlignmentReport(
+        phase="sft", precision="fp32", steps=steps, parameter_difference=0.0, parameter="a.weight", moved_tokens=0
+    )
 
 
 def test_the_figure_is_well_formed_and_keeps_every_point_inside() -> None:
@@ -46,5 +49,5 @@ def test_curves_that_part_are_drawn_apart() -> None:
 
 def test_two_equal_losses_do_not_divide_by_zero() -> None:
     report = _report([0.0, 0.0])
-    flat = AlignmentReport(phase="sft", precision="bf16", steps=(report.steps[0], report.steps[0]))
+    flat = replace(report, precision="bf16", steps=(report.steps[0], report.steps[0]))
     ElementTree.fromstring(alignment_svg(flat))

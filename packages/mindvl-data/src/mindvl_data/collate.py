@@ -78,6 +78,7 @@ def collate(
         num_label_tokens=int((labels != IGNORE_INDEX).sum()),
         segments=packed.segments,
         step=step,
+        seconds_per_grid=tuple(float(value) for s in packed.samples for value in s.seconds_per_grid),
     )
 
 

@@ -140,6 +140,7 @@ class Batch:
     segments: tuple[Segment, ...]  # without the padding
     step: int  # the optimizer step this row belongs to
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
+    seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid
 
     def to(self, device: torch.device | str) -> Self:
         """The same row with its tensors on `device`.

@@ -16,6 +16,7 @@ from mindvl_ops import OpsConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
 Part = Literal["vision", "projector", "language"]
+Precision = Literal["fp32", "bf16"]
 
 # Paper, Table 1: the warm-up trains the projector, the later phases everything.
 TRAINABLE: dict[Phase, tuple[Part, ...]] = {
@@ -244,7 +245,7 @@ class RunConfig:
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
     trainable: tuple[Part, ...] | None = None  # in place of what the phase trains
-    precision: Literal["fp32", "bf16"] = "fp32"  # of weights and activations; the optimizer keeps fp32
+    precision: Precision = "fp32"  # of weights and activations; the optimizer keeps fp32
     seed: int = 0  # of weights that start at random
 
     def __post_init__(self) -> None:

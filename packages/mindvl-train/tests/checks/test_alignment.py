@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ours and a plain loop over transformers on the same batches: their curves lie on each other, or it is noticed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, TrainError
 from mindvl_train.checks.alignment import check_alignment
+from mindvl_train.checks.bounds import BF16_MARGIN, BF16_NOISE
+from mindvl_train.checks.windows import note_without_windows
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +42,67 @@ def test_published_qwen2_5_vl_in_its_warm_up_trains_alike(
     assert report.steps[0].grad_norm == pytest.approx(report.steps[0].plain_grad_norm, rel=1e-4)
 
 
-def test_curves_that_part_are_noticed(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    config = make_config(steps=4)
-    report = check_alignment(config, tmp_path / "both")
+def test_each_quantity_beyond_its_bound_is_named(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    report = check_alignment(make_config(steps=4), tmp_path / "both")
     step = report.steps[-1]
-    worse = replace(report, steps=(*report.steps[:-1], replace(step, loss=step.loss * 1.02)))
     assert report.holds
-    assert not worse.holds
+    assert report.note == ""  # images of 56 x 84 pixels, windows of 56 x 56
+    off = (*report.steps[:-1], replace(step, loss=step.loss * 1.001, grad_norm=step.grad_norm * 1.01))
+    assert set(replace(report, steps=off).beyond) == {"loss", "grad_norm"}
+    assert set(replace(report, parameter_difference=math.nan).beyond) == {"parameters"}
+    assert not replace(report, steps=off).holds
+    assert not replace(report, moved_tokens=1).holds
+
+
+def test_an_optimizer_that_decays_norms_and_biases_is_caught(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindvl_train import step
+
+    real = step.update
+
+    def decays_all(optimizer, learning_rate, norm):  # type: ignore[no-untyped-def]
+        for group in optimizer.param_groups:
+            group["wd_mult"] = 1.0
+        real(optimizer, learning_rate, norm)
+
+    monkeypatch.setattr(step, "update", decays_all)
+    report = check_alignment(make_config(steps=6), tmp_path / "both")
+    assert "parameters" in report.beyond
+    assert report.parameter_difference > 10 * report.bounds["parameters"]
+    assert report.parameter.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight", "bias"))
+
+
+def test_bf16_is_judged_by_the_rounding_noise_of_the_plain_loop(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    done: list[int] = []
+    report = check_alignment(make_config(steps=2, precision="bf16"), tmp_path / "both", on_step=done.append)
+    assert done == list(range(1, 7))
+    assert report.holds, report
+    assert report.bounds["loss"] >= BF16_MARGIN * BF16_NOISE
+
+
+def test_images_that_fit_one_window_are_noted(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    model = smallest_config(vocab_size=264)
+    wide = ModelSection(vision=replace(model.vision, window_size=112), language=model.language)
+    config = make_config(model=wide)
+    note = note_without_windows(config, num_packs=2)
+    assert note.startswith("no image is larger than a window of the vision encoder (112 x 112 pixels)")
+    assert note_without_windows(make_config(), num_packs=8) == ""
 
 
 def test_what_transformers_does_not_train_is_refused(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    model = smallest_deepseek_v3(vocab_size=264)
-    config = make_config(model=ModelSection(vision=model.vision, language=model.language))
-    with pytest.raises(TrainError, match="num_mtp_layers=1: transformers does not train this"):
-        check_alignment(config, tmp_path / "both")
+    refused = {"num_mtp_layers: is 1": smallest_deepseek_v3, "aux_loss_weight: is 0.001": smallest_qwen3_moe}
+    for message, smallest in refused.items():
+        model = smallest(vocab_size=264)
+        config = make_config(model=ModelSection(vision=model.vision, language=model.language))
+        with pytest.raises(TrainError, match=f"model.language.{message}"):
+            check_alignment(config, tmp_path / "both")
+
+
+def test_experts_train_alike(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    model = smallest_qwen3_moe(vocab_size=264, aux_loss_weight=0.0)
+    config = make_config(steps=3, model=ModelSection(vision=model.vision, language=model.language))
+    report = check_alignment(config, tmp_path / "both")
+    assert report.holds, report

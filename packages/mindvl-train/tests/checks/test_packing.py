@@ -78,6 +78,14 @@ def test_packed_rows_equal_single_samples_for_every_family(make_config: Callable
         assert report.samples >= 2
 
 
+def test_bf16_is_judged_by_the_rounding_noise_of_the_same_pack(make_config: Callable[..., RunConfig]) -> None:
+    report = report_of(make_config(precision="bf16"))
+    assert report.holds, report
+    assert report.gradient > packing.FP32_BOUND  # it was computed in bf16
+    assert report.loss_bound > packing.FP32_BOUND
+    assert not replace(report, neighbour=1e-2).holds
+
+
 def test_a_row_whose_samples_see_each_other_is_found(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 """A packed row taken apart again: every sample with its own pictures, and an update that leaves frozen parts alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mindvl_model.megatron.process import single_process
 from mindvl_model.parameters import named_tensors
 from mindvl_model.testing.rows import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen2_5_vl
-from mindvl_train import RunConfig
+from mindvl_train import ModelSection, RunConfig
 from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, samples_of
 from mindvl_train.run import model_config_of
@@ -50,6 +51,33 @@ def test_samples_put_end_to_end_are_the_row(config: RunConfig, rows: list[Batch]
         for sample in samples:
             visual = int((sample["input_ids"] == model_config.tokens.image).sum())
             assert visual == int(sample.get("image_grid_thw", torch.zeros(0, 3)).prod(1).sum()) // 4
+
+
+def test_transformers_computes_positions_itself_and_others_in_the_pack_are_counted(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """M-RoPE: a pack whose positions count tokens, as without it, differs in every token after an image begins."""
+    model = smallest_qwen2_5_vl(vocab_size=264)
+    config = make_config(model=ModelSection(vision=model.vision, language=model.language))
+    model_config = model_config_of(config)
+    with Loader(config.data, packs_per_step=2, position_kind="mrope") as source:
+        rows = [next(source) for _ in range(2)]
+    write_start(config, tmp_path / "start")
+    assert all("position_ids" not in sample for row in rows for sample in samples_of(row, model_config))
+
+    plain = PlainTraining(tmp_path / "start", model_config, config, torch.device("cpu"))
+    plain.step(rows, 1e-3)
+    assert plain.moved_tokens == 0
+
+    counted = [
+        replace(row, position_ids=torch.cat([torch.arange(n) for n in row.cu_seqlens.diff().tolist()]).expand(3, -1))
+        for row in rows
+    ]
+    expected = sum(
+        int((row.position_ids != other.position_ids).any(0).sum()) for row, other in zip(rows, counted, strict=True)
+    )
+    plain.step(counted, 1e-3)
+    assert plain.moved_tokens == expected > 0
 
 
 def test_padding_is_no_sample(config: RunConfig, rows: list[Batch]) -> None:

@@ -19,9 +19,18 @@ import click
 if TYPE_CHECKING:
     from mindvl_train.checks.packing import PackingReport
     from mindvl_train.checks.parallel import LayoutReport
+    from mindvl_train.config import Precision
 
 RECIPE = click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+DTYPE = click.option(
+    "--dtype",
+    "precision",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Type of weights and activations. In bf16 the bound is 4 times the rounding noise of one process.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 
@@ -35,6 +44,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 )
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps trained in each layout.")
 @click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Packed rows in each step.")
+@DTYPE
 @AS_JSON
 @click.pass_context
 def parallel(
@@ -44,26 +54,32 @@ def parallel(
     layouts: str | None,
     steps: int,
     rows: int,
+    precision: "Precision",
     as_json: bool,
 ) -> None:
     """Train RECIPE a few steps in several layouts and compare each with one process. Exit code 1 if one is too far off.
 
-    Loss and gradient norm of every step, and the gradient of every parameter in the first one, must agree to 1e-5 in
-    fp32. Each layout is a run of `mindvl train` in processes of its own on this machine.
+    Losses, gradient norms, router loads and token counts of every step, and the gradient of every parameter in the
+    first one, must agree to 1e-5 in fp32. Each layout is a run of `mindvl train` in processes of its own on this
+    machine.
 
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
     from mindvl_cli.machine import num_cores
     from mindvl_cli.plan_file import load_ready
-    from mindvl_train.checks.parallel import check_parallel, usual_layouts
+    from mindvl_train.checks.parallel import check_parallel, num_runs, usual_layouts
 
     config = replace(load_ready(recipe, overrides), packs_per_step=rows)
     names = layouts.split(",") if layouts else usual_layouts(config)
-    with _places(len(names) + 1) as (folder, on_layout):
-        reports = check_parallel(config, names, folder, steps=steps, num_cores=num_cores(), on_layout=on_layout)
+    with _places(num_runs(names, precision)) as (folder, on_layout):
+        reports = check_parallel(
+            config, names, folder, steps=steps, num_cores=num_cores(), precision=precision, on_layout=on_layout
+        )
     holds = all(report.holds for report in reports)
     if as_json:
-        click.echo(json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [_plain(report) for report in reports]}))
+        click.echo(
+            json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [layout_json(report) for report in reports]})
+        )
     else:
         click.echo(parallel_text(reports))
     ctx.exit(0 if holds else 1)
@@ -79,9 +95,12 @@ def parallel(
     show_default=True,
     help="Such as one,pp2,cp2: on every pipeline stage, with rows cut over context-parallel ranks.",
 )
+@DTYPE
 @AS_JSON
 @click.pass_context
-def packing(ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layouts: str, as_json: bool) -> None:
+def packing(
+    ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layouts: str, precision: "Precision", as_json: bool
+) -> None:
     """Prove on RECIPE's model and data that samples in one row do not see each other. Exit code 1 if they do.
 
     Loss and gradients of a packed row and of its samples one by one must agree to 1e-5 in fp32, and with one sample
@@ -96,7 +115,7 @@ def packing(ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layout
     config = load_ready(recipe, overrides)
     names = layouts.split(",")
     with _places(len(names)) as (folder, on_layout):
-        reports = check_packing(config, names, folder, num_cores=num_cores(), on_layout=on_layout)
+        reports = check_packing(config, names, folder, num_cores=num_cores(), precision=precision, on_layout=on_layout)
     holds = all(report.holds for report in reports)
     if as_json:
         click.echo(json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [_plain(report) for report in reports]}))
@@ -135,23 +154,50 @@ def packing_text(reports: "Sequence[PackingReport]") -> str:
         verdict = "failed" if one.problem else "kept" if one.holds else "leaks"
         line = row.format(one.layout, one.processes, one.samples, one.tokens, *shown, verdict, one.parameter)
         lines.append(line.rstrip())
-    return "\n".join([*lines, *(f"{one.layout}: {one.problem}" for one in reports if one.problem)])
+    return "\n".join([*lines, *_remarks(reports)])
 
 
 def parallel_text(reports: "Sequence[LayoutReport]") -> str:
-    """A table of the worst relative differences, one line a layout; what failed is told below."""
-    row = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}  {:<9}{}"
-    lines = [row.format("layout", "processes", "steps", "loss", "norm", "gradient", "verdict", "worst parameter")]
+    """A table of the worst relative differences, one line a layout; what failed stands below."""
+    row = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}{:>10}{:>10}  {:<9}{}"
+    heads = ("layout", "processes", "steps", "loss", "norm", "gradient", "router", "figures")
+    lines = [row.format(*heads, "verdict", "worst")]
     for one in reports:
-        numbers = [f"{number:.1e}" if not one.problem else "-" for number in (one.loss, one.grad_norm, one.gradient)]
+        found = [one.differences.get(column) for column in ("loss", "grad_norm", "gradient", "router", "figures")]
+        numbers = [f"{difference.value:.1e}" if difference else "-" for difference in found]
         verdict = "failed" if one.problem else "equal" if one.holds else "differs"
-        lines.append(row.format(one.layout, one.processes, one.steps, *numbers, verdict, one.parameter).rstrip())
-    return "\n".join([*lines, *(f"{one.layout}: {one.problem}" for one in reports if one.problem)])
+        name = one.worst.name if one.differences else ""
+        lines.append(row.format(one.layout, one.processes, one.steps, *numbers, verdict, name).rstrip())
+    return "\n".join([*lines, *_remarks(reports)])
 
 
-def _plain(report: Any) -> dict[str, Any]:
+def _remarks(reports: "Sequence[PackingReport | LayoutReport]") -> list[str]:
+    """What failed in which layout, and every note once."""
+    failed = [f"{one.layout}: {one.problem}" for one in reports if one.problem]
+    return failed + [f"note: {note}" for note in dict.fromkeys(one.note for one in reports if one.note)]
+
+
+def layout_json(report: "LayoutReport") -> dict[str, Any]:
+    """A layout as JSON values: the largest difference of each column with its name and bound."""
+    return {
+        "layout": report.layout,
+        "processes": report.processes,
+        "steps": report.steps,
+        "holds": report.holds,
+        "problem": report.problem,
+        "note": report.note,
+        "differences": {
+            column: asdict(found) | {"value": _finite(found.value), "holds": found.holds}
+            for column, found in report.differences.items()
+        },
+    }
+
+
+def _plain(report: "PackingReport") -> dict[str, Any]:
     """JSON values; what could not be compared has no numbers, as JSON knows no NaN."""
     values = asdict(report) | {"holds": report.holds}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+    return {name: _finite(value) for name, value in values.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same recipe trained by mindvl and by a plain loop over transformers: do the loss curves lie on each other?
+"""Train the same recipe by mindvl and by a plain loop over transformers, and compare losses, norms and parameters.
 
 The training check of the paper (A.2, Figures 5 to 7) for any recipe. Both start from the same weights and see the same
-batches; ours packed, by megatron-core and our operators, theirs sample by sample.
+samples; ours packed, by megatron-core and our operators, theirs sample by sample, at positions that transformers
+computes itself. bounds.py says how far they may be apart.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mindvl_data import Loader
+import torch
+from torch import Tensor
+
+from mindvl_data import Batch, Loader
 from mindvl_model import enter
 from mindvl_model.hf.processor_files import ProcessorSettings
+from mindvl_train.checks.bounds import ALIGNMENT_BOUNDS, BF16_MARGIN, BF16_NOISE
 from mindvl_train.checks.jobs import apart
+from mindvl_train.checks.plain import PlainTraining, load_plain
+from mindvl_train.checks.runs import SMALL
+from mindvl_train.checks.windows import exercises_windows, window_note
 from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.metrics.sinks import read_metrics
 from mindvl_train.schedule import learning_rate
-
-BOUND = {
-    "fp32": 1e-3,
-    "bf16": 1e-2,
-}  # of the mean relative difference of losses; the paper calls a percent near-perfect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class AlignedStep:
     """One update as both sides saw it."""
 
     step: int
-    loss: float  # mean over learned tokens
+    loss: float  # mean over loss tokens
     plain_loss: float
     grad_norm: float  # before clipping
     plain_grad_norm: float
@@ -38,16 +41,26 @@ class AlignedStep:
     @property
     def difference(self) -> float:
         """Of the losses, relative to the plain one."""
-        return abs(self.loss - self.plain_loss) / max(abs(self.plain_loss), 1e-12)
+        return _relative(self.loss, self.plain_loss)
+
+    @property
+    def norm_difference(self) -> float:
+        """Of the gradient norms, relative to the plain one."""
+        return _relative(self.grad_norm, self.plain_grad_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReport:
-    """Two loss curves over the same batches."""
+    """Two runs over the same samples."""
 
     phase: str
     precision: str
     steps: tuple[AlignedStep, ...]
+    parameter_difference: float  # of what training changed in the worst parameter, relative
+    parameter: str  # the worst one, as transformers names it
+    moved_tokens: int  # tokens whose position is not the one that transformers computes
+    bounds: Mapping[str, float] = field(default_factory=lambda: ALIGNMENT_BOUNDS)  # of `differences`
+    note: str = ""  # what the data did not exercise
 
     @property
     def mean_difference(self) -> float:
@@ -55,70 +68,92 @@ class AlignmentReport:
         return sum(step.difference for step in self.steps) / len(self.steps)
 
     @property
+    def differences(self) -> dict[str, float]:
+        """What is bounded, by the names of the bounds."""
+        return {
+            "loss": self.mean_difference,
+            "grad_norm": sum(step.norm_difference for step in self.steps) / len(self.steps),
+            "parameters": self.parameter_difference,
+        }
+
+    @property
     def bound(self) -> float:
-        """What the mean may be."""
-        return BOUND[self.precision]
+        """Of the mean difference of the losses."""
+        return self.bounds["loss"]
+
+    @property
+    def beyond(self) -> dict[str, float]:
+        """The differences that are beyond their bounds; NaN is."""
+        return {name: value for name, value in self.differences.items() if not value <= self.bounds[name]}
 
     @property
     def holds(self) -> bool:
-        """Whether the curves lie on each other; NaN does not."""
-        return math.isfinite(self.mean_difference) and self.mean_difference <= self.bound
+        """Whether both trained the same."""
+        return not self.beyond and not self.moved_tokens
 
 
 def check_alignment(
     config: RunConfig, folder: Path, *, on_step: Callable[[int], None] = lambda done: None
 ) -> AlignmentReport:
-    """Train schedule.steps steps of a recipe twice, in one process.
+    """Train schedule.steps steps of a recipe twice, in one process; in bf16 a third time, plainly in fp32.
 
     Args:
-        folder: An empty one for the weights both start from and for our run.
-        on_step: Told the number of finished steps; both sides count.
+        folder: An empty one for the weights that all start from, and for our run.
+        on_step: Told the number of finished steps; those of all sides count (`num_steps`).
 
     Raises:
-        TrainError: The recipe trains what transformers does not: multi-token prediction or moving routing biases.
+        TrainError: The recipe trains what transformers does not: multi-token prediction, moving routing biases or a
+            loss that balances experts.
     """
+    steps = config.schedule.steps
     config = replace(
         apart(config),
         out=folder / "ours",
         parallel=ParallelConfig(),
         metrics=MetricsConfig(every_steps=1, tensorboard=False),
-        checkpoints=CheckpointConfig(every_steps=config.schedule.steps, keep_last=1),
+        checkpoints=CheckpointConfig(every_steps=steps, keep_last=1),
     )
     _refuse_what_plain_training_lacks(config)
     write_start(config, folder / "start")
     from mindvl_train.run import run_training
 
     run_training(config, resume="never", on_step=lambda step, loss: on_step(step))
-    ours = read_metrics(config.out / "metrics.jsonl")
-    theirs = _train_plainly(config, folder / "start", lambda step: on_step(config.schedule.steps + step))
+    ours = [(line["loss"], line["grad_norm"]) for line in read_metrics(config.out / "metrics.jsonl")]
+    theirs = _train_plainly(config, folder / "start", lambda step: on_step(steps + step))
+    bounds = ALIGNMENT_BOUNDS
+    if config.precision == "bf16":
+        exact = replace(config, precision="fp32")
+        bounds = _noise_bounds(theirs, _train_plainly(exact, folder / "start", lambda step: on_step(2 * steps + step)))
+    parameter, difference = _worst_parameter(theirs, _exported(config, folder / "end"))
     return AlignmentReport(
         phase=config.phase,
         precision=config.precision,
-        steps=tuple(
-            AlignedStep(
-                step=number + 1,
-                loss=mine["loss"],
-                plain_loss=loss,
-                grad_norm=mine["grad_norm"],
-                plain_grad_norm=norm,
-            )
-            for number, (mine, (loss, norm)) in enumerate(zip(ours, theirs, strict=True))
-        ),
+        steps=_aligned(ours, theirs.steps),
+        parameter_difference=difference,
+        parameter=parameter,
+        moved_tokens=theirs.training.moved_tokens,
+        bounds=bounds,
+        note=theirs.note,
     )
+
+
+def num_steps(config: RunConfig) -> int:
+    """Steps that check_alignment trains, of all sides together."""
+    return config.schedule.steps * (2 if config.precision == "fp32" else 3)
 
 
 def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
     language = config.model.resolve().language
-    for name in ("num_mtp_layers", "bias_update_rate"):
+    for name in ("num_mtp_layers", "bias_update_rate", "aux_loss_weight"):
         if getattr(language, name, 0):
             raise TrainError(
-                f"model.language.{name}={getattr(language, name)}: transformers does not train this, so curves would "
-                "part. Recipe. Check with a recipe that sets it to 0."
+                f"model.language.{name}: is {getattr(language, name)}, which a plain loop over transformers does not "
+                f"train. Set it to 0 for this check: model.language.{name}=0."
             )
 
 
 def write_start(config: RunConfig, start: Path) -> None:
-    """The weights of a run before its first step, as a transformers folder."""
+    """The weights of a run before its first step, as a transformers directory."""
     device = enter().device()
     from mindvl_model.hf.export import export_hf_folder
     from mindvl_model.megatron.process import single_process
@@ -126,7 +161,6 @@ def write_start(config: RunConfig, start: Path) -> None:
     from mindvl_train.weights import build_models
 
     model_config = model_config_of(config)
-    image = config.data.image
     with single_process():
         model = build_models(config, model_config, device, load_init=True)[0]
         export_hf_folder(
@@ -134,24 +168,110 @@ def write_start(config: RunConfig, start: Path) -> None:
             model_config,
             start,
             tokenizer=config.data.tokenizer,
-            processor=ProcessorSettings(min_pixels=image.min_pixels, max_pixels=image.max_pixels),
+            processor=_processor(config),
         )
 
 
-def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None]) -> list[tuple[float, float]]:
-    from mindvl_train.checks.plain import PlainTraining
+def _processor(config: RunConfig) -> ProcessorSettings:
+    image = config.data.image
+    return ProcessorSettings(min_pixels=image.min_pixels, max_pixels=image.max_pixels)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A plain training that has ended."""
+
+    training: PlainTraining
+    steps: list[tuple[float, float]]  # loss and gradient norm
+    note: str
+
+
+def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None]) -> _Plain:
     from mindvl_train.run import model_config_of
 
     model_config = model_config_of(config)
     # Trusted: write_start made this directory a moment ago, with the code of this package.
     plain = PlainTraining(start, model_config, config, enter().device(), trust_remote_code=True)
-    source = Loader(config.data, packs_per_step=config.packs_per_step, position_kind=model_config.position_kind)
-    found = []
-    try:
+    found, windows_cut = [], False
+    with Loader(config.data, packs_per_step=config.packs_per_step, position_kind=model_config.position_kind) as source:
         for step in range(config.schedule.steps):
-            rows = [next(source) for _ in range(config.packs_per_step)]
-            found.append(plain.step(rows, learning_rate(config.schedule, step)))
+            packs: list[Batch] = [next(source) for _ in range(config.packs_per_step)]
+            windows_cut = windows_cut or exercises_windows(packs, model_config.vision)
+            found.append(plain.step(packs, learning_rate(config.schedule, step)))
             on_step(step + 1)
-    finally:
-        source.close()
-    return found
+    return _Plain(plain, found, "" if windows_cut else window_note([], model_config.vision))
+
+
+def _aligned(ours: list[tuple[float, float]], plain: list[tuple[float, float]]) -> tuple[AlignedStep, ...]:
+    return tuple(
+        AlignedStep(step=number, loss=loss, plain_loss=plain_loss, grad_norm=norm, plain_grad_norm=plain_norm)
+        for number, ((loss, norm), (plain_loss, plain_norm)) in enumerate(zip(ours, plain, strict=True), start=1)
+    )
+
+
+def _noise_bounds(rounded: _Plain, exact: _Plain) -> dict[str, float]:
+    """In bf16: a multiple of how far the plain loop in bf16 is from the plain loop in fp32."""
+    steps = _aligned(rounded.steps, exact.steps)
+    noise = {
+        "loss": sum(step.difference for step in steps) / len(steps),
+        "grad_norm": sum(step.norm_difference for step in steps) / len(steps),
+        "parameters": _worst_parameter(exact, rounded.training.end())[1],
+    }
+    return {name: BF16_MARGIN * max(value, BF16_NOISE) for name, value in noise.items()}
+
+
+def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
+    """The fp32 parameters at the end of our run, by the names that transformers gives them."""
+    from mindvl_model.hf.export import write_hf_folder
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train.checkpoints.folder import newest_checkpoint
+    from mindvl_train.layouts import DTYPES
+    from mindvl_train.megatron.checkpoint import STATE
+    from mindvl_train.megatron.tensor_files import TensorReader, stored_parameters
+    from mindvl_train.run import model_config_of
+
+    model_config = model_config_of(config)
+    reader = TensorReader(newest_checkpoint(config.out) / "tensors")
+    with single_process():
+        places = stored_parameters(model_config, DTYPES[config.precision])
+
+    def read(name: str) -> Tensor:
+        place = places[name]
+        kept = f"{STATE}.param.{place.key}"  # in bf16 the optimizer keeps the parameters that it updates in fp32
+        found = replace(place, key=kept, dtype=torch.float32) if kept in reader.tensors else place
+        return reader.read(found).float()
+
+    write_hf_folder(
+        read, torch.float32, model_config, end, tokenizer=config.data.tokenizer, processor=_processor(config)
+    )
+    return dict(load_plain(end, trust_remote_code=True).named_parameters())
+
+
+def _worst_parameter(plain: _Plain, ours: dict[str, Tensor]) -> tuple[str, float]:
+    """Name and difference of the parameter whose changes by training differ most, relative to those of the plain loop.
+
+    Elements count by the size of their gradients: Adam makes full-sized updates of gradients that are nothing but
+    rounding errors, such as those of the keys' biases.
+    """
+    start, end = plain.training.start, plain.training.end()
+    sizes = plain.training.gradient_sizes()
+    largest = max(float(size.max()) for size in sizes.values())
+    return max(
+        (
+            (
+                name,
+                _weighted(ours[name].detach() - end[name], size) / max(_weighted(end[name] - start[name], size), 1e-30),
+            )
+            for name, size in sizes.items()
+            if float(size.max()) > SMALL * largest
+        ),
+        key=lambda one: math.inf if math.isnan(one[1]) else one[1],
+    )
+
+
+def _weighted(change: Tensor, size: Tensor) -> float:
+    return float((change * size).norm())
+
+
+def _relative(value: float, expected: float) -> float:
+    return abs(value - expected) / max(abs(expected), 1e-12)

@@ -1,49 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the same steps in several layouts and compare with one process: loss, gradient norm, gradients by parameter.
+"""Train the same steps in several layouts and compare with one process: losses, gradients, routers, counts.
 
-Each layout is a run of its own, by run.py and everything below it, in processes of its own; what is compared stands in
-its metrics and checkpoints. As a program this file is one rank: `python -m mindvl_train.checks.parallel JOB`.
+Each layout is a run of its own, by run.py and everything below it, in processes of its own; runs.py compares metrics
+and checkpoints of two of them. As a program this file is one rank: `python -m mindvl_train.checks.parallel JOB`.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from mindvl_train.checks.jobs import apart, be_one_rank, run_job
-from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
+from mindvl_train.checks.runs import Column, Difference, Differences, compare, worst
+from mindvl_train.checks.windows import note_without_windows
+from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, Precision, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.layouts import data_parallel_size, fewest_processes
-from mindvl_train.metrics.sinks import read_metrics
 
-TOLERANCE = 1e-5  # relative, in fp32: sums in another order, nothing more
 _SIZES = {"tp": "tp_size", "pp": "pp_size", "vpp": "virtual_stages", "cp": "cp_size", "ep": "ep_size"}
 _WORD = re.compile(r"(tp|pp|vpp|cp|ep|dp)(\d+)")
-_MOMENT = "optimizer.state.exp_avg."  # after one step it is the gradient times 1 - beta1
-SMALL = 1e-4  # of the largest gradient of all: what is smaller is compared with this, as it is made of rounding
+_EXACT = "one in fp32"  # what bf16 is compared with to know its rounding noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutReport:
-    """How far one layout is from one process; relative differences, the largest of all steps."""
+    """How far one layout is from one process."""
 
     layout: str
     processes: int
     steps: int
-    loss: float = math.nan
-    grad_norm: float = math.nan
-    gradient: float = math.nan  # of the worst parameter in the first step, element by element
-    parameter: str = ""  # the worst one
+    differences: Mapping[Column, Difference] = field(default_factory=dict)  # the worst of each column, over all steps
     problem: str = ""  # why there is nothing to compare
+    note: str = ""  # what the data did not exercise
 
     @property
     def holds(self) -> bool:
         """Whether it is near enough."""
-        return not self.problem and max(self.loss, self.grad_norm, self.gradient) <= TOLERANCE
+        compared = {"loss", "grad_norm", "gradient"} <= self.differences.keys()
+        return compared and not self.problem and all(one.holds for one in self.differences.values())
+
+    @property
+    def worst(self) -> Difference:
+        """Of all columns, what is furthest beyond its bound or nearest to it."""
+        return max(self.differences.values(), key=lambda one: one.value / one.bound)
 
 
 def parse_layout(name: str) -> tuple[ParallelConfig, int | None]:
@@ -104,102 +104,71 @@ def check_parallel(
     *,
     steps: int,
     num_cores: int,
+    precision: Precision = "fp32",
     on_layout: Callable[[str], None] = lambda name: None,
 ) -> list[LayoutReport]:
-    """Train `steps` steps in one process and in each layout, in fp32, and compare.
+    """Train `steps` steps in one process and in each layout, and compare.
 
     Args:
         folder: Of all runs; empty.
         num_cores: Shared by the processes of a run.
-        on_layout: Told the name of each layout before it runs, "one" first.
+        precision: Of weights and activations. In bf16 one more run, in one process and fp32, measures the rounding
+            noise that bounds the differences.
+        on_layout: Told the name of each run before it starts; those that layouts are compared with come first.
 
     Raises:
-        TrainError: A layout is not possible, or the run in one process fails.
+        TrainError: A layout is not possible, or a run in one process fails.
     """
-    short = _short(config, steps)
+    short = _short(config, steps, precision)
     runs = {name: in_layout(short, name) for name in ("one", *layouts)}  # all are found possible before any runs
+    note = note_without_windows(short, num_packs=steps * short.packs_per_step)
+
+    def train(name: str, run: RunConfig, processes: int) -> Path:
+        on_layout(name)
+        place = folder / name.replace(" ", "-")
+        task = replace(run, out=place / "run")
+        run_job("mindvl_train.checks.parallel", task, place, processes=processes, num_cores=num_cores)
+        return task.out
+
+    one, noise = _train_one(runs.pop("one")[0], precision, train, steps)
     reports = []
     for name, (run, processes) in runs.items():
-        on_layout(name)
-        report = LayoutReport(layout=name, processes=processes, steps=steps)
-        task = replace(run, out=folder / name / "run")
+        report = LayoutReport(layout=name, processes=processes, steps=steps, note=note)
         try:
-            run_job("mindvl_train.checks.parallel", task, folder / name, processes=processes, num_cores=num_cores)
+            other = train(name, run, processes)
         except TrainError as error:
-            if name == "one":
-                raise TrainError(f"one process: {error}") from None
             reports.append(replace(report, problem=str(error)))
             continue
-        if name != "one":
-            reports.append(compare_runs(folder / "one" / "run", task.out, report))
+        reports.append(replace(report, differences=worst(compare(one, other, steps), noise)))
     return reports
 
 
-def compare_runs(one: Path, other: Path, report: LayoutReport) -> LayoutReport:
-    """The report with the differences of two run folders filled in."""
-    lines = [read_metrics(folder / "metrics.jsonl")[: report.steps] for folder in (one, other)]
-    loss, norm = (
-        max(_relative(there[name], here[name]) for here, there in zip(*lines, strict=True))
-        for name in ("loss", "grad_norm")
-    )
-    parameter, gradient = worst_gradient(_first(one), _first(other))
-    return replace(report, loss=loss, grad_norm=norm, gradient=gradient, parameter=parameter)
+def num_runs(layouts: Sequence[str], precision: Precision) -> int:
+    """How many runs check_parallel makes."""
+    return len(layouts) + (1 if precision == "fp32" else 2)
 
 
-def worst_gradient(expected: Path, actual: Path) -> tuple[str, float]:
-    """Name and relative difference of the parameter whose gradients of one step differ most.
-
-    Args:
-        expected, actual: Checkpoints of step 1, in any layout. Balancing biases of routers count as parameters.
-    """
-    ours, theirs = _Gradients(expected), _Gradients(actual)
-    if ours.names != theirs.names:
-        return sorted(ours.names ^ theirs.names)[0], math.inf
-    floor = SMALL * max(float(tensor.abs().max()) for _, tensor in ours.read())
-    worst = ("", -1.0)
-    for (name, tensor), (_, other) in zip(ours.read(), theirs.read(), strict=True):
-        difference = float((tensor - other).abs().max()) / max(float(tensor.abs().max()), floor)
-        worst = max(worst, (name, math.inf if math.isnan(difference) else difference), key=lambda one: one[1])
-    return worst
+def _train_one(
+    run: RunConfig, precision: Precision, train: Callable[[str, RunConfig, int], Path], steps: int
+) -> tuple[Path, Differences | None]:
+    """The run in one process, and in bf16 how far it is from fp32."""
+    try:
+        one = train("one", run, 1)
+        exact = None if precision == "fp32" else train(_EXACT, replace(run, precision="fp32"), 1)
+    except TrainError as error:
+        raise TrainError(f"one process: {error}") from None
+    return one, None if exact is None else compare(exact, one, steps)
 
 
-class _Gradients:
-    """First moments in a checkpoint, one tensor at a time; layers are stacked there and taken apart here."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        from mindvl_train.megatron.tensor_files import TensorReader  # imports megatron-core
-
-        self._reader = TensorReader(checkpoint / "tensors")
-        self.names = {key for key in self._reader.tensors if key.startswith(_MOMENT) or key.endswith("expert_bias")}
-
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        for key in sorted(self.names):
-            name, tensor = key.removeprefix(_MOMENT), self._reader.read_tensor(key).float()
-            if ".layers." in name and not re.search(r"\.layers\.\d", name):
-                for layer, piece in enumerate(tensor):
-                    yield name.replace(".layers.", f".layers.{layer}.", 1), piece
-            else:
-                yield name, tensor
-
-
-def _short(config: RunConfig, steps: int) -> RunConfig:
-    """The same training, a few steps of it at full rate in fp32, with a checkpoint after each."""
+def _short(config: RunConfig, steps: int, precision: Precision) -> RunConfig:
+    """The same training, a few steps of it at full rate, with a checkpoint after each."""
     return replace(
         apart(config),
-        precision="fp32",
+        precision=precision,
         schedule=replace(config.schedule, steps=steps, lr_warmup_ratio=0.0),
         checkpoints=CheckpointConfig(every_steps=1, keep_last=steps),
         metrics=MetricsConfig(every_steps=1, tensorboard=False),
     )
-
-
-def _first(run: Path) -> Path:
-    return run / "checkpoints" / "step-00000001"
-
-
-def _relative(actual: float, expected: float) -> float:
-    difference = abs(actual - expected) / max(abs(expected), 1e-30)
-    return math.inf if math.isnan(difference) else difference
 
 
 def _train(config: RunConfig) -> None:

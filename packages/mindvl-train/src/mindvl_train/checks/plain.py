@@ -15,19 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindvl_data import Batch
 from mindvl_model import MindVLConfig, VisionConfig
 from mindvl_model.hf.pretrained import from_pretrained
-from mindvl_model.parameters import parameter_group
 from mindvl_model.testing.rows import normalized_pixels
-from mindvl_model.weights.names import weight_rules
-from mindvl_train.config import OptimizerConfig, RunConfig
-from mindvl_train.interfaces import Batch
+from mindvl_train.config import OptimizerConfig, Part, RunConfig
 
 IGNORE_INDEX = -100
 
 
 class PlainTraining:
-    """A transformers folder, trained step by step; weights are fp32, with bf16 by autocast."""
+    """A transformers directory, trained step by step; weights are fp32, with bf16 by autocast.
+
+    Attributes:
+        moved_tokens: Tokens of all samples so far whose position in the pack is not the one that transformers computed.
+        start: The trained parameters before the first step, on the host.
+    """
 
     def __init__(
         self,
@@ -46,34 +49,27 @@ class PlainTraining:
         Raises:
             ModelError: The directory cannot be loaded, or needs its own code and that is not allowed.
         """
-        from transformers import AutoModelForImageTextToText
-
         self.config, self.device, self.precision = model_config, device, config.precision
         self.clip = config.optimizer.clip_grad_norm
-        model = from_pretrained(
-            AutoModelForImageTextToText,
-            folder,
-            trust_remote_code=trust_remote_code,
-            dtype=torch.float32,
-            use_safetensors=True,
-            attn_implementation="sdpa",
-        )
-        self.model: torch.nn.Module = model.to(device).train()
-        parts = {
-            name: parameter_group(rule.param_name) for rule in weight_rules(model_config) for name in rule.hf_names
-        }
+        self.model = load_plain(folder, trust_remote_code=trust_remote_code).to(device).train()
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(parts[name] in config.trained_parts)
+            parameter.requires_grad_(part_of(name) in config.trained_parts)
         self.optimizer = adamw(self.model, config.optimizer)
+        self.start = {name: parameter.detach().cpu().clone() for name, parameter in self._trained()}
+        self.moved_tokens = 0
+        self._positions: Tensor | None = None
+        language: Any = self.model.model.language_model
+        language.register_forward_pre_hook(self._keep_positions, with_kwargs=True)
 
     def step(self, rows: Sequence[Batch], learning_rate: float) -> tuple[float, float]:
-        """Update once with the samples of these rows; returns the mean loss and the gradient norm before clipping."""
+        """Update once with the samples of these packs; returns the mean loss and the gradient norm before clipping."""
         loss_sum = torch.zeros((), device=self.device)
         for sample in itertools.chain.from_iterable(samples_of(row, self.config) for row in rows):
             inputs = {name: value.to(self.device) for name, value in sample.items()}
-            labels = inputs.pop("labels")
+            labels, positions = inputs.pop("labels"), inputs.pop("packed_positions")
             with self._autocast():
                 logits = self.model(**inputs, use_cache=False).logits
+            self._compare_positions(positions)
             loss = F.cross_entropy(logits.squeeze(0).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
             if loss.requires_grad:  # a text teaches a frozen language model nothing
                 loss.backward()
@@ -90,10 +86,58 @@ class PlainTraining:
         self.optimizer.zero_grad()
         return float(loss_sum) / num_labels, norm
 
+    def end(self) -> dict[str, Tensor]:
+        """The trained parameters by name, on the host."""
+        return {name: parameter.detach().cpu() for name, parameter in self._trained()}
+
+    def gradient_sizes(self) -> dict[str, Tensor]:
+        """Root of the second moment of each element, on the host: how large its gradients were."""
+        return {
+            name: self.optimizer.state[parameter]["exp_avg_sq"].sqrt().cpu()
+            for name, parameter in self._trained()
+            if parameter in self.optimizer.state
+        }
+
+    def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return ((name, one) for name, one in self.model.named_parameters() if one.requires_grad)
+
+    def _keep_positions(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._positions = kwargs.get("position_ids")
+
+    def _compare_positions(self, packed: Tensor) -> None:
+        """Count the tokens of a sample that have another position [3, S] in the pack than transformers gave them."""
+        theirs = self._positions
+        if theirs is None:  # transformers counts tokens, on every axis
+            theirs = torch.arange(packed.shape[1], device=packed.device)
+        # [S], [1, S] or [3, 1, S]; four axes begin with one that masks only.
+        theirs = theirs.reshape(-1, packed.shape[1])[-3:].expand(3, -1)
+        self.moved_tokens += int((theirs != packed).any(dim=0).sum())
+
     def _autocast(self) -> AbstractContextManager[None]:
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
+
+
+def load_plain(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """A transformers directory in fp32; arguments and errors are those of PlainTraining."""
+    from transformers import AutoModelForImageTextToText
+
+    return from_pretrained(
+        AutoModelForImageTextToText,
+        folder,
+        trust_remote_code=trust_remote_code,
+        dtype=torch.float32,
+        use_safetensors=True,
+        attn_implementation="sdpa",
+    )
+
+
+def part_of(name: str) -> Part:
+    """The part of the model that a parameter of transformers belongs to."""
+    if name.startswith("model.visual.merger."):
+        return "projector"
+    return "vision" if name.startswith("model.visual.") else "language"
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -107,42 +151,50 @@ def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
 
 
 def samples_of(row: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]:
-    """Each sample of a packed row alone, as keyword arguments of a transformers model and `labels` [S].
+    """Each sample of a pack alone, as keyword arguments of a transformers model, with two more for the caller.
 
-    Padding and other segments without a learned token are left out: they add nothing to loss or gradients.
+    Those two are `labels` [S], and `packed_positions` [3, S]: the positions in the pack, which transformers is not
+    given, since it computes its own. Padding and other segments without a loss token are left out: they add nothing to
+    loss or gradients.
     """
     inputs = row.model_inputs()
     images = _Media(inputs["pixel_values"], inputs["image_grid_thw"], config.vision)
     videos = _Media(inputs["pixel_values_videos"], inputs["video_grid_thw"], config.vision)
+    seconds = torch.tensor(row.seconds_per_grid)
     borders = inputs["cu_seqlens"].tolist()
     for start, end in itertools.pairwise(borders):
         ids, labels = inputs["input_ids"][start:end], inputs["labels"][start:end]
-        sample = {"input_ids": ids[None], "labels": labels}
-        pixels, grids = images.take(int((ids == config.tokens.image).sum()))
-        frames, video_grids = videos.take(0 if config.tokens.video is None else int((ids == config.tokens.video).sum()))
+        sample = {"input_ids": ids[None], "labels": labels, "packed_positions": inputs["position_ids"][:, start:end]}
+        is_image = ids == config.tokens.image
+        is_video = torch.zeros_like(is_image) if config.tokens.video is None else ids == config.tokens.video
+        pixels, grids = images.take(int(is_image.sum()))
+        first_video = videos.num_taken
+        frames, video_grids = videos.take(int(is_video.sum()))
         if len(grids):
             sample |= {"pixel_values": pixels, "image_grid_thw": grids}
         if len(video_grids):
             sample |= {"pixel_values_videos": frames, "video_grid_thw": video_grids}
         if config.position_kind != "rope":
-            sample["position_ids"] = inputs["position_ids"][:, None, start:end]
+            sample["mm_token_type_ids"] = (is_image.int() + 2 * is_video.int())[None]
+            if len(video_grids):
+                sample["second_per_grid_ts"] = seconds[first_video : videos.num_taken]
         if bool((labels != IGNORE_INDEX).any()):
             yield sample
 
 
 class _Media:
-    """Pictures or videos of a row, handed out sample by sample in their order."""
+    """Images or videos of a pack, handed out sample by sample in their order."""
 
     def __init__(self, pixels: Tensor, grids: Tensor, vision: VisionConfig) -> None:
         self._pixels, self._grids, self._vision = pixels, grids, vision
-        self._patches = self._media = 0  # handed out so far
+        self._patches = self.num_taken = 0  # handed out so far
 
     def take(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Normalised patches and grids of the media that fill this many visual tokens."""
         merged = self._vision.spatial_merge_size**2
-        first_patch, first = self._patches, self._media
+        first_patch, first = self._patches, self.num_taken
         while (self._patches - first_patch) // merged < num_tokens:
-            self._patches += int(self._grids[self._media].prod())
-            self._media += 1
+            self._patches += int(self._grids[self.num_taken].prod())
+            self.num_taken += 1
         patches = self._pixels[first_patch : self._patches]
-        return normalized_pixels(patches, self._vision), self._grids[first : self._media]
+        return normalized_pixels(patches, self._vision), self._grids[first : self.num_taken]
