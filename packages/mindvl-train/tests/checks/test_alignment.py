@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, TrainError
 from mindvl_train.checks.alignment import check_alignment
 from mindvl_train.checks.bounds import BF16_MARGIN, BF16_NOISE
-from mindvl_train.checks.windows import note_without_windows
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +80,6 @@ def test_bf16_is_judged_by_the_rounding_noise_of_the_plain_loop(
     assert done == list(range(1, 7))
     assert report.holds, report
     assert report.bounds["loss"] >= BF16_MARGIN * BF16_NOISE
-
-
-def test_images_that_fit_one_window_are_noted(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    model = smallest_config(vocab_size=264)
-    wide = ModelSection(vision=replace(model.vision, window_size=112), language=model.language)
-    config = make_config(model=wide)
-    note = note_without_windows(config, num_packs=2)
-    assert note.startswith("no image is larger than a window of the vision encoder (112 x 112 pixels)")
-    assert note_without_windows(make_config(), num_packs=8) == ""
 
 
 def test_what_transformers_does_not_train_is_refused(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
