@@ -19,7 +19,7 @@ from torch import Tensor
 from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, enter
 from mindvl_model.language_config import Qwen3MoELanguageConfig
-from mindvl_train.checks.bounds import BF16_NOISE, FP32_BOUND, bound_of
+from mindvl_train.checks.bounds import BF16_NEIGHBOUR, FP32_BOUND, bound_of
 from mindvl_train.checks.jobs import apart, be_one_rank, run_job
 from mindvl_train.checks.parallel import in_layout
 from mindvl_train.checks.runs import SMALL, worst_of
@@ -224,7 +224,7 @@ def _check(config: RunConfig) -> dict[str, Any]:
                 "loss_bound": bound_of(loss_noise),
                 "neighbour": float(changes[~own].max()),
                 # The two packs have the same lengths, so that in bf16, too, they are rounded in the same places.
-                "neighbour_bound": FP32_BOUND if exact is None else BF16_NOISE / 4,
+                "neighbour_bound": FP32_BOUND if exact is None else BF16_NEIGHBOUR,
                 "poisoned": float(changes[own][learns].min()),
                 "control": float(torch.stack([_relative(one, packed.sum()) for one in controls]).min()),
                 "note": window_note([row], model_config.vision),
