@@ -4,9 +4,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
-from mindvl_data import IGNORE_INDEX, Batch
+from mindvl_data import IGNORE_INDEX, Batch, DataError
 from mindvl_data.collate import collate
 from mindvl_data.positions import PositionKind
 from mindvl_data.types import PackedSample, TokenizedSample
@@ -24,9 +25,10 @@ def sample(length: int, num_patches: int = 0) -> TokenizedSample:
     )
 
 
-def row(*samples: TokenizedSample, position_kind: PositionKind = "rope") -> Batch:
+def row(*samples: TokenizedSample, position_kind: PositionKind = "rope", vocab_size: int | None = None) -> Batch:
     return collate(
         PackedSample(samples=samples, segments=()),
+        vocab_size=vocab_size,
         step=1,
         position_kind=position_kind,
         pad_id=0,
@@ -86,3 +88,28 @@ def test_videos_stand_end_to_end_and_have_their_moments() -> None:
     assert batch.video_grid_thw.tolist() == [[3, 2, 2], [1, 2, 2]]
     assert batch.position_ids[0].tolist() == [0, 1, 5, 9, 2, 0, 1, 2]
     assert row().pixel_values_videos.shape == (0, 1176)
+
+
+@pytest.mark.parametrize("label", [-1, -5, -101, 10, 13])
+def test_a_label_outside_the_vocabulary_is_refused(label: int) -> None:
+    good = sample(5)
+    row(good, vocab_size=10)
+    labels = good.labels.copy()
+    labels[:2] = IGNORE_INDEX
+    row(replace(good, labels=labels), vocab_size=10)
+    labels[3] = label
+    what = rf"step 1: labels of a pack hold token {label}, which lies outside the model's vocabulary of 10 tokens"
+    with pytest.raises(DataError, match=what):
+        row(replace(good, labels=labels), vocab_size=10)
+
+
+@pytest.mark.parametrize("token", [-1, -100, 10])
+def test_a_token_outside_the_vocabulary_is_refused_though_nothing_is_learned_from_it(token: int) -> None:
+    good = sample(5)
+    ids, labels = good.input_ids.copy(), np.full(5, IGNORE_INDEX)
+    ids[4] = token
+    with pytest.raises(DataError, match=rf"input_ids of a pack hold token {token},"):
+        row(replace(good, input_ids=ids, labels=labels), vocab_size=10)
+    if token < 0:
+        with pytest.raises(DataError, match="outside the model's vocabulary"):
+            row(replace(good, input_ids=ids, labels=labels))

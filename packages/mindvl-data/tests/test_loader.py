@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -550,3 +551,15 @@ def test_a_folder_without_an_index_is_refused(make_config: MakeConfig, tmp_path:
         Loader(config, packs_per_step=1, position_kind="rope")
     with pytest.raises(DataError, match="no shards"):
         index_folder(tmp_path)
+
+
+def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(make_config: MakeConfig) -> None:
+    with Loader(make_config(), packs_per_step=1, position_kind="rope") as loader:
+        highest = max(int(next(loader).input_ids.max()) for _ in range(4))
+    with Loader(make_config(), packs_per_step=1, position_kind="rope", vocab_size=highest + 1) as loader:
+        list(islice(loader, 4))
+    with (
+        Loader(make_config(), packs_per_step=1, position_kind="rope", vocab_size=highest) as loader,
+        pytest.raises(DataError, match=f"hold token {highest}, which lies outside the model's vocabulary of {highest}"),
+    ):
+        list(islice(loader, 4))

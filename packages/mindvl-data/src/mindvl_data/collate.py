@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mindvl_data.errors import DataError
 from mindvl_data.positions import MediaGrids, PositionKind, segment_positions
 from mindvl_data.types import IGNORE_INDEX, Batch, PackedSample
 
@@ -26,6 +27,7 @@ def collate(
     patch_dim: int,
     spatial_merge_size: int,
     pixel_values: NDArray[np.uint8] | None = None,
+    vocab_size: int | None = None,
 ) -> Batch:
     """One row as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
 
@@ -33,6 +35,11 @@ def collate(
 
     Args:
         pixel_values: The patches of all samples' pictures, where they stand end to end already.
+        vocab_size: Tokens in the model's embedding; None: only negative ids are refused.
+
+    Raises:
+        DataError: An id in input_ids or labels lies outside the vocabulary; in labels IGNORE_INDEX is allowed. The
+            operators do not look: such a label gives a finite loss, and such an id another token's embedding.
     """
     lengths = [len(sample.input_ids) for sample in packed.samples]
     total = sum(lengths)
@@ -61,6 +68,8 @@ def collate(
         start = stop
     if padding:
         lengths.append(padding)
+    _check_ids("input_ids", input_ids, vocab_size, packed, step)
+    _check_ids("labels", labels[labels != IGNORE_INDEX], vocab_size, packed, step)
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
@@ -79,6 +88,19 @@ def collate(
         segments=packed.segments,
         step=step,
         seconds_per_grid=tuple(float(value) for s in packed.samples for value in s.seconds_per_grid),
+    )
+
+
+def _check_ids(name: str, ids: NDArray[np.int64], vocab_size: int | None, packed: PackedSample, step: int) -> None:
+    if not len(ids) or (ids.min() >= 0 and (vocab_size is None or ids.max() < vocab_size)):
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    sources = ", ".join(sorted({segment.source for segment in packed.segments})) or "unknown"
+    size = "" if vocab_size is None else f" of {vocab_size} tokens"
+    raise DataError(
+        f"step {step}: {name} of a pack hold token {lowest if lowest < 0 else highest}, which lies outside the model's "
+        f"vocabulary{size} (sources of the pack: {sources}). Use the tokenizer that the model was made with, or a "
+        "model whose vocabulary holds all of its tokens."
     )
 
 

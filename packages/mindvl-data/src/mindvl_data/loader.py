@@ -73,7 +73,10 @@ class Loader:
     Args:
         packs_per_step: Rows of one step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
-        position_kind: "rope" counts tokens; "mrope" gives visual tokens their place in the picture.
+        position_kind: "rope" counts tokens; "mrope" and "mrope_all_axes" give visual tokens their place in the image
+            and differ after a video, see positions.py.
+        vocab_size: Tokens in the model's embedding: a pack with an id beyond it is refused. None: only
+            negative ids are.
         with_pixels: False leaves out the patches of rows and decodes nothing, for processes that need the text only.
         on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
         worker: Number of this process and their count where several processes make the packs of this rank in turn
@@ -91,6 +94,7 @@ class Loader:
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
+        vocab_size: int | None = None,
         with_pixels: bool = True,
         on_thread_start: Callable[[], None] | None = None,
         worker: tuple[int, int] = (0, 1),
@@ -115,6 +119,7 @@ class Loader:
             files=self._files,
             position_kind=position_kind,
             with_pixels=with_pixels,
+            vocab_size=vocab_size,
         )
         self._names = [source.name for source in config.sources]
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)

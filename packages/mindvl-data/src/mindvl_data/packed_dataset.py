@@ -36,6 +36,7 @@ class PackedDataset(IterableDataset[Batch]):
         packs_per_step: Packs of one optimizer step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate of this process. Do not add a splitter by rank or worker.
         position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL, "rope" for models that count tokens.
+        vocab_size: Tokens in the model's embedding: a pack with an id beyond it is refused.
 
     Raises:
         DataError: A source is not indexed, or the settings do not fit each other.
@@ -49,6 +50,7 @@ class PackedDataset(IterableDataset[Batch]):
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
+        vocab_size: int | None = None,
     ) -> None:
         self._config = config
         self._loader_options: dict[str, Any] = {
@@ -56,6 +58,7 @@ class PackedDataset(IterableDataset[Batch]):
             "dp_rank": dp_rank,
             "dp_size": dp_size,
             "position_kind": position_kind,
+            "vocab_size": vocab_size,
         }
         self._start: tuple[dict[str, Any], str | None] | None = None  # state, and who accepts changed data
         self._newest: dict[str, Any] | None = None  # after the newest pack of an iteration in this process

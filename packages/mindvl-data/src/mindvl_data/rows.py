@@ -46,6 +46,7 @@ class RowMaker:
 
     Args:
         with_pixels: False makes rows with grids and without patches.
+        vocab_size: Tokens in the model's embedding; ids beyond it are refused.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class RowMaker:
         files: ShardFiles,
         position_kind: PositionKind,
         with_pixels: bool = True,
+        vocab_size: int | None = None,
     ) -> None:
         self._config = config
         self._with_pixels = with_pixels
+        self._vocab_size = vocab_size
         self._sources = sources
         self._tokenizer = tokenizer
         self._files = files
@@ -82,7 +85,8 @@ class RowMaker:
             refused: Places in the row of samples that count as bad, whatever they are.
 
         Raises:
-            DataError: A shard cannot be read. What is wrong with one sample only is not raised but told.
+            DataError: A shard cannot be read, or an id lies outside the vocabulary. What is wrong with one sample only
+                is not raised but told.
         """
         found = [
             (planned, raw, BadSample(_BAD_ELSEWHERE) if place in refused else self._encode(planned, raw))
@@ -106,6 +110,7 @@ class RowMaker:
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
             pixel_values=room.since(0),
+            vocab_size=self._vocab_size,
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         return MadeRow(

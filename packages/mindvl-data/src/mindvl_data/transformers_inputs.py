@@ -69,7 +69,7 @@ def _positions(batch: "Batch", kind: PositionKind) -> torch.Tensor:
         (grids.prod(-1) > PATCHES_PER_TOKEN).any()
     ):  # a medium of one visual token has the same position on every axis
         made_as = "rope" if bool((batch.position_ids == text).all()) else "mrope"
-        if made_as != kind:
+        if (made_as == "rope") != (kind == "rope"):
             raise DataError(
                 f"Batch.to_transformers: position_kind is {kind!r}, but the loader made positions of kind {made_as!r}. "
                 f"Make the loader with position_kind={kind!r}."

@@ -176,6 +176,7 @@ def _build_state(
         dp_rank=place.dp_rank,
         dp_size=place.dp_size,
         position_kind=model_config.position_kind,
+        vocab_size=model_config.language.vocab_size,
         with_pixels=place.is_first_stage,
         on_thread_start=lambda: bind_thread(cores),
     )

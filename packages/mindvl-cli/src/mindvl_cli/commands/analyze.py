@@ -87,7 +87,9 @@ def routing(
     data_config = _data(data, tokenizer, seq_length)
     with (
         load() as built,
-        Loader(data_config, packs_per_step=1, position_kind=config.position_kind) as loader,
+        Loader(
+            data_config, packs_per_step=1, position_kind=config.position_kind, vocab_size=config.language.vocab_size
+        ) as loader,
         progress("routing", total=rows, unit="rows") as advance,
     ):
         device = next(built.parameters()).device

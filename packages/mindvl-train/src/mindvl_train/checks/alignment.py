@@ -193,7 +193,12 @@ def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None
     # Trusted: write_start made this directory a moment ago, with the code of this package.
     plain = PlainTraining(start, model_config, config, enter().device(), trust_remote_code=True)
     found, windows_cut = [], False
-    with Loader(config.data, packs_per_step=config.packs_per_step, position_kind=model_config.position_kind) as source:
+    with Loader(
+        config.data,
+        packs_per_step=config.packs_per_step,
+        position_kind=model_config.position_kind,
+        vocab_size=model_config.language.vocab_size,
+    ) as source:
         for step in range(config.schedule.steps):
             packs: list[Batch] = [next(source) for _ in range(config.packs_per_step)]
             windows_cut = windows_cut or exercises_windows(packs, model_config.vision)

@@ -248,7 +248,12 @@ def _without_balancing(config: MindVLConfig) -> MindVLConfig:
 
 def _row(config: RunConfig, model_config: MindVLConfig) -> Batch:
     """The row with most samples of the first step."""
-    with Loader(config.data, packs_per_step=_ROWS, position_kind=model_config.position_kind) as loader:
+    with Loader(
+        config.data,
+        packs_per_step=_ROWS,
+        position_kind=model_config.position_kind,
+        vocab_size=model_config.language.vocab_size,
+    ) as loader:
         rows = [next(loader) for _ in range(_ROWS)]
     row = max(rows, key=lambda row: len(row.segments))
     if len(row.segments) < 2:
