@@ -114,3 +114,34 @@ def test_wrong_calls_say_what_to_do():
         attention(key, key[:2], value[:2], Segments([4], [2]), causal=True)
     with pytest.raises(OpsError, match=r"window \(-2, 0\)"):
         attention(key, key, value, Segments([4]), causal=True, window=(-2, 0))
+
+
+@pytest.mark.parametrize("window", [8, (8,), (1, 2, 3), (1.0, 2), "88", (True, 0), (None, 1)])
+def test_a_window_that_is_no_pair_of_integers_is_refused(window):
+    query, key, value = _qkv(4)
+    with pytest.raises(OpsError, match=r"attention: window .* is not \(left, right\)"):
+        attention(query, key, value, Segments([4]), causal=True, window=window)
+
+
+def test_tensors_of_different_types_or_without_heads_are_refused():
+    query, key, value = _qkv(4)
+    with pytest.raises(OpsError, match=r"query is torch.float32, key torch.bfloat16"):
+        attention(query, key.bfloat16(), value.bfloat16(), Segments([4]), causal=True)
+    with pytest.raises(OpsError, match=r"Use \[T, N, D\]"):
+        attention(query, key[:, :0], value[:, :0], Segments([4]), causal=True)
+    with pytest.raises(OpsError, match=r"Use \[T, N, D\]"):
+        attention(query[0], key, value, Segments([4]), causal=True)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "npu"])
+@pytest.mark.parametrize("keys", [0, 3])
+def test_no_queries_at_all_stay_in_the_graph(fake_npu, backend, keys):
+    """A rank that has no token of a row must still take part in its backward pass."""
+    query, key, value = torch.randn(0, 2, 4), torch.randn(keys, 2, 4), torch.randn(keys, 2, 3)
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    with use_backend(backend):
+        output, sums = attention(*inputs, Segments([0], [keys]), causal=False, return_logsumexp=True)
+        assert attention(*inputs, Segments([0], [keys]), causal=True).requires_grad
+    assert (output.shape, sums.shape, sums.requires_grad) == ((0, 2, 3), (0, 2), False)
+    output.sum().backward()
+    assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in inputs)

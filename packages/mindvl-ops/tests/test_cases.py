@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from mindvl_ops import use_backend
 from mindvl_ops.cases import cases
 
 
@@ -24,3 +25,16 @@ def test_every_input_has_a_gradient_that_is_not_zero_unless_it_only_chooses(toke
             output.square().sum().backward()
             reached = [x.grad is not None and bool(x.grad.abs().sum() > 0) for x in leaves]
             assert reached == ([True, False] if operator == "moe_gating" else [True] * len(leaves)), operator
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name, case in cases(torch.float32, tokens=32).items() if case.trains])
+def test_autocast_changes_no_operator(name, backend, dtype):
+    case = cases(dtype, tokens=32)[name]
+    with use_backend(backend):
+        expected = case.function(*case.inputs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = case.function(*case.inputs)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)

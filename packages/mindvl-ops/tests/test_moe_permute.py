@@ -76,3 +76,25 @@ def test_sizes_that_do_not_fit_are_refused():
         moe_unpermute(torch.zeros(6, 2), torch.arange(6).int(), torch.zeros(2, 2))
     with pytest.raises(OpsError, match="moe_permute_map"):
         moe_permute_map(TOKENS, torch.zeros(3, 3), 1)
+    with pytest.raises(OpsError, match=r"weights \[2, 3\] beside routing_map \[3, 3\]"):
+        moe_permute_map(TOKENS, torch.ones(3, 3, dtype=torch.bool), 3, torch.zeros(2, 3))
+    with pytest.raises(OpsError, match="moe_unpermute_map: permuted"):
+        moe_unpermute_map(torch.zeros(4, 1), torch.arange(4).int(), torch.ones(3, 3, dtype=torch.bool))
+    with pytest.raises(OpsError, match=r"weights \[2, 2\] beside routing_map \[2, 3\]"):
+        moe_unpermute_map(
+            torch.zeros(4, 1), torch.arange(4).int(), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 2)
+        )
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("k", [0, 1, 3, 4, -1])
+def test_a_k_that_is_not_that_of_the_map_is_refused(backend, k):
+    routing_map = torch.zeros(3, 3, dtype=torch.bool).scatter_(1, EXPERTS, True)
+    with use_backend(backend), pytest.raises(OpsError, match=rf"moe_permute_map: k={k}"):
+        moe_permute_map(TOKENS, routing_map, k)
+
+
+def test_a_token_with_another_number_of_experts_is_named():
+    routing_map = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    with pytest.raises(OpsError, match="k=2, but token 1 has 1 experts"):
+        moe_permute_map(TOKENS, routing_map, 2)

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from mindvl_ops import OpsError, add_rms_norm
+from mindvl_ops import OpsError, add_rms_norm, rms_norm, use_backend
 from mindvl_ops.norm import add_rms_norm_reference, rms_norm_reference
 
 
@@ -33,3 +33,21 @@ def test_gradients_of_the_sum_and_of_its_norm_meet():
 def test_a_residual_of_another_type_is_refused():
     with pytest.raises(OpsError, match="cannot be added"):
         add_rms_norm(torch.zeros(2, 4), torch.zeros(2, 4).bfloat16(), torch.zeros(4), 1e-6)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(1), torch.ones(3), torch.ones(1, 4), torch.ones(())])
+def test_a_weight_of_another_shape_is_refused_and_never_broadcast(weight):
+    x = torch.randn(2, 4)
+    with pytest.raises(OpsError, match=r"weight has shape .*Give x \[\.\.\., H\] and weight \[H\]"):
+        rms_norm(x, weight, 1e-6)
+    with pytest.raises(OpsError, match="weight has shape"):
+        add_rms_norm(x, x, weight, 1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_second_derivatives_are_right(backend):
+    """A penalty on gradients, as in regularisers: the scale of the norm depends on x as well."""
+    x, weight = torch.randn(2, 3).double().requires_grad_(), torch.randn(3).double().requires_grad_()
+    with use_backend(backend):
+        assert torch.autograd.gradgradcheck(lambda x, w: rms_norm(x, w, 1e-5), (x, weight))
+        assert torch.autograd.gradgradcheck(lambda x, w: add_rms_norm(x, x, w, 1e-5), (x, weight))

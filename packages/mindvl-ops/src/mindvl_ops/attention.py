@@ -62,7 +62,8 @@ def attention(
     """Softmax attention; a token sees only tokens of its own segment.
 
     Logits and softmax are computed in float32 at least; the probabilities may be rounded to the type of `query` before
-    the sum over values, the result is rounded once.
+    the sum over values, the result is rounded once. As for every operator of this package, the type of the tensors
+    decides and autocast does not change it.
 
     Args:
         query: `[T, N, D]`.
@@ -81,10 +82,14 @@ def attention(
         carries no gradient.
 
     Raises:
-        OpsError: Shapes that do not agree; queries before the first key under a mask.
+        OpsError: Shapes or types that do not agree; queries before the first key under a mask.
     """
     _check(query, key, value, segments, causal, window)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if segments.total == 0:  # no kernel takes an empty tensor; the sums keep the result in the graph of its inputs
+        output = query.new_zeros(0, query.shape[1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())
+        sums = query.new_zeros(0, query.shape[1], dtype=compute_dtype(query))
+        return (output, sums) if return_logsumexp else output
     result: tuple[Tensor, Tensor | None] = chosen("attention")(
         query, key, value, segments, causal=causal, window=window, scale=scale, return_logsumexp=return_logsumexp
     )
@@ -149,13 +154,23 @@ def blocked_mask(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool, window: Window | None) -> None:
+    if query.dim() != 3 or key.dim() != 3 or value.dim() != 3 or 0 in (query.shape[1], key.shape[1]):
+        raise OpsError(
+            f"attention: shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} of query, key, value. Use "
+            "[T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise OpsError(
+            f"attention: query is {query.dtype}, key {key.dtype}, value {value.dtype}. Give one type; autocast "
+            "does not convert them."
+        )
     for name, tensor, told in (("query", query, segments.total), ("key", key, segments.key_total)):
         if tensor.shape[0] != told:
             raise OpsError(
                 f"{name} has {tensor.shape[0]} tokens, segments add up to {told}. attention. Make "
                 "Segments from the cu_seqlens of this row, padding included."
             )
-    if query.dim() != 3 or key.shape[:2] != value.shape[:2] or key.shape[2] != query.shape[2]:
+    if key.shape[:2] != value.shape[:2] or key.shape[2] != query.shape[2]:
         raise OpsError(
             f"shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not agree. attention: "
             "query, key, value. Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
@@ -165,10 +180,20 @@ def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal
             f"{query.shape[1]} query heads over {key.shape[1]} key-value heads. attention. The first must "
             "be a multiple of the second."
         )
-    if window is not None and min(window) < -1:
-        raise OpsError(f"window {window} has a side below -1. attention. Use -1 for no limit, 0 for itself only.")
+    _check_window(window)
     if (causal or window is not None) and min(segments.offsets, default=0) < 0:
         raise OpsError(
             f"a segment has {-min(segments.offsets)} queries more than keys. attention: causal or windowed. A query "
             "must lie among the keys of its segment; leave out the first queries, or ask for full attention."
+        )
+
+
+def _check_window(window: object) -> None:
+    if window is None:
+        return
+    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
+    if not is_pair or any(type(side) is not int or side < -1 for side in window):  # type: ignore[attr-defined]
+        raise OpsError(
+            f"attention: window {window!r} is not (left, right). Give two integers: tokens seen to each side, 0 for "
+            "none, -1 for no limit; for example (8, 0)."
         )

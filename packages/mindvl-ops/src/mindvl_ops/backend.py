@@ -7,8 +7,12 @@ what runs and why not the others.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
 
 from . import registry
 from .config import BackendName, OpsConfig
@@ -73,11 +77,23 @@ def use_backend(backend: BackendName, *operators: str) -> Iterator[None]:
 
 
 def chosen(operator: str) -> registry.Operator:
-    """The function that runs for `operator` now."""
+    """The function that runs for `operator` now.
+
+    The type of the tensors decides in which type an operator computes, on every backend: inside of an autocast region
+    it runs with autocast off, because some kernels would follow autocast and others would not.
+    """
     function = _chosen.get(operator)
     if function is None:  # first use without select_backends: the documented default
         function = _chosen[operator] = registry.lookup(operator, _backend_for(_chosen_config, operator))
-    return function
+    return partial(_without_autocast, function) if torch._C._is_any_autocast_enabled() else function
+
+
+def _without_autocast(function: registry.Operator, *arguments: Any, **options: Any) -> Any:
+    device_types = {argument.device.type for argument in arguments if isinstance(argument, torch.Tensor)}
+    with ExitStack() as stack:
+        for device_type in device_types:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        return function(*arguments, **options)
 
 
 def backend_table() -> list[BackendRow]:

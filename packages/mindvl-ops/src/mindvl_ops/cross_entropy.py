@@ -15,21 +15,31 @@ from .precision import compute_dtype
 from .registry import register
 from .vocabulary import WHOLE, SumOverRanks, VocabularyShard, local_target
 
-IGNORE_INDEX = -100  # this label is not learned
+IGNORE_INDEX = -100  # a position with this label has no loss
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, shard: VocabularyShard = WHOLE) -> Tensor:
     """Negative log probability of each label.
 
+    A label is -100 or a token id in `[0, V)`. Whoever makes the labels checks that on the host, as mindvl_data does
+    once for each pack: an operator that raised would have to wait for the device. The loss of any other label is NaN,
+    on every backend, so that it cannot be trained on unnoticed.
+
     Args:
         logits: `[T, V]`, or this rank's `[T, V/tp]` with `shard`.
-        labels: `[T]` int64, already shifted, ids of the whole vocabulary; -100 is not learned.
+        labels: `[T]` int64, already shifted, ids of the whole vocabulary; -100 has no loss and no gradient.
         shard: Which piece of the vocabulary this is; the whole if not given.
 
     Returns:
-        `[T]` float32, 0 where the label is -100; the same on every rank of a shard. The gradient has the type of
-        `logits`.
+        `[T]` float32 (float64 for float64), 0 where the label is -100; the same on every rank of a shard. The gradient
+        has the type of `logits`.
+
+    Raises:
+        OpsError: Shapes or types that do not agree.
     """
+    if logits.dim() != 2:
+        raise OpsError(f"cross_entropy: logits have shape {list(logits.shape)}. Give [T, V].")
+    _check_labels("cross_entropy", labels, len(logits))
     result: Tensor = chosen("cross_entropy")(logits, labels, shard)
     return result
 
@@ -53,8 +63,22 @@ def linear_cross_entropy(
             f"shapes {list(hidden_states.shape)}, {list(weight.shape)} do not agree. linear_cross_entropy. Give "
             "hidden_states [T, H] and weight [V, H]."
         )
+    _check_labels("linear_cross_entropy", labels, len(hidden_states))
     result: Tensor = chosen("linear_cross_entropy")(hidden_states, weight, labels, shard)
     return result
+
+
+def loss_of_known_labels(loss: Tensor, labels: Tensor, is_known: Tensor) -> Tensor:
+    """`[T]`: the loss, 0 where the label is -100, NaN where it is no id of the whole vocabulary."""
+    return torch.where(labels == IGNORE_INDEX, 0.0, torch.where(is_known, loss, float("nan")))
+
+
+def _check_labels(operator: str, labels: Tensor, num_tokens: int) -> None:
+    if labels.shape != (num_tokens,) or labels.dtype != torch.int64:
+        raise OpsError(
+            f"{operator}: labels have shape {list(labels.shape)} and type {labels.dtype}, but there are {num_tokens} "
+            "tokens. Give one int64 label for each token, -100 where there is no loss."
+        )
 
 
 @register("cross_entropy", "reference")
@@ -64,9 +88,9 @@ def cross_entropy_reference(logits: Tensor, labels: Tensor, shard: VocabularySha
     top = shard.maximum(wide.detach().amax(dim=-1))
     column, here = local_target(labels, shard.start, logits.shape[1])
     target = torch.where(here, wide.gather(1, column[:, None])[:, 0] - top, 0.0)
-    sums = torch.stack(((wide - top[:, None]).exp().sum(dim=-1), target))
-    denominator, target = SumOverRanks.apply(sums, shard)
-    return torch.where(labels != IGNORE_INDEX, denominator.log() - target, 0.0)
+    sums = torch.stack(((wide - top[:, None]).exp().sum(dim=-1), target, here.to(wide.dtype)))
+    denominator, target, known = SumOverRanks.apply(sums, shard)
+    return loss_of_known_labels(denominator.log() - target, labels, known > 0)
 
 
 @register("linear_cross_entropy", "reference")

@@ -44,7 +44,11 @@ def moe_unpermute(permuted: Tensor, slots: Tensor, weights: Tensor | None = None
     Returns:
         `[T, H]` in the type of `permuted`.
     """
-    if slots.shape != permuted.shape[:1] or (weights is not None and weights.numel() != len(slots)):
+    if (
+        permuted.dim() != 2
+        or slots.shape != permuted.shape[:1]
+        or (weights is not None and (weights.dim() != 2 or weights.numel() != len(slots)))
+    ):
         raise OpsError(
             f"permuted {list(permuted.shape)}, slots {list(slots.shape)}, weights "
             f"{None if weights is None else list(weights.shape)} do not agree. moe_unpermute. Give [T*K, H], [T*K], "
@@ -61,12 +65,17 @@ def moe_permute_map(
 
     Args:
         tokens: `[T, H]`.
-        routing_map: `[T, E]` bool, exactly `k` times True in each row (not checked: that would wait for the device).
+        routing_map: `[T, E]` bool, exactly `k` times True in each row. Checked on the CPU; on CUDA a wrong map stops
+            the device at an assertion, without making the host wait; on an NPU it is the caller's responsibility.
+        k: Experts of each token.
         weights: `[T, E]`; those of the map are permuted along.
 
     Returns:
         Permuted tokens `[T*K, H]`, their weights `[T*K]` or None, and slots `[T*K]` int32, where the experts of a token
         count upwards.
+
+    Raises:
+        OpsError: Shapes that do not agree, or a `k` that is not that of the map.
     """
     if (
         tokens.dim() != 2
@@ -78,6 +87,8 @@ def moe_permute_map(
             f"tokens {list(tokens.shape)} and routing_map {list(routing_map.shape)} {routing_map.dtype} do not agree. "
             "moe_permute_map. Give [T, H] and [T, E] bool."
         )
+    _check_weights("moe_permute_map", weights, routing_map)
+    _check_k(routing_map, k)
     result: tuple[Tensor, Tensor | None, Tensor] = chosen("moe_permute_map")(tokens, routing_map, k, weights)
     return result
 
@@ -93,8 +104,45 @@ def moe_unpermute_map(permuted: Tensor, slots: Tensor, routing_map: Tensor, weig
     Returns:
         `[T, H]` in the type of `permuted`; float32 inside, rounded once.
     """
+    if (
+        permuted.dim() != 2
+        or routing_map.dim() != 2
+        or routing_map.dtype != torch.bool
+        or slots.shape != permuted.shape[:1]
+        or (len(slots) % len(routing_map) if len(routing_map) else len(slots))
+    ):
+        raise OpsError(
+            f"moe_unpermute_map: permuted {list(permuted.shape)}, slots {list(slots.shape)}, routing_map "
+            f"{list(routing_map.shape)} {routing_map.dtype} do not agree. Give [T*K, H], [T*K] and [T, E] bool."
+        )
+    _check_weights("moe_unpermute_map", weights, routing_map)
     result: Tensor = chosen("moe_unpermute_map")(permuted, slots, routing_map, weights)
     return result
+
+
+def _check_weights(operator: str, weights: Tensor | None, routing_map: Tensor) -> None:
+    if weights is not None and weights.shape != routing_map.shape:
+        raise OpsError(
+            f"{operator}: weights {list(weights.shape)} beside routing_map {list(routing_map.shape)}. Give one weight "
+            "for each place of the map."
+        )
+
+
+def _check_k(routing_map: Tensor, k: int) -> None:
+    if not 1 <= k <= routing_map.shape[1]:
+        raise OpsError(f"moe_permute_map: k={k} of {routing_map.shape[1]} experts. Give 1 to {routing_map.shape[1]}.")
+    if routing_map.device.type not in ("cpu", "cuda") or not len(routing_map):
+        return
+    is_right = (routing_map.sum(dim=1) == k).all()
+    if routing_map.device.type == "cuda":
+        torch._assert_async(is_right, "moe_permute_map: a row of routing_map does not have k experts")
+    elif not is_right:
+        counts = routing_map.sum(dim=1)
+        token = int((counts != k).nonzero()[0, 0])
+        raise OpsError(
+            f"moe_permute_map: k={k}, but token {token} has {int(counts[token])} experts in routing_map. Give every "
+            "token exactly k."
+        )
 
 
 @register("moe_permute", "reference")
@@ -127,7 +175,8 @@ def moe_permute_map_reference(
 @register("moe_unpermute_map", "reference")
 def moe_unpermute_map_reference(permuted: Tensor, slots: Tensor, routing_map: Tensor, weights: Tensor | None) -> Tensor:
     """Gather, weigh, sum."""
-    rows = permuted[slots].to(compute_dtype(permuted)).view(routing_map.shape[0], -1, permuted.shape[1])
+    k = len(slots) // max(1, len(routing_map))
+    rows = permuted[slots].to(compute_dtype(permuted)).view(len(routing_map), k, permuted.shape[1])
     if weights is not None:
         rows = rows * weights[routing_map].to(rows.dtype).view(*rows.shape[:2], 1)
     return rows.sum(dim=1).to(permuted.dtype)

@@ -22,7 +22,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Args:
         x: `[..., H]`.
         weight: `[H]`.
+
+    Raises:
+        OpsError: `weight` is not `[H]`.
     """
+    _check_weight("rms_norm", x, weight)
     result: Tensor = chosen("rms_norm")(x, weight, eps)
     return result
 
@@ -39,7 +43,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
     Returns:
         The normed total and the total, both in the type of `x`.
+
+    Raises:
+        OpsError: Shapes or types that do not agree.
     """
+    _check_weight("add_rms_norm", x, weight)
     if x.shape != residual.shape or x.dtype != residual.dtype:
         raise OpsError(
             f"{list(x.shape)} {x.dtype} and {list(residual.shape)} {residual.dtype} cannot be added. add_rms_norm: x, "
@@ -47,6 +55,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         )
     result: tuple[Tensor, Tensor] = chosen("add_rms_norm")(x, residual, weight, eps)
     return result
+
+
+def _check_weight(operator: str, x: Tensor, weight: Tensor) -> None:
+    if x.dim() < 1 or weight.shape != x.shape[-1:]:
+        raise OpsError(
+            f"{operator}: weight has shape {list(weight.shape)}, x {list(x.shape)}. Give x [..., H] and weight [H]."
+        )
 
 
 @register("rms_norm", "reference")

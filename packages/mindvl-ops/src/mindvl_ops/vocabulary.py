@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import OpsError
+
 Exchange = Callable[[Tensor], Tensor]
 
 
@@ -65,8 +67,14 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: VocabularyShard) -> Tensor:
+        ctx.is_sharded = shard is not WHOLE
         return shard.total(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if ctx.is_sharded and torch.is_grad_enabled():  # create_graph=True: the next derivative needs an exchange
+            raise OpsError(
+                "second derivative (create_graph=True) of a loss over a sharded vocabulary. vocabulary.SumOverRanks. "
+                "Gather the logits of all ranks first, or use tensor-parallel size 1."
+            )
         return grad, None

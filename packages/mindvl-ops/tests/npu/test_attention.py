@@ -53,11 +53,18 @@ CUT_ROWS = {
     7: Segments([4, 9, 5], [6, 9, 9], offsets=[2, 0, 1]),
     8: Segments([4, 9, 5], [9, 9, 9], offsets=[3, 0, 0]),
 }
+# The first or the last segment has keys, but no queries: the band is that of the first or last with queries.
+CUT_ROWS_WITHOUT_QUERIES_AT_AN_END = [
+    (7, Segments([4, 9, 5, 0], [6, 9, 9, 3], offsets=[2, 0, 1, 0])),
+    (7, Segments([0, 4, 5, 0], [2, 6, 9, 3], offsets=[0, 2, 1, 3])),
+    (8, Segments([0, 4, 9, 5], [3, 9, 9, 9], offsets=[3, 3, 0, 0])),
+    (8, Segments([0, 4, 0, 5, 0], [3, 9, 2, 9, 4], offsets=[1, 3, 0, 0, 2])),
+    (3, Segments([0, 4, 0], [3, 9, 4])),
+]
 
 
-@pytest.mark.parametrize("mode", CUT_ROWS)
-def test_cut_rows_equal_the_reference(fake_npu, mode):
-    segments = CUT_ROWS[mode]
+@pytest.mark.parametrize(("mode", "segments"), [*CUT_ROWS.items(), *CUT_ROWS_WITHOUT_QUERIES_AT_AN_END])
+def test_cut_rows_equal_the_reference(fake_npu, mode, segments):
     assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), _qkv(segments), backend="npu")
     assert {call.arguments["sparse_mode"] for call in fake_npu.calls} == {mode}
 
@@ -125,6 +132,24 @@ def test_slices_of_one_fused_projection_are_accepted(fake_npu):
     )
 
 
+def test_more_segments_than_one_call_takes_become_several_calls(fake_npu):
+    segments = Segments([2, 1, 3] * 683 + [2], [3, 1, 3] * 683 + [2])  # 2,050 segments, the first queries cut off
+    qkv = _qkv(segments, heads=(1, 1), widths=(2, 2))
+    with use_backend("npu"):
+        output, sums = attention(*qkv, segments, causal=True, return_logsumexp=True)
+    with use_backend("torch"):
+        expected, expected_sums = attention(*qkv, segments, causal=True, return_logsumexp=True)
+    torch.testing.assert_close((output, sums), (expected, expected_sums))
+    lengths = [len(call.arguments["actual_seq_qlen"]) for call in fake_npu.calls]
+    assert (len(lengths), max(lengths), sum(lengths)) == (2, 2048, 2050)
+
+
+def test_gradients_come_back_from_several_calls(fake_npu, monkeypatch):
+    monkeypatch.setattr("mindvl_ops.npu.masks.MAX_SEGMENTS", 2)
+    segments = Segments([4, 0, 5, 3, 0], [6, 2, 9, 3, 1], offsets=[2, 0, 1, 0, 0])
+    assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), _qkv(segments), backend="npu")
+
+
 def test_an_empty_row_never_reaches_the_kernel(fake_npu):
     with use_backend("npu"):
         assert attention(*_qkv(Segments([]), widths=(8, 4)), Segments([]), causal=True).shape == (0, 4, 4)
@@ -137,10 +162,14 @@ def test_an_empty_row_never_reaches_the_kernel(fake_npu):
         (Segments([4]), 1, 516, torch.float32, "head size 516 over 512"),
         (Segments([4]), 1, 8, torch.float64, "type torch.float64"),
         (Segments([1]), 257, 8, torch.float32, "257 heads over 256"),
-        (Segments([1] * 2049), 1, 1, torch.float32, "2049 segments over 2048"),
+        (Segments([3, 9]), 1, 1, torch.float32, "a segment of 9 tokens over 8"),
     ],
 )
-def test_what_the_kernel_does_not_take_is_refused_before_the_call(fake_npu, segments, heads, width, dtype, message):
+def test_what_the_kernel_does_not_take_is_refused_before_the_call(
+    fake_npu, monkeypatch, segments, heads, width, dtype, message
+):
+    for module in ("attention", "masks"):
+        monkeypatch.setattr(f"mindvl_ops.npu.{module}.MAX_TOKENS", 8)
     qkv = _qkv(segments, (heads, heads), (width, width), dtype)
     with use_backend("npu"), pytest.raises(OpsError, match=message):
         attention(*qkv, segments, causal=True)

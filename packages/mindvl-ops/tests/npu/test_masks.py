@@ -9,15 +9,30 @@ from mindvl_ops.npu.masks import NO_LIMIT, describe, shared_mask
 
 
 def _told(segments, causal=True, window=None):
-    found = describe(segments, causal=causal, window=window)
+    (found,) = describe(segments, causal=causal, window=window)
     return found.sparse_mode, found.pre_tokens, found.next_tokens
 
 
 def test_lengths_are_cumulative_python_ints_without_a_leading_zero_or_empty_segments():
-    found = describe(Segments([0, 2, 0, 3, 0]), causal=True, window=None)
+    (found,) = describe(Segments([0, 2, 0, 3, 0]), causal=True, window=None)
     assert (found.query_ends, found.key_ends) == ([2, 5], [2, 5])
-    cut = describe(Segments([0, 3], key_lengths=[4, 7]), causal=True, window=None)
-    assert (cut.query_ends, cut.key_ends) == ([0, 3], [4, 11])  # the keys of no query still have to be passed over
+
+
+def test_keys_without_queries_are_left_out_at_both_ends_and_passed_over_between():
+    (cut,) = describe(Segments([0, 3, 0, 1, 0], key_lengths=[4, 7, 2, 1, 5]), causal=True, window=None)
+    assert (cut.query_ends, cut.key_ends) == ([3, 3, 4], [7, 9, 10])
+    assert (cut.query_range, cut.key_range) == ((0, 4), (4, 14))
+
+
+def test_a_row_of_many_segments_is_cut_between_two_of_them(monkeypatch):
+    monkeypatch.setattr("mindvl_ops.npu.masks.MAX_SEGMENTS", 2)
+    monkeypatch.setattr("mindvl_ops.npu.masks.MAX_TOKENS", 10)
+    row = Segments([0, 2, 3, 0, 4, 9, 1, 0], key_lengths=[1, 2, 3, 5, 4, 9, 1, 6])
+    calls = describe(row, causal=True, window=None)
+    assert [call.query_range for call in calls] == [(0, 5), (5, 9), (9, 19)]
+    assert [call.key_range for call in calls] == [(1, 6), (11, 15), (15, 25)]
+    assert [call.query_ends for call in calls] == [[2, 5], [4], [9, 10]]
+    assert describe(Segments([0], key_lengths=[3]), causal=True, window=None) == ()
 
 
 @pytest.mark.parametrize(

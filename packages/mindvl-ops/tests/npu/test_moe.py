@@ -116,6 +116,24 @@ def test_what_the_kernel_does_not_do_is_refused_before_the_call(fake_npu):
     assert not fake_npu.calls
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch", "npu"])
+def test_no_tokens_at_all_give_empty_results_and_gradients(fake_npu, backend):
+    tokens, weights, by_map, logits = (torch.zeros(0, n, requires_grad=True) for n in (4, 2, 6, 6))
+    experts, routing_map = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 6, dtype=torch.bool)
+    with use_backend(backend):
+        gates, chosen = moe_gating(logits, 2, score="softmax")
+        permuted, slots = moe_permute(tokens, experts)
+        back = moe_unpermute(permuted, slots, weights)
+        mapped, inside, places = moe_permute_map(tokens, routing_map, 2, by_map)
+        mapped_back = moe_unpermute_map(mapped, places, routing_map, by_map)
+    assert (permuted.shape, slots.shape, slots.dtype) == ((0, 4), (0,), torch.int32)
+    assert (mapped.shape, inside.shape, places.shape) == ((0, 4), (0,), (0,))
+    assert (back.shape, mapped_back.shape, gates.shape, chosen.shape) == ((0, 4), (0, 4), (0, 2), (0, 2))
+    (back.sum() + mapped_back.sum() + inside.sum() + gates.sum()).backward()
+    assert all(x.grad.shape == x.shape for x in (tokens, weights, by_map, logits))
+    assert not fake_npu.calls
+
+
 def test_no_rows_at_all_never_reach_the_kernel(fake_npu):
     weight = torch.ones(2, 4, 6, requires_grad=True)
     with use_backend("npu"):

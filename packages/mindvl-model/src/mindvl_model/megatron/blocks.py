@@ -45,6 +45,7 @@ from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifte
 from mindvl_model.megatron.packing import PackedRow
 from mindvl_model.megatron.replicas import group_of_one, groups_of_one
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
+from mindvl_ops.cross_entropy import loss_of_known_labels
 
 __all__ = [
     "LanguageModel",
@@ -257,9 +258,11 @@ class LanguageModel(GPTModel):
         """Loss by token [1, T] in float32 from labels [1, T] and logits [T, 1, V/tp]."""
         if self.config.tensor_model_parallel_size == 1:
             return ops.cross_entropy(logits.squeeze(1), labels.squeeze(0)).unsqueeze(0)
-        learned = labels != IGNORE_INDEX
-        loss = vocab_parallel_cross_entropy(logits.float(), labels.clamp(min=0).transpose(0, 1).contiguous())
-        return loss.transpose(0, 1) * learned
+        vocab_size = logits.shape[-1] * self.config.tensor_model_parallel_size
+        is_known = (labels >= 0) & (labels < vocab_size)
+        targets = torch.where(is_known, labels, 0)
+        loss = vocab_parallel_cross_entropy(logits.float(), targets.transpose(0, 1).contiguous())
+        return loss_of_known_labels(loss.transpose(0, 1), labels, is_known)
 
     def scatter(self, embeddings: Tensor) -> Tensor:
         """This rank's part of the row [T, 1, H], when norms work on slices of it."""

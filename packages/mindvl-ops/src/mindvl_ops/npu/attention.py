@@ -11,16 +11,13 @@ from torch import Tensor
 
 from ..attention import Window
 from ..errors import OpsError
-from ..precision import compute_dtype
 from ..registry import register
 from ..segments import Segments
 from .door import torch_npu
-from .masks import Description, describe, shared_mask
+from .masks import MAX_TOKENS, Description, describe, shared_mask
 
 MAX_WIDTH = 512  # of the gradient in TND; the forward kernel takes 768
 MAX_HEADS = 256
-MAX_SEGMENTS = 2048
-MAX_TOKENS = 2**20
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -36,15 +33,25 @@ def attention_npu(
     scale: float,
     return_logsumexp: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """One kernel for the whole row; the gradients are the kernel's own."""
+    """One call for the whole row, unless it has more segments than a call takes; gradients are the kernel's own."""
     width = value.shape[-1]
-    if segments.total == 0:  # the kernel takes no empty tensor
-        return query.new_zeros(0, query.shape[1], width), query.new_zeros(0, query.shape[1], dtype=compute_dtype(query))
     if width > query.shape[-1]:  # the kernel wants no value wider than the keys; zeros in both change no logit
         missing = (0, width - query.shape[-1])
         query, key = F.pad(query, missing), F.pad(key, missing)
-    description = describe(segments, causal=causal, window=window)
-    _check(query, key, segments, description)
+    calls = describe(segments, causal=causal, window=window)
+    _check(query, calls)
+    parts = [_call(query, key, value, call, scale, return_logsumexp) for call in calls]
+    if len(parts) == 1:
+        return parts[0]
+    sums = torch.cat([part for _, part in parts if part is not None]) if return_logsumexp else None
+    return torch.cat([output for output, _ in parts]), sums
+
+
+def _call(
+    query: Tensor, key: Tensor, value: Tensor, description: Description, scale: float, return_logsumexp: bool
+) -> tuple[Tensor, Tensor | None]:
+    query = _part(query, description.query_range)
+    key, value = _part(key, description.key_range), _part(value, description.key_range)
     output, maximum, total, *_ = torch_npu().npu_fusion_attention(
         query,
         key,
@@ -65,22 +72,17 @@ def attention_npu(
     return output, (maximum + total.log())[..., 0].detach()  # eight columns that repeat one value
 
 
-def _check(query: Tensor, key: Tensor, segments: Segments, description: Description) -> None:
+def _part(x: Tensor, span: tuple[int, int]) -> Tensor:
+    return x if span == (0, len(x)) else x[span[0] : span[1]]  # the gradient of a slice costs a copy
+
+
+def _check(query: Tensor, calls: tuple[Description, ...]) -> None:
+    longest = max(end - first for call in calls for first, end in (call.query_range, call.key_range))
     rules = (
         (query.dtype in DTYPES, f"type {query.dtype}", "Use bfloat16, float16 or float32"),
-        (query.dtype == key.dtype, f"query {query.dtype} beside key {key.dtype}", "Give one type"),
         (query.shape[-1] <= MAX_WIDTH, f"head size {query.shape[-1]} over {MAX_WIDTH}", "Use smaller heads"),
         (query.shape[1] <= MAX_HEADS, f"{query.shape[1]} heads over {MAX_HEADS}", "Cut the heads over more ranks"),
-        (
-            len(description.query_ends) <= MAX_SEGMENTS,
-            f"{len(description.query_ends)} segments over {MAX_SEGMENTS}",
-            "Pack fewer samples into a row",
-        ),
-        (
-            max(segments.total, segments.key_total) <= MAX_TOKENS,
-            f"{max(segments.total, segments.key_total)} tokens over {MAX_TOKENS}",
-            "Make the row shorter",
-        ),
+        (longest <= MAX_TOKENS, f"a segment of {longest} tokens over {MAX_TOKENS}", "Use shorter sequences"),
     )
     for holds, what, remedy in rules:
         if not holds:

@@ -17,6 +17,8 @@ from ..errors import OpsError
 from ..segments import Segments
 
 MASK_SIDE = 2048
+MAX_SEGMENTS = 2048  # documented for one call in layout TND; more segments are spread over several calls
+MAX_TOKENS = 2**20  # of one call
 NO_LIMIT = 2**31 - 1
 
 _shared: dict[torch.device, Tensor] = {}
@@ -24,8 +26,10 @@ _shared: dict[torch.device, Tensor] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What the kernel is told about who attends to whom; made once per row and kind of attention."""
+    """What one call of the kernel is told about who attends to whom; made once per row and kind of attention."""
 
+    query_range: tuple[int, int]  # first and one after the last query of this call
+    key_range: tuple[int, int]
     sparse_mode: int
     pre_tokens: int = NO_LIMIT
     next_tokens: int = NO_LIMIT
@@ -34,8 +38,12 @@ class Description:
     key_ends: list[int]
 
 
-def describe(segments: Segments, *, causal: bool, window: Window | None) -> Description:
-    """The description of a row, kept with its segments.
+def describe(segments: Segments, *, causal: bool, window: Window | None) -> tuple[Description, ...]:
+    """The calls that a row needs, one in nearly all cases, kept with its segments.
+
+    Segments do not see each other, so a row with more of them than one call takes is cut between two segments. Segments
+    without queries at either end of a call are left out together with their keys: which segment modes 7 and 8 treat as
+    the last or the first is decided by the kernel among those that are not empty.
 
     Sparse modes: 0 all tokens of the segment; 2 causal from the first key on; 3 causal up to the last key; 4 a band;
     7 as 3, but the last segment ends before its keys do; 8 as 2, but the first segment began before this row.
@@ -61,24 +69,57 @@ def mask_bytes_saved(segments: Segments, *, causal: bool, window: Window | None 
 
     The shared mask is counted in full, although all rows and layers of a process use one.
     """
-    used = MASK_SIDE**2 if describe(segments, causal=causal, window=window).masked else 0
+    used = MASK_SIDE**2 if any(call.masked for call in describe(segments, causal=causal, window=window)) else 0
     return segments.total * segments.key_total - used
 
 
-def _describe(segments: Segments, causal: bool, window: Window | None) -> Description:
-    kept = [i for i, (q, k) in enumerate(zip(segments.lengths, segments.key_lengths, strict=True)) if q or k]
+def _describe(segments: Segments, causal: bool, window: Window | None) -> tuple[Description, ...]:
+    calls: list[Description] = []
+    query_start, key_start, first = 0, 0, 0
+    if not segments.total:
+        return ()
+    for last in _cuts(segments):
+        calls.append(_describe_call(segments, range(first, last), (query_start, key_start), causal, window))
+        query_start += sum(segments.lengths[first:last])
+        key_start += sum(segments.key_lengths[first:last])
+        first = last
+    return tuple(calls)
+
+
+def _cuts(segments: Segments) -> list[int]:
+    """One after the last segment of each call; each call has queries."""
+    cuts, size, queries, keys = [], 0, 0, 0
+    for number, (num_queries, num_keys) in enumerate(zip(segments.lengths, segments.key_lengths, strict=True)):
+        is_full = size == MAX_SEGMENTS or max(queries + num_queries, keys + num_keys) > MAX_TOKENS
+        if is_full and queries:
+            cuts.append(number)
+            size = queries = keys = 0
+        # Segments before the first query of a call and segments that are empty do not count: they are left out.
+        if num_queries or (queries and num_keys):
+            size, queries, keys = size + 1, queries + num_queries, keys + num_keys
+    return [*cuts, len(segments)] if queries else [*cuts[:-1], len(segments)]
+
+
+def _describe_call(
+    segments: Segments, numbers: range, starts: tuple[int, int], causal: bool, window: Window | None
+) -> Description:
+    filled = [i for i in numbers if segments.lengths[i]]
+    key_start = starts[1] + sum(segments.key_lengths[numbers.start : filled[0]])
+    kept = [i for i in range(filled[0], filled[-1] + 1) if segments.lengths[i] or segments.key_lengths[i]]
     query_ends = list(accumulate(segments.lengths[i] for i in kept))
     key_ends = list(accumulate(segments.key_lengths[i] for i in kept))
     left, right = window or (-1, -1)
     if causal:
         right = 0
     mode, pre, after = 0, NO_LIMIT, NO_LIMIT
-    rows = [(segments.offsets[i], segments.key_lengths[i] - segments.lengths[i]) for i in kept]
+    rows = [(segments.offsets[i], segments.key_lengths[i] - segments.lengths[i]) for i in filled]
     if left >= 0 or right > 0:
         mode, pre, after = _band(rows, left, right)
     elif right == 0:
         mode, after = _causal(rows)
     return Description(
+        query_range=(starts[0], starts[0] + query_ends[-1]),
+        key_range=(key_start, key_start + key_ends[-1]),
         sparse_mode=mode,
         pre_tokens=pre,
         next_tokens=after,

@@ -2,7 +2,8 @@
 """Mixture of experts on torch_npu: gating, permutation, grouped matmul with a backward pass of our own.
 
 Contract: NPU_CONTRACTS, sections 7 and 8. npu_grouped_matmul has no autograd kernel: called alone it would warn once
-and then give no gradient at all.
+and then give no gradient at all. The kernels take no empty tensor: without tokens the references run, which PyTorch's
+own operators compute on every device (a rank of experts that no token chose has none).
 """
 
 from typing import Any
@@ -11,10 +12,17 @@ import torch
 from torch import Tensor
 
 from ..errors import OpsError
-from ..grouped_matmul import GroupSizes
-from ..moe_gating import EPSILON, Score
+from ..grouped_matmul import GroupSizes, grouped_matmul_reference
+from ..moe_gating import EPSILON, Score, moe_gating_reference
+from ..moe_permute import (
+    moe_permute_map_reference,
+    moe_permute_reference,
+    moe_unpermute_map_reference,
+    moe_unpermute_reference,
+)
 from ..precision import compute_dtype
 from ..registry import register
+from ..torch_backend.derivatives import gradients_of_reference, is_differentiated_again
 from .door import torch_npu
 
 MAX_EXPERTS = 2048
@@ -52,6 +60,8 @@ def moe_gating_npu(
             "sigmoid scores without renormalize: the kernel always divides by their sum. npu moe_gating. Choose "
             "backend torch for it."
         )
+    if not len(logits):
+        return moe_gating_reference(logits, k, score, bias, num_groups, top_groups, renormalize, scaling)
     divide_here = score == "softmax" and renormalize
     weights, chosen, _ = torch_npu().npu_moe_gating_top_k(
         logits,
@@ -76,6 +86,8 @@ def moe_gating_npu(
 def moe_permute_npu(tokens: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """One kernel, with torch_npu's own backward."""
     _check_chosen(experts.shape[1], "moe_permute")
+    if not len(tokens):
+        return moe_permute_reference(tokens, experts)
     permuted, slots = torch_npu().npu_moe_token_permute(tokens, experts)
     return permuted, slots
 
@@ -83,6 +95,8 @@ def moe_permute_npu(tokens: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
 @register("moe_unpermute", "npu")
 def moe_unpermute_npu(permuted: Tensor, slots: Tensor, weights: Tensor | None) -> Tensor:
     """One kernel, with torch_npu's own backward."""
+    if not len(permuted):
+        return moe_unpermute_reference(permuted, slots, weights)
     total: Tensor = torch_npu().npu_moe_token_unpermute(permuted, slots, weights)
     return total
 
@@ -93,6 +107,8 @@ def moe_permute_map_npu(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """One kernel; its default number of rows is for one expert per token, so it is always told."""
     _check_chosen(k, "moe_permute_map")
+    if not len(tokens):
+        return moe_permute_map_reference(tokens, routing_map, k, weights)
     permuted, permuted_weights, slots = torch_npu().npu_moe_token_permute_with_routing_map(
         tokens, routing_map, probs=weights, num_out_tokens=k * len(tokens), drop_and_pad=False
     )
@@ -102,6 +118,8 @@ def moe_permute_map_npu(
 @register("moe_unpermute_map", "npu")
 def moe_unpermute_map_npu(permuted: Tensor, slots: Tensor, routing_map: Tensor, weights: Tensor | None) -> Tensor:
     """One kernel, with torch_npu's own backward."""
+    if not len(permuted):
+        return moe_unpermute_map_reference(permuted, slots, routing_map, weights)
     total: Tensor = torch_npu().npu_moe_token_unpermute_with_routing_map(
         permuted,
         slots,
@@ -136,8 +154,10 @@ class _GroupedMatmul(torch.autograd.Function):
         return _by_rows(x.contiguous(), weight, sizes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, sizes = ctx.saved_tensors
+        if is_differentiated_again():  # the kernel has no derivative: autograd would silently leave it out
+            return gradients_of_reference(grouped_matmul_reference, (x, weight, sizes), grad)
         grad = grad.contiguous()
         grad_x = _by_rows(grad, weight.transpose(1, 2), sizes) if ctx.needs_input_grad[0] else None
         grad_weight = None

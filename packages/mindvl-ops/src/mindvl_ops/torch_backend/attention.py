@@ -44,9 +44,6 @@ def attention_torch(
 ) -> Result:
     """Fastest path that PyTorch has for this row on this device."""
     width, flags = value.shape[-1], Flags(causal, window, scale, return_logsumexp)
-    if segments.total == 0:
-        empty = query.new_zeros(0, query.shape[1], dtype=compute_dtype(query))
-        return query.new_zeros(0, query.shape[1], width), empty
     if _varlen_fits(query, value, segments):
         return _varlen(query, key, value, segments, flags)
     query, key, value = _one_width(query, key, value)

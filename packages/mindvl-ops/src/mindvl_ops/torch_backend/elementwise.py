@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..masked_softmax import BLOCKED_LOGIT
+from ..norm import rms_norm_reference
 from ..precision import compute_dtype
 from ..registry import register
+from ..swiglu import swiglu_reference
+from .derivatives import gradients_of_reference, is_differentiated_again
 
 
 @register("rms_norm", "torch")
@@ -56,11 +59,14 @@ class _RMSNorm(torch.autograd.Function):
         wide = x.to(dtype)
         scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()  # [..., 1]
         ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
         return (wide * scale).mul_(weight.to(dtype)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
+        if is_differentiated_again():  # scale is a constant to autograd
+            return gradients_of_reference(rms_norm_reference, (x, weight, ctx.eps), grad)
         wide_weight, wide_grad = weight.to(scale.dtype), grad.to(scale.dtype)
         normed = x.to(scale.dtype) * scale
         product = wide_grad * normed
@@ -118,8 +124,10 @@ class _SwiGLU(torch.autograd.Function):
         return F.silu(gate).mul_(up).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
         (x,) = ctx.saved_tensors
+        if is_differentiated_again():  # autograd does not follow the writes into one result below
+            return gradients_of_reference(swiglu_reference, (x,), grad)[0]
         dtype = compute_dtype(x)
         gate, up = x.to(dtype).chunk(2, dim=-1)
         grad = grad.to(dtype)

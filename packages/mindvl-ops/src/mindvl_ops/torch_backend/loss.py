@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cross_entropy import IGNORE_INDEX
+from ..cross_entropy import (
+    IGNORE_INDEX,
+    cross_entropy_reference,
+    linear_cross_entropy_reference,
+    loss_of_known_labels,
+)
 from ..precision import compute_dtype
 from ..registry import register
 from ..vocabulary import WHOLE, VocabularyShard, local_target
+from .derivatives import gradients_of_reference, is_differentiated_again
 
 # Values of logits that are worked on at once. On a CPU 4 MiB of float32, which stay in its cache: 40 % faster than 64
 # MiB (benchmarks/decisions.py); on a device 64 MiB, which keep it busy.
@@ -27,9 +33,12 @@ _LEAST_COLUMNS = 256
 def cross_entropy_torch(logits: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE) -> Tensor:
     """Rows in chunks, so that no float32 copy of all logits is ever kept; PyTorch's own loss where one chunk is all."""
     if shard is WHOLE and logits.dtype in (torch.float32, torch.float64) and logits.numel() <= _elements(logits):
-        return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
-    loss: Tensor = _ChunkedCrossEntropy.apply(logits, labels, shard)
-    return loss
+        _, here = local_target(labels, 0, logits.shape[1])
+        known = torch.where(here, labels, IGNORE_INDEX)  # PyTorch would stop the device at any other label
+        loss = F.cross_entropy(logits, known, reduction="none", ignore_index=IGNORE_INDEX)
+        return loss_of_known_labels(loss, labels, here)
+    chunked: Tensor = _ChunkedCrossEntropy.apply(logits, labels, shard)
+    return chunked
 
 
 @register("linear_cross_entropy", "torch")
@@ -45,11 +54,13 @@ def _elements(x: Tensor) -> int:
     return _CHUNK_ELEMENTS if x.device.type == "cpu" else _CHUNK_ELEMENTS_OF_DEVICE
 
 
-def _joined(top: Tensor, total: Tensor, target: Tensor, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp `[T]` and target logit `[T]` of the whole vocabulary, from those of this rank."""
+def _joined(
+    top: Tensor, total: Tensor, target: Tensor, here: Tensor, shard: VocabularyShard
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-sum-exp, target logit and whether the label is known, each `[T]`, from those of this rank's ids."""
     highest = shard.maximum(top)
-    total, target = shard.total(torch.stack((total * (top - highest).exp(), target)))
-    return total.log() + highest, target
+    total, target, known = shard.total(torch.stack((total * (top - highest).exp(), target, here.to(total.dtype))))
+    return total.log() + highest, target, known > 0
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -69,17 +80,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             del wide  # before the next one is made
         column, here = local_target(labels, shard.start, vocabulary)
         target = logits.gather(1, column[:, None])[:, 0].to(dtype).masked_fill_(~here, 0.0)
-        log_sum, target = _joined(top, total, target, shard)
+        log_sum, target, known = _joined(top, total, target, here, shard)
         ctx.save_for_backward(logits, labels, log_sum)
-        ctx.start = shard.start
-        return (log_sum - target).masked_fill_(labels == IGNORE_INDEX, 0.0)
+        ctx.shard = shard
+        return loss_of_known_labels(log_sum - target, labels, known)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         logits, labels, log_sum = ctx.saved_tensors
+        if is_differentiated_again():  # log_sum is a constant to autograd
+            return gradients_of_reference(cross_entropy_reference, (logits, labels, ctx.shard), grad_loss)
         grad = torch.empty_like(logits)
         factor = grad_loss.masked_fill(labels == IGNORE_INDEX, 0.0)[:, None]
-        column, here = local_target(labels, ctx.start, logits.shape[1])
+        column, here = local_target(labels, ctx.shard.start, logits.shape[1])
         for start in range(0, logits.shape[0], ctx.rows):
             rows = slice(start, start + ctx.rows)
             in_place = grad[rows] if grad.dtype == log_sum.dtype else None
@@ -113,20 +126,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total = total * (top - highest).exp() + logits.sub_(highest[:, None]).exp_().sum(dim=-1)
             top = highest
             del logits
-        log_sum, target = _joined(top, total, target, shard)
+        _, here = local_target(labels, shard.start, vocabulary)
+        log_sum, target, known = _joined(top, total, target, here, shard)
         ctx.save_for_backward(hidden_states, weight, labels, log_sum)
-        ctx.start = shard.start
-        return (log_sum - target).masked_fill_(labels == IGNORE_INDEX, 0.0)
+        ctx.shard = shard
+        return loss_of_known_labels(log_sum - target, labels, known)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         hidden_states, weight, labels, log_sum = ctx.saved_tensors
+        if is_differentiated_again():  # log_sum is a constant to autograd
+            inputs = hidden_states, weight, labels, ctx.shard
+            return gradients_of_reference(linear_cross_entropy_reference, inputs, grad_loss)
         factor = grad_loss.masked_fill(labels == IGNORE_INDEX, 0.0)[:, None]
         grad_hidden = torch.zeros_like(hidden_states, dtype=log_sum.dtype) if ctx.needs_input_grad[0] else None
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, weight.shape[0], ctx.columns):
             piece = weight[start : start + ctx.columns]
-            column, here = local_target(labels, ctx.start + start, piece.shape[0])
+            column, here = local_target(labels, ctx.shard.start + start, piece.shape[0])
             grad = _minus_target(hidden_states @ piece.T, log_sum, column, here).mul_(factor).to(hidden_states.dtype)
             if grad_hidden is not None:
                 grad_hidden += grad @ piece

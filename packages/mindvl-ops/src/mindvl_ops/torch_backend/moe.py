@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..grouped_matmul import GroupSizes, host_sizes
+from ..grouped_matmul import GroupSizes, grouped_matmul_reference, host_sizes
 from ..precision import compute_dtype
 from ..registry import register
+from .derivatives import gradients_of_reference, is_differentiated_again
 
 
 @register("moe_permute", "torch")
@@ -108,12 +109,15 @@ class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.given_sizes = sizes
         ctx.sizes = _bounds(sizes, x.device) if _one_kernel(x, weight) else host_sizes(sizes)
         return _by_rows(x, weight, ctx.sizes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        if is_differentiated_again():  # autograd does not follow the writes into one result below
+            return gradients_of_reference(grouped_matmul_reference, (x, weight, ctx.given_sizes), grad)
         grad = grad.contiguous()  # the kernel refuses the expanded gradient of a sum
         grad_x = _by_rows(grad, weight.transpose(1, 2), ctx.sizes) if ctx.needs_input_grad[0] else None
         return grad_x, _by_groups(x, grad, ctx.sizes) if ctx.needs_input_grad[1] else None, None

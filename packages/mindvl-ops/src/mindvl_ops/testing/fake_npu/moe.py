@@ -16,6 +16,7 @@ from .state import refuse, strict
 
 def _check_tokens(op: str, tokens: Tensor) -> None:
     refuse(tokens.dim() != 2, f"{op}: tokens have rank {tokens.dim()}, must be [T, H]")
+    refuse(tokens.numel() == 0 and strict().documented_limits, f"{op}: tokens {list(tokens.shape)} are empty")
     check_float(op, "tokens", tokens)
 
 
