@@ -61,3 +61,10 @@ def test_a_config_error_keeps_one_line_for_each_problem() -> None:
 def test_an_error_of_a_command_may_have_several_lines_too() -> None:
     assert str(CliError("no x.\n Make it.")) == "no x.\n Make it."
     assert one_line(CliError("no x.\n Make it.", "no y.")) == "error: no x. Make it.\nerror: no y."
+
+
+def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _raising(CliError("s3://me:pa55@b/\x1b[2J.tar: is missing.\nerror: forged")) == 1
+    assert capsys.readouterr().err == "error: s3://***@b/\\x1b[2J.tar: is missing. error: forged\n"
+    assert _raising(click.BadParameter("s3://me:pa55@b/\x1b[2J does not exist")) == 2
+    assert r"s3://***@b/\x1b[2J does not exist" in capsys.readouterr().err

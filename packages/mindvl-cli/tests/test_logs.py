@@ -68,3 +68,21 @@ def test_other_libraries_are_heard_from_warnings_on(capsys: pytest.CaptureFixtur
     logging.getLogger("some_library").warning("trouble")
 
     assert capsys.readouterr().err == "trouble\n"
+
+
+def test_secrets_and_control_characters_reach_neither_console_nor_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(log_dir=tmp_path)
+    logging.getLogger("botocore").warning("retry of %s", "https://u:pa55@h/a\x1b]0;x\x07?sig=pa55")
+    logger.warning("key %s", "a\n2026-01-01 INFO forged")
+    try:
+        raise OSError("https://u:pa55@h \x1b[2J")
+    except OSError:
+        logger.exception("failed")
+    for text in (capsys.readouterr().err, (tmp_path / "rank-0000.log").read_text()):
+        assert "pa55" not in text
+        assert "\x1b" not in text
+        assert r"https://***@h/a\x1b]0;x\x07?sig=***" in text
+        assert r"OSError: https://***@h \x1b[2J" in text
+        assert "\n    2026-01-01 INFO forged\n" in text

@@ -7,8 +7,11 @@ from, so that nothing heavy is imported in order to report a typing mistake.
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
+
+from mindvl_cli.output import Guarded, message
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
@@ -39,7 +42,7 @@ def one_line(error: BaseException) -> str:
     """The message on one line; an error with several problems keeps one line for each."""
     problems = getattr(error, "problems", None)
     lines = [str(problem) for problem in problems] if problems else [str(error) or type(error).__name__]
-    return "\n".join("error: " + " ".join(line.split()) for line in lines)
+    return "\n".join("error: " + message(" ".join(line.split())) for line in lines)
 
 
 def run_guarded(invoke: Callable[[], object]) -> int:
@@ -52,7 +55,8 @@ def run_guarded(invoke: Callable[[], object]) -> int:
     try:
         result = invoke()
     except click.ClickException as error:
-        error.show()
+        shown: Any = Guarded(sys.stderr, hides_secrets=True, may_draw=True)
+        error.show(shown)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)

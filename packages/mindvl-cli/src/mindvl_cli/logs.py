@@ -5,13 +5,27 @@ Comes before a command does its work; the packages only call `logging.getLogger(
 console is progress.py and the commands' own lines.
 """
 
+import copy
 import logging
 import sys
 from pathlib import Path
 from typing import TextIO
 
+from mindvl_cli.output import message
+
 CONSOLE_FORMAT = "%(message)s"
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Formatter(logging.Formatter):
+    """Escapes control characters and hides secrets, of our messages and of other libraries' alike."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of a record; further lines of its message are indented, so that none passes for a record."""
+        record = copy.copy(record)
+        record.msg, record.args = record.getMessage().replace("\n", "\n    "), None
+        record.exc_text = None  # another handler may have put a traceback here as it is
+        return message(super().format(record))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -40,12 +54,12 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
             handler.close()
     console = _StderrHandler()
     console.setLevel(logging.ERROR if rank else logging.DEBUG if verbose else logging.WARNING)
-    console.setFormatter(logging.Formatter(CONSOLE_FORMAT))
+    console.setFormatter(_Formatter(CONSOLE_FORMAT))
     handlers: list[logging.Handler] = [console]
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
         file_handler = logging.FileHandler(log_dir / f"rank-{rank:04d}.log", encoding="utf-8")
-        file_handler.setFormatter(logging.Formatter(FILE_FORMAT))
+        file_handler.setFormatter(_Formatter(FILE_FORMAT))
         handlers.append(file_handler)
     for handler in handlers:
         handler.set_by_mindvl = True  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import click
 
 from mindvl_cli.failures import run_guarded
 from mindvl_cli.logs import set_up_logging
+from mindvl_cli.output import Guarded
 
 COMMANDS = {
     # name: (module:attribute, line in the help), in the order in which a user meets them
@@ -88,6 +89,11 @@ def main() -> NoReturn:
     Exit codes: 0 done, 1 our error, 2 wrong usage, 75 a training that was asked to stop saved a checkpoint and may be
     started again, 79 a process of a training was stuck, 130 interrupted.
     """
+    guarded: list[Any] = [
+        Guarded(sys.stdout, hides_secrets=False, may_draw=False),
+        Guarded(sys.stderr, hides_secrets=True, may_draw=True),
+    ]
+    sys.stdout, sys.stderr = guarded
     sys.exit(run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False)))
 
 

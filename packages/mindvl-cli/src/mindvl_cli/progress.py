@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
+from mindvl_cli.output import escaped
+
 LINE_EVERY_S = 10.0
 
 
@@ -35,7 +37,7 @@ def progress(label: str, *, total: float | None, unit: str = "", done: int = 0) 
                 advance()
     """
     show = _bar if sys.stderr.isatty() else _lines
-    with show(label, total, unit, done) as advance:
+    with show(escaped(label), total, unit, done) as advance:
         yield advance
 
 
@@ -66,11 +68,11 @@ def _bar(label: str, total: float | None, unit: str, done_before: int) -> Iterat
     from rich.console import Console
 
     columns = (
-        rich_progress.TextColumn("{task.description}"),
+        rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(bar_width=None),
         rich_progress.TextColumn("{task.fields[counts]}", justify="right"),
         rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
-        rich_progress.TextColumn("{task.fields[note]}"),
+        rich_progress.TextColumn("{task.fields[note]}", markup=False),
     )
     started = time.monotonic()
     done: float = done_before

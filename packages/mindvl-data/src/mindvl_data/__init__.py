@@ -2,7 +2,7 @@
 """Multimodal training data: shards, a deterministic plan, packed batches, and a ledger of what was consumed."""
 
 from mindvl_data.config import DataConfig, ImageConfig, PackingConfig, SourceConfig, StoreConfig, VideoConfig
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import BadSample, DataError, redact
 from mindvl_data.images import smart_resize
 from mindvl_data.loader import Loader
 from mindvl_data.packed_dataset import PackedDataset
@@ -36,6 +36,7 @@ __all__ = [
     "VideoConfig",
     "index_folder",
     "load_tokenizer",
+    "redact",
     "rows_of_rank",
     "smart_resize",
     "write_shards",

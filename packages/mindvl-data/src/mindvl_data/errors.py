@@ -6,27 +6,29 @@ Messages say where, what is wrong with the value, and what to do. Secrets in add
 
 import re
 
+# Every repetition is bounded where a match may fail after it, so that hostile text takes linear time.
 _SECRETS = (
     # user and password before the host of an address, with or without slashes in the password
-    (re.compile(r"(?<=://)[^/?#\s'\"<>]*@"), "***@"),
-    (re.compile(r"(?<=://)[^/\s'\"<>@:]+:(?!\d+[/\s])[^\s'\"<>]*@"), "***@"),
+    (re.compile(r"(?<=://)[^/?#\s'\"<>]{0,1000}@"), "***@"),
+    (re.compile(r"(?<=://)[^/\s'\"<>@:]{1,200}:(?!\d{1,5}[/\s])[^\s'\"<>]{0,1000}@"), "***@"),
     # values of an address's query
     (
         re.compile(
-            r"(?i)([?&;][^=&;\s]*(?:sig|token|key|secret|passw|pwd|credential|auth)[^=&;\s]*=)[^&;#\s'\"<>]*[^&;#\s'\"<>:.,)]"
+            r"(?i)([?&;](?=([^=&;?\s]{0,80}=))(?=[^=]*(?:sig|token|key|secret|passw|pwd|credential|auth))\2)"
+            r"[^&;#\s'\"<>]*[^&;#\s'\"<>:.,)]"
         ),
         r"\1***",
     ),
     # settings, as libraries print them
-    (re.compile(r"(?i)(['\"](?:key|secret|token|password|passwd)['\"]\s*:\s*['\"])[^'\"]+"), r"\1***"),
+    (re.compile(r"(?i)(['\"](?:key|secret|token|password|passwd)['\"]\s{0,9}:\s{0,9}['\"])[^'\"]+"), r"\1***"),
     (
         re.compile(
             r"(?i)((?:secret_access_key|access_key_id|session_token|client_secret|account_key|api_key|password|passwd)"
-            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+"
+            r"['\"]?\s{0,9}[=:]\s{0,9}['\"]?)[^\s'\",;&]+"
         ),
         r"\1***",
     ),
-    (re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{16,}"), r"\1***"),
+    (re.compile(r"(?i)(\b(?:bearer|basic)\s{1,9})[A-Za-z0-9._~+/=-]{16,}"), r"\1***"),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{20,}"), "***"),
 )
 

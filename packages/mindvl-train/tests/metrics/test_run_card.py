@@ -3,9 +3,11 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from mindvl_data import SourceConfig
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import MetricsConfig, RunConfig
 from mindvl_train.metrics.run_card import run_facts, write_card
@@ -35,3 +37,13 @@ def test_a_cpu_has_no_peak_unless_the_recipe_says_one(make_config: Callable[...,
     told = run_facts(make_config(metrics=MetricsConfig(peak_tflops=2.5)), smallest_config(), CPU)
     assert told.peak_tflops == 2.5
     assert told.sources == ("pages", "photos", "text")
+
+
+def test_a_password_in_the_address_of_a_source_stays_out_of_the_card(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config()
+    config.out.mkdir()
+    data = replace(config.data, sources=(SourceConfig(name="a", path="s3://me:pa55@bucket/a"),))
+    write_card(replace(config, data=data), smallest_config(), Place(rank=0, device=CPU, dp_size=1), start_step=0)
+    text = (config.out / "run.json").read_text()
+    assert "s3://***@bucket/a" in text
+    assert "pa55" not in text

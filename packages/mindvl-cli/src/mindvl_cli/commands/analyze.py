@@ -190,7 +190,7 @@ def _print(figures: dict[str, Any], scores: "Sequence[RoutingScore]", out: Path 
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{figures['rows']:,} rows, {figures['tokens']:,} tokens; {len(figures['layers'])} layers of "
         f"{figures['experts']} experts, {figures['experts_per_token']} for each token"

@@ -311,7 +311,7 @@ def _print_stats(figures: dict[str, Any]) -> None:
     table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
     table.add_row("the same, waiting each microbatch", percent(figures["lockstep_imbalance"]))
     table.add_row("rows that a sample waits", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}")
-    Console().print(table)
+    Console(markup=False).print(table)
     sources = Table(box=None, pad_edge=False)
     for number, name in enumerate(
         ("source", f"asked, {figures['weight_unit']}", "samples", "", "tokens", "", "left out")
@@ -328,7 +328,7 @@ def _print_stats(figures: dict[str, Any]) -> None:
             percent(source["tokens_share"]),
             dropped,
         )
-    Console().print(sources)
+    Console(markup=False).print(sources)
 
 
 def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:

@@ -227,11 +227,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     table = Table(box=None, pad_edge=False)
     for title in ("", "", "found", "what to change, and why"):
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(f"[{colours[row.status]}]{row.status}[/]", row.name, row.found, row.advice)
-    Console().print(table)
+        table.add_row(Text(row.status, style=colours[row.status]), row.name, row.found, row.advice)
+    Console(markup=False).print(table)

@@ -62,4 +62,4 @@ def _print_scores(result: "run.Evaluation") -> None:  # type: ignore[name-define
     for task, score in result.scores.by_task.items():
         table.add_row(task, f"{100 * score.score:.1f}", str(score.num_items))
     table.add_row("overall", f"{100 * result.scores.overall:.1f}", str(len(result.predictions)), style="bold")
-    Console().print(table)
+    Console(markup=False).print(table)

@@ -77,7 +77,7 @@ def _print(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("source", "samples", "tokens", "share", "epochs begun", "bad"):
         table.add_column(name, justify="left" if name == "source" else "right")

@@ -42,7 +42,7 @@ def _print(figures: dict[str, Any], out: Path | None) -> None:
 
     from mindvl_cli.run_figures import gain
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     of_steps = "" if figures["steps"] is None else f" of {figures['steps']}"
     loss = "nothing was learned" if figures["loss"] is None else f"loss {figures['loss']:.4f}"
     console.print(f"{figures['run']}: {figures['state']}, step {figures['step']}{of_steps}, {loss}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mindvl_data import DataConfig
+from mindvl_data import DataConfig, redact
 from mindvl_model import MindVLConfig
 from mindvl_model.counts import count_parameters
 from mindvl_model.flops import row_flops
@@ -102,7 +102,7 @@ def _data(data: DataConfig) -> dict[str, Any]:
     total = sum(source.weight for source in data.sources)
     return {
         "sources": [
-            {"name": source.name, "path": str(source.path), "share_asked": source.weight / total}
+            {"name": source.name, "path": redact(str(source.path)), "share_asked": source.weight / total}
             for source in data.sources
         ],
         "weight_unit": data.weight_unit,
