@@ -66,5 +66,5 @@ def test_an_error_of_a_command_may_have_several_lines_too() -> None:
 def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert _raising(CliError("s3://me:pa55@b/\x1b[2J.tar: is missing.\nerror: forged")) == 1
     assert capsys.readouterr().err == "error: s3://***@b/\\x1b[2J.tar: is missing. error: forged\n"
-    assert _raising(click.BadParameter("s3://me:pa55@b/\x1b[2J does not exist")) == 2
-    assert r"s3://***@b/\x1b[2J does not exist" in capsys.readouterr().err
+    assert _raising(click.BadParameter("s3://me:pa55@b/\x9d0;x\x07 does not exist")) == 2
+    assert r"s3://***@b/\x9d0;x\x07 does not exist" in capsys.readouterr().err
