@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dry run found, in words."""
+"""What a dry run found, in words; whatever value a recipe gives to a field, it is answered in a sentence, quickly."""
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
 from mindvl_cli.dry_run import dry_run_text
+from mindvl_cli.failures import is_ours
+from mindvl_cli.load import load_config, to_plain
+from mindvl_cli.main import cli
+from mindvl_model import MindVLConfig
+from mindvl_model.language_config import Qwen2LanguageConfig
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_train import RunConfig
 from mindvl_train.dry_run import DryRun, StageCounts
 
 MIDDLE = StageCounts(
@@ -97,3 +111,149 @@ def test_where_a_run_begins_is_told() -> None:
     assert "weights     goes on from runs/w/checkpoints/step-00000100" in dry_run_text("first", resumed)
     later = replace(REPORT, start=REPORT.start | {"from_stage": "warmup", "at_random": []})
     assert "weights     all parts from stage warmup" in dry_run_text("first", later)
+
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny" / "sft.yaml"
+QWEN2 = Qwen2LanguageConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_hidden_size=40,
+    vocab_size=512,
+    mrope_sections=(2, 1, 1),
+)
+VALUES = (
+    *("0", "-1", "3", "1000003", "1000000000000", f"1{'0' * 30}", "1e22", "0.5", "-0.5", ".nan", ".inf", "-.inf"),
+    *(
+        '""',
+        "x",
+        "[]",
+        "{}",
+        "null",
+        "true",
+        "[[]]",
+        "[0]",
+        "[-1]",
+        "/dev/null/x",
+        '"a\\0b"',
+        "!!binary eA==",
+        "&a [*a]",
+    ),
+)
+ROUNDS = 60
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The tiny recipe with every field written out, for each family of language models."""
+    out = tmp_path_factory.mktemp("values") / "run"
+    overrides = ["init={}", f"out={out}", "data.num_threads=0", "data.packing.buffer_size=8"]
+    plain = to_plain(load_config(RECIPE, RunConfig, overrides))
+    models: dict[str, MindVLConfig] = {
+        "qwen3": smallest_config(vocab_size=512),
+        "qwen3_moe": smallest_qwen3_moe(vocab_size=512),
+        "deepseek_v3": smallest_deepseek_v3(vocab_size=512),
+    }
+    sections = {
+        name: {"size": None, "folder": None, "vision": to_plain(model.vision), "language": to_plain(model.language)}
+        for name, model in models.items()
+    }
+    sections["qwen2"] = sections["qwen3"] | {"language": to_plain(QWEN2)}
+    return {name: plain | {"model": section} for name, section in sections.items()}
+
+
+def key_paths(node: Any) -> Iterator[str]:
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in entries:
+        yield str(key)
+        yield from (f"{key}.{below}" for below in key_paths(value))
+
+
+def dry_run(document: dict[str, Any], override: str, place: Path, folder: Path) -> Result:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(document))
+    return CliRunner().invoke(cli, ["train", str(recipe), "--dry-run", override])
+
+
+def is_answered(result: Result) -> bool:
+    """Whether it was a report, or one error for the user."""
+    error = result.exception
+    if error is None or isinstance(error, SystemExit):
+        return result.exit_code in (0, 1)
+    return is_ours(error) or isinstance(error, click.ClickException)
+
+
+def test_any_value_of_any_field_is_answered(
+    documents: dict[str, dict[str, Any]], tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    choose = random.Random(11)
+    for _ in range(ROUNDS):
+        document = documents[choose.choice(sorted(documents))]
+        override = f"{choose.choice(sorted(key_paths(document)))}={choose.choice(VALUES)}"
+        result = dry_run(document, override, tiny_place, tmp_path)
+        assert is_answered(result), (override, result.exc_info)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.language.num_heads=0", "num_heads=0 must be between 1 and"),
+        ("model.vision.num_heads=0", "num_heads=0 must be between 1 and"),
+        ("model.language.hidden_size=-64", "hidden_size=-64 must be between 1 and"),
+        ("seed=1e22", "seed: 1e+22 does not fit. Write a whole number"),
+        ("seed=-1", "seed=-1 must be between 0 and"),
+        ("data.seed=-1", "seed=-1 must be between 0 and"),
+        ("parallel.pp_size=100", "pp_size=100 with virtual_stages=1: pipeline stages of 2 language layers"),
+        ("parallel.ep_size=1000000", "1000000 data-parallel ranks"),
+        ("packs_per_step=100000000000", "packs_per_step=100000000000 must be between 1 and 1,048,576"),
+        ("data.packing.pad_multiple=0", "pad_multiple=0 must be between 1 and"),
+        ("data.packing.balance_steps=1000003", "balance_steps=1000003 must be between 1 and 1024"),
+        ("data.sources.0.weight=.inf", "weight: inf is not a finite number"),
+        ("faults.stuck_after_s=-1", "stuck_after_s=-1.0 must be between 0"),
+        ("model.vision.in_channels=4", "in_channels=4 is not supported"),
+    ],
+)
+def test_what_was_a_traceback_or_took_for_ever_is_one_sentence(
+    documents: dict[str, dict[str, Any]],
+    tiny_place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    result = dry_run(documents["qwen3"], override, tiny_place, tmp_path)
+    assert is_answered(result)
+    assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("out", "FILE"), ("out", "FILE/below"), ("data.audit_log", "DIRECTORY"), ("data.quarantine_log", "FILE/log")],
+)
+def test_a_place_that_cannot_be_written_is_a_problem_of_the_dry_run(
+    documents: dict[str, dict[str, Any]],
+    tiny_place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    value: str,
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    (tmp_path / "FILE").write_text("")
+    (tmp_path / "DIRECTORY").mkdir()
+    result = dry_run(documents["qwen3"], f"{key}={tmp_path / value}", tiny_place, tmp_path)
+    assert result.exit_code == 1
+    assert f"{key}: {tmp_path / value} cannot be written, because" in result.output
+
+
+def test_the_largest_step_is_estimated_from_its_first_packs(
+    documents: dict[str, dict[str, Any]], tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_place)
+    result = dry_run(documents["qwen3"], "packs_per_step=1048576", tiny_place, tmp_path)
+    assert result.exit_code == 0, result.exception
+    assert "1,048,576 rows" in result.output

@@ -307,6 +307,7 @@ def test_what_is_dumped_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
             'sources.0.path="a\\0b"',
             "sources.0.path: 'a\\x00b' contains a NUL or a lone surrogate. Write text without it.",
         ),
+        ("sources.0.path=''", "sources.0.path: is empty text. Write a value, or leave the key out."),
         (f"schedule.steps={'9' * 5000}", "is not valid YAML (a number of 5,000 digits"),
         (f"{'a.' * 70}b=1", "is no override. Write KEY.PATH=VALUE."),
         (f"sources.{'9' * 5000}.path=x", "is no override"),

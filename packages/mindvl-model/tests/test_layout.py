@@ -14,7 +14,14 @@ def test_layers_are_spread_evenly_and_the_first_chunks_take_fewer() -> None:
     assert chunk_layers(36, Layout(pp_size=4)) == (9, 9, 9, 9)
     assert chunk_layers(61, Layout(pp_size=16)) == (3, 3, 3, *(4,) * 13)
     assert chunk_layers(7, Layout(pp_size=2, virtual_stages=2)) == (1, 2, 2, 2)
-    assert chunk_layers(2, Layout(pp_size=4)) == (0, 0, 1, 1)
+    assert chunk_layers(2, Layout(pp_size=3)) == (0, 1, 1)
+    assert chunk_layers(2, Layout(pp_size=2, virtual_stages=2)) == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"pp_size": 100}, {"pp_size": 6}, {"pp_size": 2, "virtual_stages": 1 << 20}])
+def test_a_pipeline_stage_that_would_hold_nothing_is_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ModelError, match=r"pipeline stages of 4 language layers would hold nothing.*at most 4"):
+        chunk_layers(4, Layout(**sizes))
 
 
 def test_a_layout_may_say_how_many_layers_each_chunk_has() -> None:

@@ -36,7 +36,7 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (InitSection, {"checkpoint": Path("a"), "model": Path("b")}, "exclude each other"),
         (InitSection, {"model": Path("a"), "vision": Path("b")}, "exclude each other"),
         (InitSection, {"checkpoint": Path("a"), "language": Path("b")}, "exclude each other"),
-        (ScheduleConfig, SCHEDULE | {"steps": 0}, "steps=0 trains nothing"),
+        (ScheduleConfig, SCHEDULE | {"steps": 0}, "steps=0 must be between 1 and"),
         (ScheduleConfig, SCHEDULE | {"min_lr": 0.1}, r"min_lr=0\.1 must lie between 0 and peak_lr=0\.001"),
         (ScheduleConfig, SCHEDULE | {"min_lr": -1.0}, r"min_lr=-1\.0 must lie between"),
         (ScheduleConfig, SCHEDULE | {"lr_warmup_ratio": 1.0}, r"lr_warmup_ratio=1\.0 is not a share below 1"),
@@ -48,12 +48,13 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (OptimizerConfig, {"epsilon": 0.0}, r"epsilon=0\.0 is not above 0"),
         (MetricsConfig, {"wandb_project": ""}, "wandb_project is empty"),
         (FaultsConfig, {"max_skipped": 0}, "max_skipped=0 allows no step"),
-        (FaultsConfig, {"stuck_after_s": -1.0}, r"stuck_after_s=-1\.0 is no patience"),
+        (FaultsConfig, {"stuck_after_s": -1.0}, r"stuck_after_s=-1\.0 must be between 0"),
         (CheckpointConfig, {"keep_last": 0}, "keep_last=0 saves nothing"),
         (MetricsConfig, {"every_steps": 0}, "every_steps=0 reports nothing"),
         (MetricsConfig, {"peak_tflops": 0.0}, r"peak_tflops=0\.0 is no speed"),
         (CheckpointConfig, {"every_steps": 10, "keep_every_steps": 0}, "keep_every_steps=0 is not a multiple"),
         (FaultsConfig, {"spike_factor": float("nan")}, "spike_factor=nan calls every step a spike"),
+        (ParallelConfig, {"ep_size": 1 << 30}, "ep_size=1073741824 must be between 1 and"),
         (ParallelConfig, {"pp_size": 2, "stage_layers": (-1, 5)}, r"stage_layers=\[-1, 5\] has a number below 0"),
     ],
 )
@@ -68,8 +69,10 @@ def test_both_backbones_may_start_from_folders_of_their_own() -> None:
 
 def test_a_run_checks_what_its_sections_cannot(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
-    with pytest.raises(ValueError, match="packs_per_step=0 is no batch"):
+    with pytest.raises(ValueError, match="packs_per_step=0 must be between 1 and"):
         replace(config, packs_per_step=0)
+    with pytest.raises(ValueError, match="seed=-1 must be between 0 and"):
+        replace(config, seed=-1)
     with pytest.raises(ValueError, match="trainable is empty"):
         replace(config, trainable=())
     image = replace(config.data.image, patch_size=16, min_pixels=32 * 32)

@@ -141,7 +141,11 @@ def _unusable(document: Any) -> Iterator[tuple[KeyPath, str, str]]:
             yield (), f"an integer of {len(str(abs(document)))} digits", f"Write one up to {_MAX_INTEGER}."
         elif isinstance(document, str) and ("\0" in document or not _is_unicode(document)):
             yield (), f"{document!a} contains a NUL or a lone surrogate", "Write text without it."
+        elif document == "":
+            yield (), "is empty text", "Write a value, or leave the key out."
     for key, value in entries:
+        if key == "options":  # of a file system (data.store), which has settings of its own
+            continue
         yield from (((key, *rest), what, to_do) for rest, what, to_do in _unusable(value))
 
 

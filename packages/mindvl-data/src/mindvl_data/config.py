@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 MOST_PIXELS = 178_956_970  # of an image; Pillow opens none with more
+# Beyond anything that is trained; a slip of the keyboard is refused before it takes memory or time.
+_MAX_PIXELS = 1 << 40
+_MAX_SEQ_LENGTH = 1 << 22
+_MAX_COUNT = 1 << 20
+_MAX_INTEGER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,8 @@ class ImageConfig:
     decode_limit: int = 80_000_000  # pixels; larger images, and those that take over 5 bytes for each, are refused
 
     def __post_init__(self) -> None:
+        _check_range(self, 1, 1024, "patch_size", "spatial_merge_size")
+        _check_range(self, 1, _MAX_PIXELS, "max_pixels", "decode_limit")
         block = (self.patch_size * self.spatial_merge_size) ** 2
         if not block <= self.min_pixels <= self.max_pixels:
             raise ValueError(
@@ -54,6 +61,9 @@ class VideoConfig:
     total_pixels: int = 24_576 * 28 * 28  # of all frames, two counted as one; many frames are made smaller
 
     def __post_init__(self) -> None:
+        _check_range(self, 0.0, 1e4, "fps")
+        _check_range(self, 1, _MAX_COUNT, "max_frames")
+        _check_range(self, 1, _MAX_PIXELS, "max_pixels", "total_pixels")
         if not self.fps > 0 or not 2 <= self.min_frames <= self.max_frames:
             raise ValueError(
                 f"fps={self.fps}, min_frames={self.min_frames}, max_frames={self.max_frames} leave no choice. "
@@ -88,19 +98,16 @@ class PackingConfig:
     balance_width: int = 8  # rows that run side by side when loads are balanced; part of the recipe, not of the cluster
 
     def __post_init__(self) -> None:
+        _check_range(self, 1, _MAX_COUNT, "pad_multiple", "balance_width")
+        _check_range(self, 0, _MAX_SEQ_LENGTH, "seq_length")
+        _check_range(self, 0, _MAX_PIXELS, "max_patches")
+        _check_range(self, 1, 1 << 16, "buffer_size")  # each sample is chosen among all of these
+        _check_range(self, 1, 1 << 10, "balance_steps")  # all of these are planned before the first is trained
         if self.seq_length <= 0 or self.seq_length % self.pad_multiple:
             raise ValueError(
                 f"seq_length={self.seq_length} is not a positive multiple of pad_multiple={self.pad_multiple}. "
                 f"Use {max(1, self.seq_length // self.pad_multiple) * self.pad_multiple}."
             )
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size={self.buffer_size} holds no sample. Use 256.")
-        if self.balance_steps < 1 or self.balance_width < 1:
-            raise ValueError(
-                f"balance_steps={self.balance_steps} and balance_width={self.balance_width} have to be at least 1."
-            )
-        if self.max_patches is not None and self.max_patches < 0:
-            raise ValueError(f"max_patches={self.max_patches} is negative. Leave it out to derive it from the data.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +126,8 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if isinstance(self.path, str) and "://" not in self.path:
             object.__setattr__(self, "path", Path(self.path))
+        _check_range(self, 1, _MAX_PIXELS, "min_pixels", "max_pixels", "first", "max_epochs")
+        _check_range(self, 0.0, 1e15, "weight")
         if (self.first is not None and self.first < 1) or (self.fraction is not None and not 0 < self.fraction <= 1):
             raise ValueError(
                 f"first={self.first} and fraction={self.fraction} of source {self.name!r} use nothing. "
@@ -128,8 +137,6 @@ class SourceConfig:
             raise ValueError(
                 f"weight={self.weight} of source {self.name!r} is not positive. Remove the source instead."
             )
-        if self.max_epochs is not None and self.max_epochs < 1:
-            raise ValueError(f"max_epochs={self.max_epochs} of source {self.name!r} uses nothing. Use 1 or more.")
 
 
 def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
@@ -162,11 +169,9 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         _coerce_paths(self, "cache")
-        if self.cache_bytes < 0 or self.retries < 0 or self.timeout_s <= 0:
-            raise ValueError(
-                f"cache_bytes={self.cache_bytes}, retries={self.retries}, timeout_s={self.timeout_s}: none may be "
-                "negative, and timeout_s has to be above 0."
-            )
+        _check_range(self, 0, _MAX_INTEGER, "cache_bytes")
+        _check_range(self, 0, 30, "retries")
+        _check_range(self, 1e-3, 1e6, "timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +207,19 @@ class DataConfig:
             raise ValueError(f"sources {twice} appear twice. Give every source its own name.")
         for source in self.sources:
             source_image(self.image, source)
-        if self.text_share is not None and not 0 <= self.text_share <= 1:
-            raise ValueError(f"text_share={self.text_share} is not a share. Use a value from 0 to 1.")
-        counts = (self.prefetch_packs, self.prefetch_bytes, self.plan_ahead_steps, self.shuffle_window)
-        if self.num_threads < 0 or min(counts) < 1:
-            raise ValueError(
-                f"num_threads={self.num_threads}, prefetch_packs={self.prefetch_packs}, "
-                f"prefetch_bytes={self.prefetch_bytes}, plan_ahead_steps={self.plan_ahead_steps}, "
-                f"shuffle_window={self.shuffle_window}: use num_threads >= 0 and at least 1 for the others."
-            )
+        _check_range(self, 0.0, 1.0, "text_share", "max_bad_share")
+        _check_range(self, 0, _MAX_INTEGER, "seed")
+        _check_range(self, 0, 1 << 12, "num_threads")
+        _check_range(self, 1, _MAX_COUNT, "prefetch_packs", "plan_ahead_steps")
+        _check_range(self, 1, _MAX_INTEGER, "prefetch_bytes", "shuffle_window")
+
+
+def _check_range(config: object, low: float, high: float, *names: str) -> None:
+    """Refuse fields outside of [low, high]; None is always allowed, NaN never."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{name}={value} must be between {low} and {high}.")
 
 
 def _coerce_paths(config: Any, *names: str) -> None:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import FAMILIES, LanguageConfig, Qwen2LanguageConfig, YarnConfig
+from mindvl_model.language_config import (
+    FAMILIES,
+    MAX_LAYERS,
+    MAX_SIZE,
+    LanguageConfig,
+    Qwen2LanguageConfig,
+    YarnConfig,
+    check_range,
+)
 
 VOCABULARY_MULTIPLE = 128  # so that any usual tp_size divides it
 
@@ -35,6 +43,16 @@ class VisionConfig:
     init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
 
     def __post_init__(self) -> None:
+        check_range(self, 1, MAX_SIZE, "hidden_size", "num_heads", "ffn_hidden_size", "window_size")
+        check_range(self, 1, MAX_LAYERS, "num_layers")
+        check_range(self, 1, 1024, "patch_size", "temporal_patch_size", "spatial_merge_size")
+        check_range(self, 1.0, 1e30, "rotary_base")
+        check_range(self, 0.0, 1.0, "norm_epsilon")
+        check_range(self, 0.0, 1e3, "init_std")
+        if self.in_channels != 3:
+            raise ModelError(f"in_channels={self.in_channels} is not supported: images have 3 channels. Use 3.")
+        if not min(self.image_std) > 0:
+            raise ModelError(f"image_std={list(self.image_std)} must be above 0, as pixels are divided by it.")
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
             raise ModelError(
                 f"hidden_size={self.hidden_size} over num_heads={self.num_heads}: the head size must be whole and a "

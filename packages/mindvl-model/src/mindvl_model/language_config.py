@@ -9,6 +9,8 @@ from typing import Literal
 
 from mindvl_model.errors import ModelError
 
+MAX_LAYERS, MAX_SIZE = 1_000, 1 << 24  # beyond any model; a slip of the keyboard is refused before it takes memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
@@ -25,6 +27,14 @@ class DecoderConfig:
     max_positions: int = 40960  # longest sequence the exported folder declares
     init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
 
+    def __post_init__(self) -> None:
+        check_range(self, 1, MAX_SIZE, "hidden_size", "num_heads", "ffn_hidden_size", "vocab_size")
+        check_range(self, 1, MAX_LAYERS, "num_layers")
+        check_range(self, 1, 1 << 40, "max_positions")
+        check_range(self, 1.0, 1e30, "rotary_base")
+        check_range(self, 0.0, 1.0, "norm_epsilon")
+        check_range(self, 0.0, 1e3, "init_std")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryConfig(DecoderConfig):
@@ -34,6 +44,8 @@ class GroupedQueryConfig(DecoderConfig):
     head_dim: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, 1, MAX_SIZE, "num_kv_heads", "head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}. Change one of them."
@@ -55,6 +67,8 @@ class Qwen2LanguageConfig(GroupedQueryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if min(self.mrope_sections) < 0:
+            raise ModelError(f"mrope_sections={list(self.mrope_sections)} has a number below 0. Use 0 or more.")
         if 2 * sum(self.mrope_sections) != self.head_dim:
             raise ModelError(
                 f"mrope_sections={self.mrope_sections} give {sum(self.mrope_sections)} pairs, but head_dim="
@@ -82,6 +96,8 @@ class Qwen3MoELanguageConfig(GroupedQueryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, 1, MAX_SIZE, "num_experts", "expert_ffn_hidden_size")
+        check_range(self, 0.0, 1e6, "aux_loss_weight")
         check_experts(self.num_experts, self.experts_per_token)
 
 
@@ -95,6 +111,12 @@ class YarnConfig:
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range(self, 1.0, 1e6, "factor")
+        check_range(self, 1, 1 << 40, "original_max_positions")
+        check_range(self, 1e-6, 1e6, "beta_fast", "beta_slow")
+        check_range(self, 0.0, 1e6, "mscale", "mscale_all_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +145,12 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
     max_positions: int = 163_840
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = ("q_lora_rank", "kv_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
+        experts = ("num_experts", "expert_ffn_hidden_size", "num_expert_groups", "groups_per_token")
+        check_range(self, 1, MAX_SIZE, *sizes, *experts)
+        check_range(self, 0, MAX_LAYERS, "num_shared_experts", "num_mtp_layers")
+        check_range(self, 0.0, 1e6, "routed_scale", "bias_update_rate", "mtp_loss_weight")
         check_experts(self.num_experts, self.experts_per_token)
         if self.num_experts % self.num_expert_groups or self.groups_per_token > self.num_expert_groups:
             raise ModelError(
@@ -151,3 +179,15 @@ def check_experts(num_experts: int, experts_per_token: int) -> None:
     """Refuse a router that cannot choose that many experts."""
     if not 0 < experts_per_token <= num_experts:
         raise ModelError(f"experts_per_token={experts_per_token} of num_experts={num_experts}. Use 1 to {num_experts}.")
+
+
+def check_range(config: object, low: float, high: float, *names: str) -> None:
+    """Refuse fields of a configuration outside of [low, high]; None is always allowed, NaN never.
+
+    Raises:
+        ModelError: By the name of the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise ModelError(f"{name}={value} must be between {low} and {high}.")

@@ -73,10 +73,15 @@ def chunk_layers(num_layers: int, layout: Layout) -> tuple[int, ...]:
     one has the vision tower, too.
 
     Raises:
-        ModelError: stage_layers has another number of chunks, or they do not add up.
+        ModelError: A pipeline rank would hold nothing; stage_layers has another number of chunks or of layers.
     """
     chunks = layout.num_chunks
     if layout.stage_layers is None:
+        if layout.pp_size > num_layers + 1 or layout.virtual_stages > num_layers:
+            raise ModelError(
+                f"pp_size={layout.pp_size} with virtual_stages={layout.virtual_stages}: pipeline stages of "
+                f"{num_layers} language layers would hold nothing. Layout. Use at most {num_layers} of each."
+            )
         each, more = divmod(num_layers, chunks)
         return (each,) * (chunks - more) + (each + 1,) * more
     if len(layout.stage_layers) != chunks:

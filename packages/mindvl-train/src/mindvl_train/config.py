@@ -18,6 +18,9 @@ Phase = Literal["warmup", "multitask", "sft"]
 Part = Literal["vision", "projector", "language"]
 Precision = Literal["fp32", "bf16"]
 
+_MAX_PROCESSES = 1 << 20  # these two are beyond anything that is trained, and what a step is planned in
+_MAX_PACKS = 1 << 20
+
 # Paper, Table 1: the warm-up trains the projector, the later phases everything.
 TRAINABLE: dict[Phase, tuple[Part, ...]] = {
     "warmup": ("projector",),
@@ -85,8 +88,8 @@ class ScheduleConfig:
     lr_warmup_ratio: float = 0.1  # share of the steps spent on warm-up (paper, Table 1)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps} trains nothing. Use 1 or more.")
+        if not 1 <= self.steps <= 10**9:
+            raise ValueError(f"steps={self.steps} must be between 1 and 1,000,000,000.")
         if not 0 <= self.peak_lr < math.inf:
             raise ValueError(f"peak_lr={self.peak_lr} is no learning rate. Use for example 1e-4.")
         if not 0 <= self.min_lr <= self.peak_lr:
@@ -132,8 +135,8 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "virtual_stages", "cp_size", "ep_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no number of parts. Use 1 or more.")
+            if not 1 <= getattr(self, name) <= _MAX_PROCESSES:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 1 and {_MAX_PROCESSES:,}.")
         if self.virtual_stages > 1 and self.pp_size == 1:
             raise ValueError(f"virtual_stages={self.virtual_stages} needs pp_size of 2 or more. Change one of them.")
         if self.stage_layers is not None and min(self.stage_layers, default=0) < 0:
@@ -182,8 +185,8 @@ class FaultsConfig:
                 raise ValueError(f"{name}={factor} calls every step a spike. Use for example {usual}.")
         if self.max_skipped < 1:
             raise ValueError(f"max_skipped={self.max_skipped} allows no step to be left out. Use 1 or more.")
-        if not 0 <= self.stuck_after_s < math.inf:
-            raise ValueError(f"stuck_after_s={self.stuck_after_s} is no patience. Use seconds, or 0 for no end.")
+        if not 0 <= self.stuck_after_s <= 1e7:
+            raise ValueError(f"stuck_after_s={self.stuck_after_s} must be between 0 (no limit) and 1e7 seconds.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +252,10 @@ class RunConfig:
     seed: int = 0  # of weights that start at random
 
     def __post_init__(self) -> None:
-        if self.packs_per_step < 1:
-            raise ValueError(f"packs_per_step={self.packs_per_step} is no batch. Use 1 or more.")
+        if not 1 <= self.packs_per_step <= _MAX_PACKS:
+            raise ValueError(f"packs_per_step={self.packs_per_step} must be between 1 and {_MAX_PACKS:,}.")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed={self.seed} must be between 0 and {(1 << 63) - 1}.")
         if self.trainable is not None and not self.trainable:
             raise ValueError("trainable is empty, so nothing would be trained. Name parts or leave it out.")
         vision = self.model.resolve().vision

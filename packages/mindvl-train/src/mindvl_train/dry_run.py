@@ -8,7 +8,7 @@ on this machine is listed.
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,8 @@ from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
 from mindvl_train.layouts import data_parallel_size, fewest_processes, layout_of
 from mindvl_train.schedule import learning_rate
+
+_PLANNED_TOKENS = 1 << 21  # of the first step; planning them takes seconds
 
 if TYPE_CHECKING:
     from mindvl_train.planner.blocks import Kernels
@@ -56,7 +58,7 @@ class DryRun:
     checkpoints: dict[str, Any]  # how many, bytes of each and at most at once, free bytes at their place
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # what weights and position come from
-    data: dict[str, Any] | None  # figures of the first step's plan; None where it cannot be planned
+    data: dict[str, Any] | None  # figures of the first packs, at most a step; None where they cannot be planned
     problems: tuple[str, ...]  # why this run could not start here and now
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,7 +226,7 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
 
 
 def _free_bytes(folder: Path) -> int:
-    while not folder.exists():
+    while not _exists(folder):
         folder = folder.absolute().parent
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
@@ -249,6 +251,10 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
     Args:
         from_stage: The stage of a plan that will have written init.checkpoint by then.
     """
+    for key, place in (("out", config.out), ("data.audit_log", config.data.audit_log), *_more_places(config)):
+        blocked = None if place is None else _blocked_by(place, is_file=key.endswith("_log"))
+        if blocked is not None:
+            yield f"{key}: {place} cannot be written, because {blocked}. Name another place by {key}=PATH."
     named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
     named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
     named += [
@@ -257,14 +263,39 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
         if path is not None and not (name == "checkpoint" and from_stage is not None)
     ]
     for key, path in named:
-        if isinstance(path, Path) and not path.exists():
+        if isinstance(path, Path) and not _exists(path):
             yield f"{key}: {path} does not exist. Make it, or name another place by {key}=PATH."
+
+
+def _more_places(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
+    yield "data.quarantine_log", config.data.quarantine_log
+    yield "data.store.cache", config.data.store.cache
+
+
+def _blocked_by(place: Path, *, is_file: bool) -> str | None:
+    """Why a file or directory cannot be made at a place; None where nothing is in the way."""
+    if is_file and place.is_dir():
+        return "it is a directory"
+    above = place.absolute().parent if is_file else place.absolute()
+    while not _exists(above):
+        above = above.parent
+    if not above.is_dir():
+        return f"{above} is not a directory"
+    return None if os.access(above, os.W_OK | os.X_OK) else f"{above} is not writable"
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; not where its name is longer than the file system allows."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
     """The model with the ids of the tokenizer, or with its own where there is none yet."""
     resolved = config.model.resolve()
-    if not config.data.tokenizer.exists():
+    if not _exists(config.data.tokenizer):
         return resolved
     try:
         tokenizer = load_tokenizer(config.data.tokenizer)
@@ -279,7 +310,12 @@ def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
 
 
 def _first_step(config: RunConfig, dp_size: int) -> dict[str, Any]:
+    """Figures of the first step, or of the first packs of one that would take long."""
     from mindvl_data.plan.stats import plan_stats
 
-    rows = config.packs_per_step
-    return plan_stats(config.data, num_rows=rows, dp_size=dp_size, microbatches=rows // dp_size)
+    packing, packs = config.data.packing, config.packs_per_step
+    most = max(1, _PLANNED_TOKENS // packing.seq_length)
+    if packs * packing.balance_steps <= most:
+        return plan_stats(config.data, num_rows=packs, dp_size=dp_size, microbatches=packs // dp_size)
+    data = replace(config.data, packing=replace(packing, balance_steps=1))
+    return plan_stats(data, num_rows=1, dp_size=1, microbatches=min(packs, most))

@@ -4,6 +4,7 @@
 Comes after the recipe and before anything heavy; needs no process group and no megatron-core.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -38,8 +39,7 @@ def layout_of(config: RunConfig) -> Layout:
 def fewest_processes(config: RunConfig) -> int:
     """The smallest number of processes a layout can be spread over."""
     parallel = config.parallel
-    stage = parallel.tp_size * parallel.cp_size
-    dp_size = next(size for size in range(1, parallel.ep_size + 1) if stage * size % parallel.ep_size == 0)
+    dp_size = parallel.ep_size // math.gcd(parallel.tp_size * parallel.cp_size, parallel.ep_size)
     return parallel.model_parallel_size * dp_size
 
 
