@@ -211,7 +211,7 @@ def damage_config(folder: Path) -> None:
         (damage_index, "index.json: has no weight_map"),
         (remove_weights, "neither model.safetensors nor model.safetensors.index.json is there"),
         (remove_config, "config.json: there is no such file"),
-        (damage_config, "config.json: not JSON"),
+        (damage_config, "config.json: not valid JSON"),
     ],
 )
 def test_a_damaged_folder_is_one_error_that_names_the_place(
@@ -275,8 +275,8 @@ def make_the_config_a_list(folder: Path) -> None:
         (remove_a_shard, r"index.json: names \['model-00002-of-00007.safetensors'\], which are not there"),
         (move_in_the_index, r"'lm_head.weight' should lie in model-00001-of-00007.safetensors, but does not"),
         (add_to_the_index, r"'model.gone' should lie in model-00001-of-00007.safetensors, but does not"),
-        (repeat_a_tensor, r"'lm_head.weight' lies in model-00001-of-00007.safetensors too"),
-        (make_the_config_a_list, "config.json: not a section of keys"),
+        (repeat_a_tensor, r"'lm_head.weight' is in model-00001-of-00007.safetensors too"),
+        (make_the_config_a_list, "config.json: not a JSON object"),
     ],
 )
 def test_a_damaged_folder_of_shards_is_refused_before_anything_is_read(

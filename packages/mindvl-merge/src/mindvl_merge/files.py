@@ -121,8 +121,8 @@ def _refuse_escape(directory: Path, path: Path) -> None:
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in found if names.count(name) > 1) if len(names) < 10_000 else "of many"
+        seen: set[str] = set()
+        repeated = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"key {repeated!r:.80} is repeated")
     return found
 
@@ -130,8 +130,8 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_depth(document: Any) -> None:
     level = [document]
     for _ in range(MAX_JSON_DEPTH):
-        values = (value for one in level for value in (one.values() if isinstance(one, dict) else one))
-        level = [value for value in values if isinstance(value, dict | list)] if level else []
-        if not level:
+        containers = [one for one in level if isinstance(one, dict | list)]
+        if not containers:
             return
+        level = [value for one in containers for value in (one.values() if isinstance(one, dict) else one)]
     raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")

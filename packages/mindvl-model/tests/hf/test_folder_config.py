@@ -194,5 +194,5 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: there is no such file"):
         config_from_folder(tmp_path)
     (tmp_path / "config.json").write_text("{not json")
-    with pytest.raises(WeightError, match=r"config.json: not JSON"):
+    with pytest.raises(WeightError, match=r"config.json: not valid JSON"):
         config_from_folder(tmp_path)

@@ -5,11 +5,11 @@ Comes before folder_config.py and families.py take what they know. A key is take
 or of the only value we can compute; anything else is refused by name.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from mindvl_model.errors import WeightError
+from mindvl_model.weights.json_file import read_json
 
 _NEEDED = object()
 _BOOKKEEPING = {
@@ -135,17 +135,3 @@ def read_keys(path: Path) -> Keys:
     """
     file = path / "config.json"
     return Keys(read_json(file), str(file))
-
-
-def read_json(file: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        WeightError: There is none, or it is damaged.
-    """
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError:
-        raise WeightError(f"{file}: there is no such file. Name a transformers model folder.") from None
-    except (OSError, ValueError) as error:
-        raise WeightError(f"{file}: not JSON ({error}). Fetch the file again.") from error

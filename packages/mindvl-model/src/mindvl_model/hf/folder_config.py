@@ -12,9 +12,10 @@ from typing import Any
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.hf.config_json import TOKENS_PER_SECOND
-from mindvl_model.hf.config_keys import Keys, read_json, read_keys
+from mindvl_model.hf.config_keys import Keys, read_keys
 from mindvl_model.hf.families import read_language
 from mindvl_model.language_config import LanguageConfig
+from mindvl_model.weights.json_file import read_json
 from mindvl_model.weights.names import TEXT_MODELS
 
 WHOLE_MODELS = ("mindvl", "qwen2_5_vl")

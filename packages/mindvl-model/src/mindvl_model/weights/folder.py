@@ -5,7 +5,7 @@ Comes before names.py turns tensors into parameters; stream.py writes such folde
 with model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are given out as bfloat16.
 """
 
-import json
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from mindvl_model.errors import WeightError
 from mindvl_model.weights import fp8
+from mindvl_model.weights.json_file import MAX_JSON_BYTES, parse_json, read_json
 from mindvl_model.weights.layout import Block, Rows
 from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
 __all__ = ["StoredTensor", "WeightFolder", "as_dtype", "sync_folder", "write_weights"]
+
+MAX_DIMENSIONS = 32  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class WeightFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config: dict[str, Any] = _read_json(path / "config.json")
+        self.config: dict[str, Any] = read_json(path / "config.json")
         if not isinstance(self.config, dict):
-            raise WeightError(f"{path / 'config.json'}: not a section of keys. Fetch the file again.")
+            raise WeightError(f"{path / 'config.json'}: not a JSON object. Fetch the file again.")
         self.model_type = str(self.config.get("model_type"))
         self.bytes_read = 0  # of tensors, as they are stored
         self._fp8_block = self._block_of_fp8()
@@ -127,33 +130,63 @@ class WeightFolder:
         return joined
 
     def _read_headers(self) -> dict[str, StoredTensor]:
-        if not (self.path / INDEX).is_file():
-            single = self.path / SINGLE
-            if not single.is_file():
-                raise WeightError(
-                    f"{self.path}: neither {SINGLE} nor {INDEX} is there. Name a transformers model folder."
-                )
-            return _header(single)
-        index = _read_json(self.path / INDEX)
-        places = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(places, dict):
-            raise WeightError(f"{self.path / INDEX}: has no weight_map. Fetch the file again.")
-        absent = sorted({str(file) for file in places.values() if not (self.path / str(file)).is_file()})
-        if absent:
-            raise WeightError(f"{self.path / INDEX}: names {absent}, which are not there. Fetch the missing files.")
+        places = weight_map(self.path)
+        if places is None:
+            return _header(self.path, SINGLE)
         stored: dict[str, StoredTensor] = {}
         for file in sorted(set(places.values())):
-            found = _header(self.path / file)
+            found = _header(self.path, file)
             for name in sorted(set(found) & set(stored)):
                 other = stored[name].file.name
-                raise WeightError(f"{self.path / file}: tensor {name!r} lies in {other} too. Remove one of the files.")
+                raise WeightError(
+                    f"{self.path / file}: tensor {name!r:.200} is in {other} too, and it is not clear which of them "
+                    "counts. Fetch the directory again."
+                )
             stored |= found
         for name, file in places.items():
             if name not in stored or stored[name].file.name != file:
                 raise WeightError(
-                    f"{self.path / INDEX}: tensor {name!r} should lie in {file}, but does not. Fetch both files again."
+                    f"{self.path / INDEX}: tensor {name!r:.200} should lie in {file}, but does not. "
+                    "Fetch both files again."
                 )
+        extra = sorted(set(stored) - set(places))
+        if extra:
+            raise WeightError(
+                f"{stored[extra[0]].file}: tensor {extra[0]!r:.200} is missing from {INDEX}. Fetch both files again."
+            )
         return stored
+
+
+def weight_map(path: Path) -> dict[str, str] | None:
+    """File of each tensor as the index says; None where a single file has no index.
+
+    Raises:
+        WeightError: There are no weights, two sets of them, or the index names something other than files beside it.
+    """
+    index = path / INDEX
+    if not index.exists():
+        if not (path / SINGLE).exists():
+            raise WeightError(f"{path}: neither {SINGLE} nor {INDEX} is there. Name a transformers model directory.")
+        return None
+    document = read_json(index)
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise WeightError(f"{index}: has no weight_map. Fetch the file again.")
+    for name, file in places.items():
+        if not _is_plain_name(file):
+            raise WeightError(
+                f"{index}: tensor {name!r:.200} is said to lie in {file!r:.200}, which is not the name of a file in "
+                "this directory. Check where the model is from."
+            )
+    absent = sorted(file for file in set(places.values()) if not (path / file).exists())
+    if absent:
+        raise WeightError(f"{index}: names {absent!s:.300}, which are not there. Fetch the missing files.")
+    if SINGLE not in places.values() and (path / SINGLE).exists():
+        raise WeightError(
+            f"{path / SINGLE}: {INDEX} beside it names other files, so it is not clear which weights are meant. "
+            "Fetch the directory again."
+        )
+    return places
 
 
 def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[int, int]]:
@@ -166,13 +199,43 @@ def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[
         ) from error
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
+def _is_plain_name(name: object) -> bool:
+    """Whether this names a file of the directory itself: no separator, no `..`, nothing that a terminal would obey."""
+    is_text = isinstance(name, str) and name.isprintable() and len(name.encode()) <= 255
+    return is_text and name not in ("", ".", "..") and not {"/", "\\"} & set(str(name))
+
+
+def _header(directory: Path, name: str) -> dict[str, StoredTensor]:
+    """Types and shapes in a file. That every byte is named once and sizes agree is checked by the library."""
+    file = directory / name
+    _refuse_escape(directory, file)
     try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MAX_JSON_BYTES:
+                raise WeightError(f"{file}: not a whole safetensors file (a header of {length} bytes). Fetch it again.")
+            content = stream.read(length)
         with safe_open(file, framework="pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
-            return {name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+            stored = {name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
         raise WeightError(f"{file}: not a whole safetensors file ({error}). Fetch it again.") from error
+    parse_json(content, file)  # the library takes the last of two tensors of one name
+    for name, one in stored.items():
+        fits = len(one.shape) <= MAX_DIMENSIONS and math.prod(size for size in one.shape if size) < 2**62
+        if not name.isprintable() or not fits:
+            raise WeightError(f"{file}: tensor {name!r:.200} of shape {one.shape!s:.80} cannot be. Fetch it again.")
+    return stored
+
+
+def _refuse_escape(directory: Path, file: Path) -> None:
+    """Links inside of the directory are fine, and those of the Hugging Face cache: snapshots/X/NAME to blobs/HASH."""
+    root, target = directory.resolve(), file.resolve()
+    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise WeightError(f"{file}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
+    if not file.is_file():
+        raise WeightError(f"{file}: not a regular file. Fetch the directory again.")
 
 
 def sync_folder(folder: Path) -> None:
@@ -186,12 +249,3 @@ def sync_folder(folder: Path) -> None:
 def as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The tensor in another floating type; None keeps its own."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise WeightError(f"{path}: there is no such file. Name a transformers model folder.") from None
-    except ValueError as error:
-        raise WeightError(f"{path}: not JSON ({error}). Fetch the file again.") from error
