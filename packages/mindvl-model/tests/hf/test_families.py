@@ -2,12 +2,13 @@
 """Families with experts in config.json: as published, as transformers 5 saves it; what we cannot compute is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig, WeightError, named_config
 from mindvl_model.hf.config_json import hf_config
@@ -169,25 +170,28 @@ def test_what_yarn_leaves_out_means_what_it_means_to_transformers(tmp_path: Path
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (QWEN3_30B_A3B | {"mlp_only_layers": [0, 3]}, r"mlp_only_layers=\[0, 3\], but only \[\] is supported"),
-        (QWEN3_30B_A3B | {"decoder_sparse_step": 2}, "decoder_sparse_step=2, but only 1 is supported"),
-        (QWEN3_30B_A3B | {"num_experts": None}, "num_experts=None is no positive number"),
+        (QWEN3_30B_A3B | {"mlp_only_layers": [0, 3]}, r"mlp_only_layers=\[0, 3\] is not supported, only \[\]"),
+        (QWEN3_30B_A3B | {"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported, only 1"),
+        (QWEN3_30B_A3B | {"num_experts": None}, "num_experts=None is not supported; it must be a whole number above 0"),
         (QWEN3_30B_A3B | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "kind 'yarn' .* is not supported"),
         (QWEN3_30B_A3B | {"num_experts_per_tok": 200}, "config.json: experts_per_token=200 of num_experts=128"),
-        (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq=2, but only 1"),
-        (DEEPSEEK_V3 | {"scoring_func": "softmax"}, "scoring_func='softmax', but only 'sigmoid'"),
-        (DEEPSEEK_V3 | {"topk_method": "greedy"}, "topk_method='greedy', but only 'noaux_tc'"),
-        (DEEPSEEK_V3 | {"norm_topk_prob": False}, "norm_topk_prob=False, but only True"),
-        (DEEPSEEK_V3 | {"rope_interleave": False}, "rope_interleave=False, but only True"),
-        (DEEPSEEK_V3 | {"q_lora_rank": None}, "q_lora_rank=None is no positive number"),
-        (DEEPSEEK_V3 | {"num_key_value_heads": 8}, "num_key_value_heads=8, but only 128"),
-        (DEEPSEEK_V3 | {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05, but only 1e-06"),
-        (DEEPSEEK_V3 | {"first_k_dense_replace": -1}, "first_k_dense_replace=-1 is no number from 0 on"),
+        (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq=2 is not supported, only 1"),
+        (DEEPSEEK_V3 | {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported, only 'sigmoid'"),
+        (DEEPSEEK_V3 | {"topk_method": "greedy"}, "topk_method='greedy' is not supported, only 'noaux_tc'"),
+        (DEEPSEEK_V3 | {"norm_topk_prob": False}, "norm_topk_prob=False is not supported, only True"),
+        (DEEPSEEK_V3 | {"rope_interleave": False}, "rope_interleave=False is not supported, only True"),
+        (DEEPSEEK_V3 | {"q_lora_rank": None}, "q_lora_rank=None is not supported; it must be a whole number above 0"),
+        (DEEPSEEK_V3 | {"num_key_value_heads": 8}, "num_key_value_heads=8 is not supported, only 128"),
+        (DEEPSEEK_V3 | {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05 is not supported, only 1e-06"),
+        (
+            DEEPSEEK_V3 | {"first_k_dense_replace": -1},
+            "first_k_dense_replace=-1 is not supported; it must be a whole number from 0 on",
+        ),
         (DEEPSEEK_V3 | {"n_group": 7}, "num_experts=256 in num_expert_groups=7"),
         (DEEPSEEK_V3 | {"index_topk": 2048}, r"key 'index_topk' \(2048\) is not known"),
         (
             DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"attention_factor": 2.0}},
-            r"config.json: rope_scaling: attention_factor=2.0, but only None",
+            r"config.json: rope_scaling: attention_factor=2.0 is not supported, only None",
         ),
         (
             DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"bend": 2}},
@@ -204,8 +208,45 @@ def test_what_we_cannot_compute_is_refused_by_file_and_key(
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
+def test_a_deepseek_v3_without_layers_of_multi_token_prediction_is_read_without_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers saves one: the number stays in config.json, the tensors do not."""
+    language = smallest_deepseek_v3().language
+    assert language.num_mtp_layers == 1
+    published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(language)))
+    published.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    assert language_config_from_folder(tmp_path) == replace(language, num_mtp_layers=0)
+    assert language_config_from_folder(tmp_path).num_mtp_layers == 0
+    assert caplog.text.count("The model is loaded without them") == 1
+
+
 def test_a_whole_folder_with_another_decoder_is_refused_by_name(tmp_path: Path) -> None:
     document = hf_config(smallest_qwen3_moe(), torch.float32)
     document["text_config"]["model_type"] = "llama"
-    with pytest.raises(WeightError, match="text_config: model_type='llama' is none of qwen3"):
+    with pytest.raises(WeightError, match="text_config: model_type='llama' is not supported, only qwen3"):
         config_from_folder(write(tmp_path, document))
+
+
+POOL = (None, True, 0, -1, 1, 7, 2**62, 1.5, float("nan"), float("inf"), "", "x", [], [1], [[1]], {}, {"a": {}}, ["y"])
+
+
+@pytest.mark.parametrize("document", [DEEPSEEK_V3, QWEN3_30B_A3B, hf_config(smallest_deepseek_v3(), torch.float32)])
+def test_a_value_of_any_type_is_accepted_or_refused_in_one_sentence(tmp_path: Path, document: dict[str, Any]) -> None:
+    sections: list[tuple[str, ...]] = [(), *((name,) for name, value in document.items() if isinstance(value, dict))]
+    for section in sections:
+        for name in document[section[0]] if section else document:
+            for value in POOL:
+                changed = json.loads(json.dumps(document))
+                (changed[section[0]] if section else changed)[name] = value
+                try:
+                    language_config_from_folder(write(tmp_path, changed))
+                except WeightError as error:
+                    message = str(error)
+                else:
+                    continue
+                assert message.isprintable()
+                assert len(message) < len(str(tmp_path)) + 500
+                assert "Remove" not in message
+                assert "Change" not in message

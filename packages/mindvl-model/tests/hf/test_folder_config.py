@@ -145,7 +145,9 @@ def test_a_language_model_alone_gives_its_half(tmp_path: Path) -> None:
         config_from_folder(tmp_path)
     whole = language_config_from_folder(write(tmp_path / "whole", PUBLISHED_7B))
     assert whole == named_config("qwen2.5-vl-7b").language
-    with pytest.raises(WeightError, match="model_type='llama' is none of qwen3, qwen3_moe, deepseek_v3, mindvl"):
+    with pytest.raises(
+        WeightError, match="model_type='llama' is not supported, only qwen3, qwen3_moe, deepseek_v3, mindvl"
+    ):
         language_config_from_folder(write(tmp_path / "other", PUBLISHED_7B | {"model_type": "llama"}))
 
 
@@ -160,28 +162,34 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (dict, "model_type=None is no MindVL or Qwen2.5-VL"),
+        (dict, "model_type=None is not supported as a whole model, only mindvl and qwen2_5_vl"),
         (list, r"not a section of keys but \[\]"),
-        (changed(model_type="llava"), "model_type='llava' is no MindVL"),
+        (changed(model_type="llava"), "model_type='llava' is not supported as a whole model"),
         (changed(vision_config=None), "vision_config: not a section of keys but None"),
         (changed(vision_config="gone"), "vision_config: not a section of keys but 'gone'"),
-        (changed(hidden_size="3584"), "hidden_size='3584' is no positive number"),
-        (changed(num_hidden_layers=-1), "num_hidden_layers=-1 is no positive number"),
+        (changed(hidden_size="3584"), "hidden_size='3584' is not supported; it must be a whole number above 0"),
+        (changed(num_hidden_layers=-1), "num_hidden_layers=-1 is not supported; it must be a whole number above 0"),
         (changed(num_key_value_heads=5), "config.json: num_heads=28 is not a multiple of num_kv_heads=5"),
-        (changed(rope_scaling=None), "mrope_section=None, not three numbers"),
+        (changed(rope_scaling=None), "mrope_section=None is not supported; it must be a list of 3 whole numbers"),
         (changed(rope_scaling={"type": "yarn", "factor": 4.0}), r"kind 'yarn' with \['factor'\]"),
         (changed(rope_scaling={"type": "mrope", "mrope_section": [8, 8, 8]}), "mrope_sections=.* give 24 pairs"),
-        (changed(use_sliding_window=True), "use_sliding_window=True, but only False is supported"),
-        (changed(hidden_act="gelu"), "hidden_act='gelu', but only 'silu'"),
-        (changed(quantization_config={"quant_method": "awq"}), "quantization_config=.*awq.* is supported"),
+        (changed(use_sliding_window=True), "use_sliding_window=True is not supported, only False"),
+        (changed(hidden_act="gelu"), "hidden_act='gelu' is not supported, only 'silu'"),
+        (changed(quantization_config={"quant_method": "awq"}), "quantization_config=.*awq.* is not supported"),
         (changed(layer_types=["sliding_attention"]), r"key 'layer_types' \(\['sliding_attention'\]\) is not known"),
         (changed(residual_scale=2), r"key 'residual_scale' \(2\) is not known to this version"),
-        (changed(image_token_id=200000), "tokens.image=200000 lies outside the vocabulary"),
+        (
+            changed(image_token_id=200000),
+            r"tokens.image=200000 lies outside the vocabulary of 152064\. Such a model is not supported",
+        ),
         (changed(eos_token_id=None), "eos_token_id is missing"),
-        (changed_vision(tokens_per_second=4), "tokens_per_second=4, but only 2 is supported"),
+        (changed_vision(tokens_per_second=4), "tokens_per_second=4 is not supported, only 2"),
         (changed_vision(rotary="3d"), r"config.json: vision_config: key 'rotary' \('3d'\) is not known"),
         (changed_vision(window_size=100), "config.json: window_size=100 is not a multiple of"),
-        (changed_vision(out_hidden_size=4096), "out_hidden_size=4096, but the language model's hidden_size is 3584"),
+        (
+            changed_vision(out_hidden_size=4096),
+            "out_hidden_size=4096 is not supported: it must be the language model's hidden_size, 3584",
+        ),
     ],
 )
 def test_what_we_do_not_know_is_refused_by_file_and_key(tmp_path: Path, document: Any, message: str) -> None:

@@ -196,6 +196,14 @@ def test_inputs_follow_from_the_seed_and_hold_no_stray_placeholders() -> None:
     assert {kind for kind, _ in random_inputs(blind, 9, seed=0)} == {"text", "picture", "pictures"}
 
 
+def test_a_family_that_is_not_supported_is_told_which_are(qwen2_5_vl: Path) -> None:
+    document = json.loads((qwen2_5_vl / "config.json").read_text())
+    (qwen2_5_vl / "config.json").write_text(json.dumps(document | {"model_type": "llama"}))
+    families = "mindvl, qwen2_5_vl, qwen3, qwen3_moe, deepseek_v3"
+    with pytest.raises(ModelError, match=f"model_type='llama' is not supported. The check takes .* {families}"):
+        check_parity(qwen2_5_vl)
+
+
 def test_a_folder_that_is_none_is_our_error(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: there is no such file"):
         check_parity(tmp_path)

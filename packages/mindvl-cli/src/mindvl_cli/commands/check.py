@@ -92,7 +92,9 @@ def parity(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare a transformers folder MODEL in our code and in transformers' own, on random texts, pictures and videos.
+    """Compare MODEL, a transformers directory, in our code and in transformers', on random texts, images and videos.
+
+    Families: mindvl, qwen2_5_vl, and text alone qwen3, qwen3_moe, deepseek_v3.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input; in bf16 an
     input may also differ by what rounding alone brings. Exit code 1 if one is beyond. Both models must fit in memory,

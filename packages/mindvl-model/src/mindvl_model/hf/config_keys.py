@@ -8,8 +8,12 @@ or of the only value we can compute; anything else is refused by name.
 from pathlib import Path
 from typing import Any
 
-from mindvl_model.errors import WeightError
+from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.weights.json_file import read_json
+
+MAX_NUMBER = 2**40
+MAX_LAYERS = 1000
+MAX_EXPERTS = 1024  # of one layer
 
 _NEEDED = object()
 _BOOKKEEPING = {
@@ -65,7 +69,7 @@ class Keys:
 
     def __init__(self, values: Any, place: str) -> None:
         if not isinstance(values, dict):
-            raise WeightError(f"{place}: not a section of keys but {values!r:.60}. Fetch the file again.")
+            raise WeightError(f"{place}: not a section of keys but {values!r:.60}. Name another directory.")
         self.values, self.place = values, place
         self._asked: set[str] = set()
 
@@ -78,30 +82,67 @@ class Keys:
         self._asked.add(name)
         value = self.values.get(name, default)
         if value is _NEEDED:
-            raise WeightError(f"{self.place}: {name} is missing. Fetch the file again, or name another folder.")
+            raise WeightError(f"{self.place}: {name} is missing. Fetch the file again, or name another directory.")
         return value
 
-    def number(self, name: str, default: Any = _NEEDED, *, whole: bool = True, least: int | None = None) -> Any:
+    def number(
+        self, name: str, default: Any = _NEEDED, *, whole: bool = True, least: int | None = None, most: int = MAX_NUMBER
+    ) -> Any:
         """The value of a key that is a positive number, or one from `least` on.
+
+        Raises:
+            WeightError: It is none, or one that no model of ours has.
+        """
+        value = self.take(name, default)
+        kinds = int if whole else (int, float)
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+        if not fits or not (0 < value <= most if least is None else least <= value <= most):
+            what = f"a {'whole ' if whole else ''}number {'above 0' if least is None else f'from {least} on'}"
+            raise self.unsupported(name, value, what if most == MAX_NUMBER else f"{what}, at most {most}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """The value of a key that is true or false; null means its default.
+
+        Raises:
+            WeightError: It is neither.
+        """
+        value = self.take(name, default)
+        if value is not None and not isinstance(value, bool):
+            raise self.unsupported(name, value, "true or false")
+        return default if value is None else value
+
+    def numbers(self, name: str, default: Any = _NEEDED, *, count: int | None = None, whole: bool = True) -> Any:
+        """The value of a key that is a list of numbers from 0 on, as a tuple.
+
+        Args:
+            count: How many; any number of them where None.
 
         Raises:
             WeightError: It is none.
         """
         value = self.take(name, default)
         kinds = int if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or (value <= 0 if least is None else value < least):
-            what = "no positive number" if least is None else f"no number from {least} on"
-            raise WeightError(f"{self.place}: {name}={value!r:.60} is {what}. Fetch the file again.")
-        return value
+        is_list = isinstance(value, list | tuple) and (count is None or len(value) == count)
+        if not is_list or not all(isinstance(n, kinds) and type(n) is not bool and 0 <= n <= MAX_NUMBER for n in value):
+            raise self.unsupported(name, value, f"a list of {count or ''} {'whole ' * whole}numbers".replace("  ", " "))
+        return tuple(value)
 
     def only(self, name: str, *values: Any) -> None:
         """Refuse any other value of a key; the first of them is what its absence means."""
         value = self.take(name, values[0])
         if value not in values:
             raise WeightError(
-                f"{self.place}: {name}={value!r:.60}, but only {values[0]!r} is supported. "
-                "Name a folder of a model that has it."
+                f"{self.place}: {name}={value!r:.60} is not supported, only {values[0]!r} is. "
+                "Name a directory of a model that has this value."
             )
+
+    def unsupported(self, name: str, value: Any, needed: str) -> WeightError:
+        """The error for a value that a config.json may well have, but that we cannot compute with."""
+        return WeightError(
+            f"{self.place}: {name}={value!r:.60} is not supported; it must be {needed}. "
+            "Name a directory of a model that has such a value."
+        )
 
     def section(self, name: str) -> "Keys":
         """A section inside of this one."""
@@ -115,16 +156,22 @@ class Keys:
         """
         for name in sorted(set(self.values) - self._asked - _WITHOUT_EFFECT):
             value = self.values[name]
-            if name == "layer_types" and isinstance(value, list) and set(value) <= {"full_attention"}:
+            if name == "layer_types" and isinstance(value, list) and all(one == "full_attention" for one in value):
                 continue
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
                 continue  # WeightFolder gives such weights out as bfloat16
             if name not in _ONLY_VALUES:
                 raise WeightError(
-                    f"{self.place}: key {name!r} ({value!r:.60}) is not known to this version, so the model it "
-                    "describes may compute something else. Remove the key if it changes nothing."
+                    f"{self.place}: key {name!r:.60} ({value!r:.60}) is not known to this version, so the model may "
+                    "compute something that is not supported. Name a directory of a supported model."
                 )
             self.only(name, *_ONLY_VALUES[name])
+
+
+def unsupported_model(error: ModelError, place: str) -> WeightError:
+    """What a configuration of ours refuses, said of a directory: its values belong together, so none may be changed."""
+    what = str(error).rpartition(". ")[0] or str(error)
+    return WeightError(f"{place}: {what}. Such a model is not supported. Name another directory.")
 
 
 def read_keys(path: Path) -> Keys:

@@ -5,12 +5,12 @@ Comes between language_config.py and the files that read and write whole folders
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.hf.config_keys import Keys
+from mindvl_model.hf.config_keys import MAX_EXPERTS, MAX_LAYERS, Keys, unsupported_model
 from mindvl_model.language_config import (
     DecoderConfig,
     DeepSeekV3LanguageConfig,
@@ -46,7 +46,7 @@ def read_language(kind: str, text: Keys, root: Keys) -> LanguageConfig:
     except WeightError:
         raise
     except ModelError as error:
-        raise WeightError(f"{text.place}: {error}") from error
+        raise unsupported_model(error, text.place) from error
 
 
 def write_language(language: LanguageConfig) -> dict[str, Any]:
@@ -61,13 +61,8 @@ def write_language(language: LanguageConfig) -> dict[str, Any]:
 def _read_qwen2(text: Keys, root: Keys) -> Qwen2LanguageConfig:
     sizes = _grouped(text, root)
     theta, kind, more = _rotary(text, 1_000_000.0)
-    sections = more.pop("mrope_section", None)
-    _refuse_stretched(text, "default" if kind == "mrope" else kind, more)
-    if not isinstance(sections, list) or len(sections) != 3:
-        raise WeightError(
-            f"{text.place}: rope_scaling has mrope_section={sections}, not three numbers. Name a Qwen2.5-VL folder."
-        )
-    time, height, width = sections
+    _refuse_stretched(text, "default" if kind == "mrope" else kind, more.keys() - {"mrope_section"})
+    time, height, width = Keys(more, f"{text.place}: rope_scaling").numbers("mrope_section", None, count=3)
     head_dim = sizes["hidden_size"] // sizes["num_heads"]
     return Qwen2LanguageConfig(
         **sizes,
@@ -125,13 +120,15 @@ def _read_qwen3_moe(text: Keys, root: Keys) -> Qwen3MoELanguageConfig:
     # Every layer has experts here; a folder with dense layers between them says so with one of these.
     text.only("decoder_sparse_step", 1)
     text.only("mlp_only_layers", [], None)
-    count = text.number("num_experts", text.take("num_local_experts", None))  # published; transformers 5
+    count = text.number(
+        "num_experts", text.take("num_local_experts", None), most=MAX_EXPERTS
+    )  # published; transformers 5
     return Qwen3MoELanguageConfig(
         **_qwen3_sizes(text, root),
         num_experts=count,
         experts_per_token=text.number("num_experts_per_tok"),
         expert_ffn_hidden_size=text.number("moe_intermediate_size"),
-        normalize_router=bool(text.take("norm_topk_prob", False)),
+        normalize_router=text.flag("norm_topk_prob", False),
         aux_loss_weight=text.number("router_aux_loss_coef", 0.001, whole=False, least=0),
     )
 
@@ -171,15 +168,17 @@ def _read_deepseek_v3(text: Keys, root: Keys) -> DeepSeekV3LanguageConfig:
         nope_head_dim=nope,
         rope_head_dim=rope,
         value_head_dim=text.number("v_head_dim"),
-        num_dense_layers=text.number("first_k_dense_replace", least=0),
-        num_experts=text.number("n_routed_experts"),
+        num_dense_layers=text.number("first_k_dense_replace", least=0, most=MAX_LAYERS),
+        num_experts=text.number("n_routed_experts", most=MAX_EXPERTS),
         experts_per_token=text.number("num_experts_per_tok"),
         expert_ffn_hidden_size=text.number("moe_intermediate_size"),
         num_shared_experts=text.number("n_shared_experts"),
         num_expert_groups=text.number("n_group"),
         groups_per_token=text.number("topk_group"),
         routed_scale=text.number("routed_scaling_factor", whole=False),
-        num_mtp_layers=text.number("num_nextn_predict_layers", text.take("num_mtp_layers", 0), least=0),
+        num_mtp_layers=text.number(
+            "num_nextn_predict_layers", text.take("num_mtp_layers", 0), least=0, most=MAX_LAYERS
+        ),
     )
 
 
@@ -237,17 +236,17 @@ LANGUAGE_JSON: dict[str, LanguageJson] = {
 
 
 def _decoder(text: Keys, root: Keys) -> dict[str, Any]:
-    tied = [place.take("tie_word_embeddings", False) for place in (text, root)]  # either counts for transformers
+    tied = [place.flag("tie_word_embeddings", False) for place in (text, root)]  # either counts for transformers
     return {
         "hidden_size": text.number("hidden_size"),
-        "num_layers": text.number("num_hidden_layers"),
+        "num_layers": text.number("num_hidden_layers", most=MAX_LAYERS),
         "num_heads": text.number("num_attention_heads"),
         "ffn_hidden_size": text.number("intermediate_size"),
         "vocab_size": text.number("vocab_size"),
         "tie_embeddings": any(tied),
         "norm_epsilon": text.number("rms_norm_eps", 1e-6, whole=False),
         "max_positions": text.number("max_position_embeddings"),
-        "init_std": text.take("initializer_range", 0.02),
+        "init_std": text.number("initializer_range", 0.02, whole=False, least=0),
     }
 
 
@@ -278,8 +277,8 @@ def _qwen3_sizes(text: Keys, root: Keys) -> dict[str, Any]:
     theta, kind, more = _rotary(text, 1_000_000.0)
     if "mrope_section" in more:
         raise WeightError(
-            f"{text.place}: mrope_section={more['mrope_section']}, but Qwen3 counts along one axis. "
-            "Name another folder."
+            f"{text.place}: mrope_section={more['mrope_section']!r:.60} is not supported: Qwen3 counts positions along "
+            "one axis. Name another directory."
         )
     _refuse_stretched(text, kind, more)
     return sizes | {"head_dim": text.number("head_dim", 128), "rotary_base": theta}
@@ -287,19 +286,27 @@ def _qwen3_sizes(text: Keys, root: Keys) -> dict[str, Any]:
 
 def _rotary(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
     """Base, kind, and what else is said of rotary embedding; old folders keep the base outside."""
-    given = {**(text.take("rope_scaling", None) or {}), **(text.take("rope_parameters", None) or {})}
-    theta = given.pop("rope_theta", text.take("rope_theta", default))
-    kinds = {given.pop(name) for name in ("type", "rope_type") if name in given} or {"default"}
+    given: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        section = text.take(name, None) or {}
+        if not isinstance(section, dict):
+            raise text.unsupported(name, section, "a section of keys")
+        given |= section
+    outside = text.number("rope_theta", default, whole=False)
+    theta = Keys(given, f"{text.place}: rope_parameters").number("rope_theta", outside, whole=False)
+    given.pop("rope_theta", None)
+    said = [given.pop(name, None) for name in ("type", "rope_type")]
+    kinds = {str(one) for one in said if one is not None} or {"default"}
     if len(kinds) > 1:
         kinds -= {"default"}  # Qwen2.5-VL folders saved by transformers say mrope and default
-    return theta, " and ".join(sorted(map(str, kinds))), given
+    return theta, " and ".join(sorted(kinds)), given
 
 
-def _refuse_stretched(text: Keys, kind: str, more: dict[str, Any]) -> None:
-    if more or kind != "default":
+def _refuse_stretched(text: Keys, kind: str, more: Iterable[str]) -> None:
+    if kind != "default" or set(more):
         raise WeightError(
-            f"{text.place}: rotary embedding of kind {kind!r} with {sorted(more)} is not supported. "
-            "Use a folder without stretched positions."
+            f"{text.place}: rotary embedding of kind {kind!r:.40} with {sorted(more)!s:.100} is not supported. "
+            "Name a directory of a model without it."
         )
 
 
@@ -313,11 +320,16 @@ def _yarn(text: Keys, given: dict[str, Any], max_positions: int) -> YarnConfig:
     yarn = YarnConfig(
         factor=max_positions / original if factor is None else rope.number("factor", whole=False),
         original_max_positions=original,
-        beta_fast=rope.take("beta_fast", None) or 32.0,
-        beta_slow=rope.take("beta_slow", None) or 1.0,
-        mscale=rope.take("mscale", None) or 0.0,
-        mscale_all_dim=rope.take("mscale_all_dim", None) or 0.0,
+        beta_fast=_given(rope, "beta_fast") or 32.0,
+        beta_slow=_given(rope, "beta_slow") or 1.0,
+        mscale=_given(rope, "mscale"),
+        mscale_all_dim=_given(rope, "mscale_all_dim"),
     )
     rope.refuse_the_rest()
     given.clear()
     return yarn
+
+
+def _given(rope: Keys, name: str) -> float:
+    """A number that may be null or absent, which is 0."""
+    return 0.0 if rope.take(name, None) is None else float(rope.number(name, whole=False, least=0))

@@ -5,18 +5,23 @@ Comes before a model is built for a folder's weights. Every key of config.json m
 what is computed, or of the only value we can compute; anything else is refused by name.
 """
 
+import logging
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.hf.config_json import TOKENS_PER_SECOND
-from mindvl_model.hf.config_keys import Keys, read_keys
+from mindvl_model.hf.config_keys import MAX_LAYERS, Keys, read_keys, unsupported_model
 from mindvl_model.hf.families import read_language
-from mindvl_model.language_config import LanguageConfig
+from mindvl_model.language_config import DeepSeekV3LanguageConfig, LanguageConfig
+from mindvl_model.weights.folder import stored_names
 from mindvl_model.weights.json_file import read_json
-from mindvl_model.weights.names import TEXT_MODELS
+from mindvl_model.weights.names import TEXT_MODELS, canonical_name, further_layer
+
+logger = logging.getLogger(__name__)
 
 WHOLE_MODELS = ("mindvl", "qwen2_5_vl")
 
@@ -30,21 +35,25 @@ def config_from_folder(path: Path) -> MindVLConfig:
     keys = read_keys(path)
     kind = keys.take("model_type", None)
     if kind not in WHOLE_MODELS:
-        more = " It holds a language model alone: name it as init.language." if kind in TEXT_MODELS else ""
-        raise WeightError(f"{keys.place}: model_type={kind!r} is no MindVL or Qwen2.5-VL model.{more or ' Name one.'}")
+        more = "It holds a language model alone: name it as init.language." if kind in TEXT_MODELS else "Name one."
+        raise WeightError(
+            f"{keys.place}: model_type={kind!r:.60} is not supported as a whole model, only "
+            f"{' and '.join(WHOLE_MODELS)} are. {more}"
+        )
     nested = kind == "mindvl" or keys.take("text_config", None) is not None
     text = keys.section("text_config") if nested else keys  # published folders have the decoder's keys at the top
     vision = keys.section("vision_config")
     family = _family(text) if kind == "mindvl" else "qwen2"
     try:
         tower, language = _vision(vision, path), read_language(family, text, keys)
+        language = _without_absent_mtp(language, path, kind)
         config = MindVLConfig(vision=tower, language=language, tokens=_tokens(keys, text, path))
     except ModelError as error:
         raise _located(error, keys) from error
     if vision.take("out_hidden_size", language.hidden_size) != language.hidden_size:
         raise WeightError(
-            f"{vision.place}: out_hidden_size={vision.values['out_hidden_size']}, but the language model's hidden_size "
-            f"is {language.hidden_size}. Fetch the file again."
+            f"{vision.place}: out_hidden_size={vision.values['out_hidden_size']!r:.60} is not supported: it must be "
+            f"the language model's hidden_size, {language.hidden_size}. Name another directory."
         )
     if kind == "mindvl":
         vision.take("tokens_per_second", None)  # read with three axes only
@@ -68,12 +77,12 @@ def language_config_from_folder(path: Path) -> LanguageConfig:
         return config_from_folder(path).language
     if kind not in TEXT_MODELS:
         raise WeightError(
-            f"{keys.place}: model_type={kind!r} is none of {', '.join((*TEXT_MODELS, *WHOLE_MODELS))}. "
-            "Name a folder of one of them."
+            f"{keys.place}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *WHOLE_MODELS))} "
+            "are. Name a directory of one of them."
         )
     language = read_language(kind, keys, keys)
     keys.refuse_the_rest()
-    return language
+    return _without_absent_mtp(language, path, kind)
 
 
 def _family(text: Keys) -> str:
@@ -81,27 +90,31 @@ def _family(text: Keys) -> str:
     family = text.take("model_type", None)
     if family not in TEXT_MODELS:
         raise WeightError(
-            f"{text.place}: model_type={family!r} is none of {', '.join(TEXT_MODELS)}. Name another folder."
+            f"{text.place}: model_type={family!r:.60} is not supported, only {', '.join(TEXT_MODELS)} are. "
+            "Name another directory."
         )
     return str(family)
 
 
 def _vision(keys: Keys, path: Path) -> VisionConfig:
     # Defaults are those of transformers' configuration, because published folders leave out what equals them.
-    rope = keys.take("rope_parameters", None) or {}
+    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.place}: rope_parameters")
+    rope.only("rope_type", "axial", "default")
+    theta = rope.number("rope_theta", VisionConfig.rotary_base, whole=False)
+    rope.refuse_the_rest()
     vision = VisionConfig(
         hidden_size=keys.number("hidden_size"),
-        num_layers=keys.number("depth", 32),
+        num_layers=keys.number("depth", 32, most=MAX_LAYERS),
         num_heads=keys.number("num_heads", 16),
         ffn_hidden_size=keys.number("intermediate_size", 3420),
-        full_attention_layers=tuple(keys.take("fullatt_block_indexes", (7, 15, 23, 31))),
+        full_attention_layers=keys.numbers("fullatt_block_indexes", (7, 15, 23, 31)),
         window_size=keys.number("window_size", 112),
         patch_size=keys.number("patch_size", 14),
         temporal_patch_size=keys.number("temporal_patch_size", 2),
         spatial_merge_size=keys.number("spatial_merge_size", 2),
         in_channels=keys.number("in_channels", keys.take("in_chans", 3)),
-        rotary_base=rope.get("rope_theta", VisionConfig.rotary_base),
-        init_std=keys.take("initializer_range", 0.02),
+        rotary_base=theta,
+        init_std=keys.number("initializer_range", 0.02, whole=False, least=0),
     )
     return _with_image_settings(vision, path)
 
@@ -113,7 +126,7 @@ def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
             continue
         stored = read_json(path / name)
         images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
-        if "image_mean" not in images or "image_std" not in images:
+        if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
             continue
         same = {
             "patch_size": "patch_size",
@@ -123,16 +136,21 @@ def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
         for theirs, ours in same.items():
             if images.get(theirs, getattr(vision, ours)) != getattr(vision, ours):
                 raise WeightError(
-                    f"{path / name}: {theirs}={images[theirs]}, but config.json has {ours}={getattr(vision, ours)}. "
-                    "Fetch both files again."
+                    f"{path / name}: {theirs}={images[theirs]!r:.60}, but config.json has "
+                    f"{ours}={getattr(vision, ours)}. Fetch both files again."
                 )
-        return replace(vision, image_mean=tuple(images["image_mean"]), image_std=tuple(images["image_std"]))
+        pixels = Keys(images, str(path / name))
+        mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
+        if not all(deviation):
+            raise pixels.unsupported("image_std", deviation, "a list of 3 numbers above 0")
+        return replace(vision, image_mean=mean, image_std=deviation)
     return vision
 
 
 def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
+    generation = generation if isinstance(generation, dict) else {}
 
     def first(name: str) -> Any:
         found = [place[name] for place in (keys.values, text.values, generation) if place.get(name) is not None]
@@ -144,15 +162,37 @@ def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:
     if end is None or pad is None:
         name = "eos_token_id" if end is None else "pad_token_id"
         raise WeightError(f"{keys.place}: {name} is missing. Add the id from the folder's tokenizer.")
+    ends = Keys({"eos_token_id": end[0] if isinstance(end, list) and end else end, "pad_token_id": pad}, keys.place)
+    has_video = keys.take("video_token_id", None) is not None
     return TokenConfig(
-        image=keys.take("image_token_id"),
-        vision_start=keys.take("vision_start_token_id"),
-        vision_end=keys.take("vision_end_token_id"),
-        end_of_turn=end[0] if isinstance(end, list) else end,
-        pad=pad,
-        video=keys.take("video_token_id", None),
+        image=keys.number("image_token_id", least=0),
+        vision_start=keys.number("vision_start_token_id", least=0),
+        vision_end=keys.number("vision_end_token_id", least=0),
+        end_of_turn=ends.number("eos_token_id", least=0),
+        pad=ends.number("pad_token_id", least=0),
+        video=keys.number("video_token_id", least=0) if has_video else None,
     )
 
 
 def _located(error: ModelError, keys: Keys) -> WeightError:
-    return error if isinstance(error, WeightError) else WeightError(f"{keys.place}: {error}")
+    return error if isinstance(error, WeightError) else unsupported_model(error, keys.place)
+
+
+def _without_absent_mtp(language: LanguageConfig, path: Path, model_type: str) -> LanguageConfig:
+    """transformers leaves out the layers of multi-token prediction when it saves, but keeps their number."""
+    if not isinstance(language, DeepSeekV3LanguageConfig) or not language.num_mtp_layers:
+        return language
+    names = stored_names(path)
+    if names is None or any(further_layer(canonical_name(name, model_type), language) for name in names):
+        return language
+    _warn_of_absent_mtp(path)
+    return replace(language, num_mtp_layers=0)
+
+
+@cache  # once, however often a process reads the configuration
+def _warn_of_absent_mtp(path: Path) -> None:
+    logger.warning(
+        "%s: config.json has num_nextn_predict_layers, but the weights have no layers of multi-token prediction "
+        "(transformers leaves them out when it saves). The model is loaded without them.",
+        path,
+    )

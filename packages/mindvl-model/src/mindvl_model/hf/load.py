@@ -5,7 +5,6 @@ Comes after the model is built. Every tensor of the folder is accounted for: fil
 was not asked for, or is refused by name.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_ten
 from mindvl_model.weights.folder import WeightFolder
 from mindvl_model.weights.fp8 import SCALE_SUFFIX
 from mindvl_model.weights.layout import WHOLE, Block, Rows, Share, blocks
-from mindvl_model.weights.names import canonical_name, weight_rules
+from mindvl_model.weights.names import canonical_name, further_layer, weight_rules
 from mindvl_model.weights.rules import WeightRule
 from mindvl_ops import OpsError
 
@@ -188,8 +187,8 @@ def _stored_names(folder: WeightFolder) -> dict[str, str]:
         canonical = canonical_name(name, folder.model_type)
         if canonical in stored:
             raise WeightError(
-                f"{folder.path}: {name!r} and {stored[canonical]!r} are the same tensor of two naming generations. "
-                "Remove one of them."
+                f"{folder.path}: {name!r:.200} and {stored[canonical]!r:.200} are the same tensor of two naming "
+                "generations, and it is not clear which of them counts. Save the model again."
             )
         stored[canonical] = name
     return stored
@@ -210,8 +209,11 @@ def _refuse_missing(rules: list[WeightRule], stored: dict[str, str], path: Path,
     if missing:
         more = f" {len(missing)} tensors are missing, such as {_listed([name for name, _ in missing])}."
         to_do = "Name a folder of this family and size, or leave this part out."
-        if all(_is_further_layer(name, config) for name, _ in missing):
-            to_do = "It was saved without multi-token prediction: set num_nextn_predict_layers to 0 in its config.json."
+        if all(further_layer(name, config.language) for name, _ in missing):
+            to_do = (
+                "It was saved without multi-token prediction. Take the model from this directory (model.folder), or "
+                "give it num_mtp_layers: 0."
+            )
         raise WeightError(f"{path}: no tensor {missing[0][0]!r}, which {missing[0][1]} needs.{more} {to_do}")
 
 
@@ -232,20 +234,13 @@ def _spare(folder: WeightFolder, stored: dict[str, str], unexpected: set[str], c
                 "both. Use a configuration with tie_embeddings=False."
             )
         spare.add(head)
-    unknown = sorted(stored[name] for name in unexpected - spare if not _is_further_layer(name, config))
+    unknown = sorted(stored[name] for name in unexpected - spare if not further_layer(name, config.language))
     if unknown:
         raise WeightError(
             f"{folder.path}: {len(unknown)} tensors have no place in the model, such as {_listed(unknown)}. "
             "Use the configuration that belongs to these weights."
         )
     return tuple(sorted(stored[name] for name in unexpected))
-
-
-def _is_further_layer(canonical: str, config: MindVLConfig) -> bool:
-    """A layer of multi-token prediction in a folder of a family that has them, which the model was built without."""
-    layer = re.match(r"model\.language_model\.layers\.(\d+)\.", canonical)
-    language = config.language
-    return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
 
 
 def _join(rule: WeightRule, tensors: dict[str, Tensor], folder: WeightFolder) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mindvl_model.accelerator import enter
 from mindvl_model.config import MindVLConfig
-from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
+from mindvl_model.errors import ModelError
+from mindvl_model.hf.folder_config import WHOLE_MODELS, config_from_folder, language_config_from_folder
 from mindvl_model.hf.load import load_hf_folder
 from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.parameters import PARTS, Part
@@ -33,6 +34,7 @@ from mindvl_model.weights.names import TEXT_MODELS
 BOUND = 0.005  # of both errors (paper, A.2)
 ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) of what each is away from exact numbers
 INPUTS_IN_A_ROW = 4
+FAMILIES = (*WHOLE_MODELS, *TEXT_MODELS)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  # read on the host
 
@@ -112,6 +114,11 @@ def check_parity(
     from mindvl_model.megatron.process import single_process
 
     model_type = WeightFolder(path).model_type
+    if model_type not in FAMILIES:
+        raise ModelError(
+            f"{path / 'config.json'}: model_type={model_type!r:.60} is not supported. The check takes directories of "
+            f"{', '.join(FAMILIES)}."
+        )
     config, parts = _config(path, model_type)
     inputs = random_inputs(config, num_inputs, seed, text_only=parts != PARTS)
     trusted = trust_remote_code and model_type == "mindvl"

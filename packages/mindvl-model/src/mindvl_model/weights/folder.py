@@ -199,6 +199,18 @@ def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[
         ) from error
 
 
+def stored_names(path: Path) -> list[str] | None:
+    """Names of the tensors of a directory, of its index alone where it has one; None where it holds no weights.
+
+    Raises:
+        WeightError: Index or header is damaged.
+    """
+    if not (path / INDEX).exists() and not (path / SINGLE).exists():
+        return None
+    places = weight_map(path)
+    return list(_header(path, SINGLE) if places is None else places)
+
+
 def _is_plain_name(name: object) -> bool:
     """Whether this names a file of the directory itself: no separator, no `..`, nothing that a terminal would obey."""
     is_text = isinstance(name, str) and name.isprintable() and len(name.encode()) <= 255

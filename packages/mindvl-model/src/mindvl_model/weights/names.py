@@ -5,6 +5,7 @@ Pure functions of configuration and tensors. The folder's names are those of Qwe
 (model.visual.*, model.language_model.*, lm_head.weight), with Qwen3's norms of queries and keys.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import WeightError
-from mindvl_model.language_config import GroupedQueryConfig, Qwen2LanguageConfig
+from mindvl_model.language_config import GroupedQueryConfig, LanguageConfig, Qwen2LanguageConfig
 from mindvl_model.weights.moe import deepseek_v3_rules, qwen3_moe_rules
 from mindvl_model.weights.rules import WeightRule, gated, grouped, same
 from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
@@ -46,6 +47,12 @@ def canonical_name(hf_name: str, model_type: str) -> str:
 def published_name(hf_name: str) -> str:
     """The name that a tensor of ours has in the published folders of Qwen2.5-VL."""
     return hf_name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
+
+
+def further_layer(canonical: str, language: LanguageConfig) -> bool:
+    """Whether a tensor belongs to a layer of multi-token prediction, which stands after the layers of the decoder."""
+    layer = re.match(r"model\.language_model\.layers\.(\d{1,9})\.", canonical)
+    return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
 
 
 def _vision(config: VisionConfig) -> Iterator[WeightRule]:
