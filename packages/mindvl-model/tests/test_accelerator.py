@@ -74,3 +74,31 @@ def test_importing_the_package_leaves_torch_alone() -> None:
         assert mindvl_model.MindVLModel.__name__ == "MindVLModel"  # asked for, so the doorway is entered
         assert "megatron.core" in sys.modules
     """)
+
+
+def test_another_megatron_core_is_refused_before_it_is_imported() -> None:
+    run("""
+        import importlib.metadata, sys
+        import mindvl_model
+        for version in ("0.19.0", "0.16.0", "0.16.2", "0.17.0rc1", "1", "dev"):
+            importlib.metadata.version = lambda name: version
+            try:
+                mindvl_model.enter()
+            except mindvl_model.ModelError as error:
+                assert str(error) == (
+                    f"megatron-core: found version {version}, but the device setup is written for "
+                    "megatron-core>=0.16.1,<0.16.2. Install it: pip install 'megatron-core>=0.16.1,<0.16.2'."
+                )
+            else:
+                raise AssertionError(version)
+        def missing(name):
+            raise importlib.metadata.PackageNotFoundError(name)
+        importlib.metadata.version = missing
+        try:
+            mindvl_model.enter()
+        except mindvl_model.ModelError as error:
+            assert str(error).startswith("megatron-core: not installed, megatron-core>=0.16.1,<0.16.2 is expected.")
+        assert "megatron.core" not in sys.modules
+        importlib.metadata.version = lambda name: "0.16.1+local"
+        assert mindvl_model.enter("cpu").kind == "cpu"
+    """)

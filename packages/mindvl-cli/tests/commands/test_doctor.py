@@ -3,8 +3,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,19 @@ def test_a_host_with_npus_is_told_its_variables_and_cores(tmp_path: Path) -> Non
     assert rows["ACLNN_CACHE_LIMIT"].found == "not set"
     assert {"cores of npu 0", "cores of npu 1"} <= set(rows)
     assert list(module.check_runtime({}, tmp_path / "nothing")) == []
+
+
+def test_an_untested_version_is_told_with_what_is_expected_and_what_was_found() -> None:
+    row = module.check_version("megatron-core", "0.19.0")
+    assert row.advice == "Use megatron-core>=0.16.1,<0.16.2 instead of 0.19.0: others are known to break."
+    assert "'megatron-core>=0.16.1,<0.16.2'" in module.check_version("megatron-core", None).advice
+
+
+def test_every_package_asks_for_the_tested_ranges() -> None:
+    asked: dict[str, set[str]] = {name: set() for name in module.REQUIRED}
+    for path in sorted(Path(__file__).parents[3].glob("mindvl-*/pyproject.toml")):
+        for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]:
+            name = re.split(r"[^A-Za-z0-9-]", requirement)[0]
+            if name in asked:
+                asked[name].add(requirement)
+    assert asked == {name: {f"{name}>={first},<{end}"} for name, (first, end, _) in module.REQUIRED.items()}

@@ -21,10 +21,11 @@ from mindvl_cli import machine
 GIB = 1 << 30
 MIB = 1 << 20
 
-# distribution: (first version that is tested, first that is not any more, whether an untested one is known to break)
+# distribution: (first version that is tested, first that is not any more, whether an untested one is known to break);
+# the same ranges stand in every pyproject.toml
 REQUIRED = {
     "torch": ("2.13", "2.14", False),
-    "megatron-core": ("0.16.1", "0.16.2", True),  # the accelerator's doorway knows this version by heart
+    "megatron-core": ("0.16.1", "0.16.2", True),  # the device setup knows this version by heart
     "transformers": ("5.23", "5.24", False),
 }
 OURS = ("mindvl-data", "mindvl-ops", "mindvl-model", "mindvl-train", "mindvl-merge", "mindvl-cli")
@@ -156,12 +157,15 @@ def check_version(name: str, version: str | None) -> Row:
     first, end, breaks = REQUIRED[name]
     if version is None:
         return Row(
-            name=name, status="fail", found="not installed", advice=f"Install it: pip install '{name}>={first}'."
+            name=name,
+            status="fail",
+            found="not installed",
+            advice=f"Install it: pip install '{name}>={first},<{end}'.",
         )
     if _numbers(first) <= _numbers(version) < _numbers(end):
         return Row(name=name, status="ok", found=version)
     why = "others are known to break" if breaks else "others are not tested"
-    advice = f"Use {name}>={first},<{end}: {why}."
+    advice = f"Use {name}>={first},<{end} instead of {version}: {why}."
     return Row(name=name, status="fail" if breaks else "warn", found=version, advice=advice)
 
 

@@ -60,7 +60,8 @@ def enter(kind: Kind | None = None) -> Accelerator:
         kind: Which device to use; detected when None.
 
     Raises:
-        ModelError: Another kind was entered before, or megatron-core was imported without coming through here.
+        ModelError: Another kind was entered before, megatron-core was imported without coming through here, or it has
+            a version that the device setup is not written for.
     """
     global _entered
     if _entered is not None:
@@ -71,6 +72,9 @@ def enter(kind: Kind | None = None) -> Accelerator:
         return _entered
     if "megatron.core" in sys.modules:
         raise ModelError("accelerator: megatron.core was imported before mindvl_model. Import mindvl_model first.")
+    from mindvl_model.accelerator.megatron import check_version
+
+    check_version()
     chosen = kind or detect()
     _silence()
     if chosen == "cpu":
