@@ -143,7 +143,7 @@ def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_pat
 def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "notes.txt"
     log.write_text("mine")
-    with pytest.raises(DataError, match=r"no step of an audit log.*notes\.txt at byte 0"):
+    with pytest.raises(DataError, match=r"notes\.txt:1: line is no step of an audit log"):
         state_after(make_config(audit_log=log))
     assert log.read_text() == "mine"
 
@@ -169,7 +169,7 @@ def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -
     log.write_text(line + '{"step":2,"rows":[[["pic')
     assert [one.step for one in read_log(log)] == [1]
     log.write_text(line + '{"step":2,"rows":[[["pic\n')
-    with pytest.raises(DataError, match=rf"damaged.*audit\.jsonl at byte {len(line)}"):
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: line of an audit log is damaged"):
         list(read_log(log))
     with pytest.raises(DataError, match="No such file"):
         list(read_log(tmp_path / "nothing.jsonl"))
@@ -200,7 +200,7 @@ def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: Mak
         assert [next(loader).segments for _ in range(3)] == expected[2:5]
         with open(log, "a") as file:
             file.write("mine\n")
-        with pytest.raises(DataError, match=r"no step of an audit log.*audit\.jsonl at byte"):
+        with pytest.raises(DataError, match=r"audit\.jsonl:3: line is no step of an audit log"):
             loader.load_state_dict(state)
         assert loader._state["step"] == 2
         assert [next(loader).segments for _ in range(2)] == expected[5:]

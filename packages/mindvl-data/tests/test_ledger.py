@@ -225,17 +225,84 @@ def test_a_log_ahead_of_the_newest_checkpoint_is_no_problem_but_is_said(
     assert (report["last_step"], report["checkpoint_step"], report["steps_after_checkpoint"]) == (5, 3, 2)
 
 
-def test_a_branched_run_is_held_against_the_plan_from_its_branch_on(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config()
-    state = run(config, rows=40)
-    branched = replace(config, audit_log=tmp_path / "branch.jsonl")
-    state = run(branched, rows=200, state=state)
-    report = verify(branched, tmp_path / "branch.jsonl", packs_per_step=2, state=state)
+@pytest.fixture
+def branch(make_config: MakeConfig, tmp_path: Path) -> tuple[DataConfig, Path, Path, Sealed]:
+    """A run of 100 steps branched off after step 20 of another: configuration, its log, the parent's, state."""
+    parent, log = tmp_path / "parent" / "audit.jsonl", tmp_path / "child" / "audit.jsonl"
+    state = run(make_config(audit_log=parent), rows=40)
+    run(make_config(audit_log=parent), rows=20, state=state)  # the parent runs on
+    config = make_config(audit_log=log)
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state, parent_log=parent)
+        for _ in range(200):
+            next(loader)
+        return config, log, parent, json.loads(json.dumps(loader.state_dict()))
+
+
+def test_a_branched_run_is_held_against_the_plan_through_the_log_of_its_parent(
+    branch: tuple[DataConfig, Path, Path, Sealed], tmp_path: Path
+) -> None:
+    config, log, _, state = branch
+    report = verify(config, log, packs_per_step=2, state=state)
     assert report["verified"]["problems"] == []
-    assert report["verified"]["steps"] == report["steps"] == 100
-    assert report["first_step"] == 21
-    assert report["verified"]["notes"] == ["steps 1 to 20 are in the log of the run that this one was branched from"]
+    assert report["verified"]["steps"] == report["steps"] == 120
+    assert report["first_step"] == 1
+    assert report["verified"]["planned"] == report["samples"] == state["plan"]["totals"]["samples"]
+    assert report["verified"]["notes"] == ["steps 1 to 20 were read from the log of the parent of this run"]
     assert report["verified"]["finished_epochs"]["pictures"] > 2
+    shutil.move(tmp_path, tmp_path.with_name("moved"))  # both together
+    moved = tmp_path.with_name("moved")
+    assert problems(config, moved / "child" / "audit.jsonl", state) == []
+    (moved / "parent" / "audit.jsonl").rename(moved / "elsewhere.jsonl")
+    elsewhere = {"packs_per_step": 2, "state": state, "parent_log": moved / "elsewhere.jsonl"}
+    assert verify(config, moved / "child" / "audit.jsonl", **elsewhere)["verified"]["problems"] == []
+
+
+def forget_parent(mark: dict[str, Any]) -> None:
+    del mark["parent"]
+
+
+def forge_parent(mark: dict[str, Any]) -> None:
+    mark["parent"] = "nowhere.jsonl"
+
+
+def forge_plan(mark: dict[str, Any]) -> None:
+    mark["plan"]["drawn_at"][0] = [0, 3]
+
+
+def forge_own_log(mark: dict[str, Any]) -> None:
+    mark["parent"] = "audit.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (forget_parent, r"audit\.jsonl:1: a branch without a parent: the log that holds steps 1 to 20 is not named"),
+        (forge_parent, r"audit\.jsonl:1: steps 1 to 20 are in the log of the parent, but: .*No such file"),
+        (forge_plan, r"step 21: row 0 has "),
+        (forge_own_log, r"audit\.jsonl:1: a branch without a parent"),
+    ],
+)
+def test_a_branch_that_cannot_be_followed_is_no_proof(
+    branch: tuple[DataConfig, Path, Path, Sealed], forge: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    config, log, _, state = branch
+    change_lines(log, lambda lines: forge(lines[0]))
+    assert any(re.search(said, problem) for problem in problems(config, log, state)), problems(config, log, state)
+
+
+def test_a_deleted_log_is_no_branch(finished: tuple[DataConfig, Path, Sealed], make_config: MakeConfig) -> None:
+    config, log, _ = finished
+    log.unlink()
+    state = run(config, rows=20)
+    log.unlink()
+    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+        loader.load_state_dict(state, parent_log=log)  # as the trainer says of a checkpoint of this very run
+        for _ in range(20):
+            next(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+    found = problems(config, log, state)
+    assert any("a branch without a parent: the log that holds steps 1 to 10 is not named" in one for one in found)
 
 
 def test_a_log_without_its_end_is_found_although_the_run_went_on(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -245,7 +312,7 @@ def test_a_log_without_its_end_is_found_although_the_run_went_on(make_config: Ma
     change_lines(log, lambda lines: lines.pop())  # lost with the machine, as the checkpoint was not
     state = run(config, rows=10, state=state)
     report = verify(config, log, packs_per_step=2, state=state)
-    assert report["verified"]["problems"] == ["steps 10 to 10 are missing"]
+    assert report["verified"]["problems"] == [f"{log}:10: steps 10 to 10 are missing"]
 
 
 @pytest.fixture

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig
-from mindvl_data.tracker import PLAN_VERSION, open_state, saved_plan, seal_state
+from mindvl_data.tracker import PLAN_VERSION, STATE_VERSION, open_state, saved_plan, seal_state
 
 MakeConfig = Callable[..., DataConfig]
 
 PLAN = {
     "step": 4,
+    "derived": [30.0, 1.5, 400],
+    "totals": {"samples": 29},
+    "tokens_by_source": {"a": 900},
     "drawn_at": [[2, 7]],
     "owed": [0.0],
     "buffer": [[0, 2, 1, 5, 40, 16]],
@@ -174,6 +177,8 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     assert opened.plan == {
         "step": 4,
         "derived": None,
+        "totals": {"samples": 29},
+        "tokens_by_source": {"a": 900},
         "drawn_at": [[0, 0], [0, 9]],
         "owed": [0.25, -0.25],
         "buffer": [[1, 0, 0, 3, 20, 0]],
@@ -183,10 +188,35 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     }
 
 
+def test_max_epochs_may_be_raised_once_somebody_accepts_it_and_the_source_goes_on_where_it_stands() -> None:
+    capped = NAMES | {"settings of a": "weight=1.0 max_epochs=1"}
+    sealed = seal_state(PLAN, capped, sources=["a"])
+    for raised in ("weight=1.0 max_epochs=3", "weight=1.0"):
+        now = NAMES | {"settings of a": raised}
+        with pytest.raises(DataError, match=r"settings of a \(.*max_epochs=1 -> .*--accept-data-change"):
+            open_state(sealed, now, sources=["a"])
+        opened = open_state(sealed, now, sources=["a"], accept_change="me@here")
+        assert (opened.plan, opened.other_data) == (PLAN, frozenset())
+        assert opened.changed == {"a": ("weight=1.0 max_epochs=1", raised)}
+        both = open_state(sealed, now | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
+        assert both.other_data == {"a"}
+    lowered = seal_state(PLAN, NAMES | {"settings of a": "weight=1.0 max_epochs=3"}, sources=["a"])
+    for refused in ("weight=1.0 max_epochs=2", "weight=2.0 max_epochs=4", "max_epochs=99"):
+        with pytest.raises(DataError, match="settings of a"):
+            open_state(lowered, NAMES | {"settings of a": refused}, sources=["a"], accept_change="me@here")
+
+
+@pytest.mark.parametrize("state", [None, [], "text", 3, {"version": STATE_VERSION}])
+def test_what_is_no_state_at_all_is_refused(state: Any) -> None:
+    with pytest.raises(DataError, match=r"^ledger state"):
+        open_state(state, NAMES, sources=["a"])
+
+
 def test_another_order_of_sources_is_refused() -> None:
     both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
+    plan = PLAN | {"drawn_at": [[2, 7], [0, 0]], "owed": [0.0, 0.0]}
     with pytest.raises(DataError, match=r"order of sources \(a b -> b a\) changed"):
-        open_state(seal_state(PLAN, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
+        open_state(seal_state(plan, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
 
 
 def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions() -> None:

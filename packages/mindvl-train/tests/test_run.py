@@ -4,6 +4,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from mindvl_data import DataError, Loader, index_folder
-from mindvl_data.ledger import verify
+from mindvl_data.ledger import TrainingRecords, read_skipped, verify
 from mindvl_train import (
     CheckpointConfig,
     CheckpointError,
@@ -26,6 +27,8 @@ from mindvl_train import (
     TrainError,
     run_training,
 )
+from mindvl_train.config import FaultsConfig
+from mindvl_train.faults.bad_steps import BadSteps
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
@@ -232,6 +235,62 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
     assert report["verified"]["problems"] == []
     shorter = replace(config, schedule=replace(config.schedule, steps=continued.step), data=more.data)
     assert run_training(shorter).finished
+
+
+def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BadSteps, "_why_bad", lambda steps, *_: "a reason" if steps._state.step >= 10 else None)
+    config = make_config(steps=14, checkpoints=CheckpointConfig(), faults=FaultsConfig(on_bad_step="skip"))
+    photos = config.data.sources[1]
+    shutil.copytree(photos.path, tmp_path / "photos")
+    shard = bytearray((tmp_path / "photos" / "shard-000000.tar").read_bytes())
+    for found in re.finditer(b"\x89PNG", bytes(shard)):
+        shard[found.start() : found.start() + 40] = bytes(40)
+    (tmp_path / "photos" / "shard-000000.tar").write_bytes(shard)
+    sources = tuple(replace(s, path=tmp_path / "photos") if s is photos else s for s in config.data.sources)
+    config = replace(config, data=replace(config.data, sources=sources, max_bad_share=1.0))
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_training(config, on_step=stop)
+    with (config.out / "quarantine.rank00000.jsonl").open("a") as file:  # of a try that was killed after the save
+        for step in (8, 9):
+            bad = {"step": step, "source": "photos", "shard": "shard-000001.tar", "row": 1, "key": "k", "reason": "r"}
+            file.write(json.dumps(bad) + "\n")
+    result = run_training(config)
+
+    manifest = json.loads((result.checkpoint / "manifest.json").read_text())
+    training = TrainingRecords(
+        skipped=read_skipped(config.out / "skipped.jsonl"),
+        **{f"num_{name}": manifest[name] for name in ("skipped", "placeholders")},
+    )
+    records: dict[str, Any] = {"state": ledger_of(result.checkpoint), "quarantine_log": config.out / "quarantine.jsonl"}
+    log = config.out / "audit.jsonl"
+    report = verify(config.data, log, packs_per_step=2, training=training, **records)
+    assert report["verified"]["problems"] == []
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    in_step = {line["step"]: sum(map(len, line["rows"])) for line in lines}
+    anomalous = sum(in_step[step] for step in (11, 12, 13, 14))
+    unusable = sum(
+        use[0] == "photos" and use[2] == "shard-000000.tar"
+        for line in lines[:10]
+        for row in line["rows"]
+        for use in row
+    )
+    assert unusable
+    assert report["skipped"] == {
+        "in anomalous steps": anomalous, "failed to decode": unusable, "masked by a peer": 0
+    }  # fmt: skip
+    assert report["trained_on"] == sum(in_step.values()) - anomalous - unusable
+    assert report["verified"]["planned"] == report["samples"] == sum(in_step.values())
+    (config.out / "quarantine.rank00000.jsonl").unlink()
+    nothing = replace(training, skipped={})
+    found = verify(config.data, log, packs_per_step=2, training=nothing, **records)["verified"]["problems"]
+    assert any("counts 4 steps that were left out, skipped.jsonl names 0" in problem for problem in found)
+    assert any("placeholders, the quarantine logs name 0" in problem for problem in found)
 
 
 def test_a_run_without_a_step_to_do_saves_what_it_resumed_from_another_directory(

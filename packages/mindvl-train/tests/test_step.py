@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -53,7 +54,9 @@ class Rows:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None: ...
+    def load_state_dict(
+        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+    ) -> None: ...
 
 
 @pytest.fixture

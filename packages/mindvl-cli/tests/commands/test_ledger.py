@@ -69,7 +69,7 @@ def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -
     assert "steps 1 to 6" in text
     assert "12 rows" in text
     assert "newest checkpoint stands at step 4; the 2 steps after it are done again" in text
-    assert "planned again" not in text
+    assert "planned" not in text
     document: dict[str, Any] = json.loads(ledger(run, "--json").stdout)
     logged = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
     assert document["samples"] == sum(len(row) for line in logged for row in line["rows"])
@@ -81,8 +81,46 @@ def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -
 def test_a_run_that_did_as_planned_verifies(run: Path) -> None:
     result = ledger(run, "--verify")
     assert result.exit_code == 0
-    assert "6 steps were planned again" in result.stdout
-    assert "as planned: no sample lost, none repeated" in result.stdout
+    assert "6 of 6 steps were planned again" in result.stdout
+    assert "as planned: no sample is missing, repeated or skipped" in result.stdout
+
+
+def test_samples_that_never_reached_an_update_are_told_with_their_causes(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
+    counts = [sum(map(len, line["rows"])) for line in lines]
+    skipped = {"step": 2, "action": "skipped", "why": "the loss is nan", "ranks": []}
+    (run / "skipped.jsonl").write_text(json.dumps(skipped) + "\n")
+    source, _, shard, row = lines[2]["rows"][0][0]
+    bad = {"step": 3, "source": source, "shard": shard, "row": row, "key": "k", "reason": "no JPEG"}
+    other = dict(zip(("source", "epoch", "shard", "row"), lines[3]["rows"][0][0], strict=True))
+    masked = bad | other | {"step": 4, "reason": "a process that trains the same row cannot use it"}
+    (run / "quarantine.rank00000.jsonl").write_text(json.dumps(bad) + "\n" + json.dumps(masked) + "\n")
+    manifest = json.loads((run / "checkpoints" / "step-00000004" / "manifest.json").read_text())
+    counted = json.dumps(manifest | {"skipped": 1, "placeholders": 2})
+    (run / "checkpoints" / "step-00000004" / "manifest.json").write_text(counted)
+    result = ledger(run, "--verify")
+    assert result.exit_code == 0
+    assert (
+        f"samples: planned {sum(counts)}, consumed {sum(counts)}, trained on {sum(counts[:4]) - counts[1] - 2}, "
+        f"skipped {counts[1] + 2} ({counts[1]} in anomalous steps, 1 failed to decode, 1 masked by a peer), "
+        f"in no checkpoint yet {sum(counts[4:])}"
+    ) in result.stdout
+    assert f"but {counts[1] + 2} were skipped and not trained on" in result.stdout
+    assert "lost" not in result.stdout
+
+    (run / "quarantine.rank00000.jsonl").unlink()
+    result = ledger(run, "--verify")
+    assert result.exit_code == 1
+    assert "counts 2 samples that were replaced by placeholders, the quarantine logs name 0" in result.stdout
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"version": 2}', "[" * 100_000, '{"version": ' + "9" * 5000])
+def test_a_ledger_that_is_gone_or_no_ledger_is_one_sentence(run: Path, content: str | None) -> None:
+    path = run / "checkpoints" / "step-00000004" / "ledger.json"
+    path.unlink() if content is None else path.write_text(content)
+    result = ledger(run, "--verify")
+    assert isinstance(result.exception, CliError)
+    assert str(result.exception).startswith(f"{path}: ")
 
 
 def test_a_lost_step_fails_the_command_and_is_named(run: Path) -> None:

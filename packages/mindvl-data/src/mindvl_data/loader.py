@@ -6,11 +6,13 @@ thread and rows made in others, ahead of the training step; the order is always 
 plan's, so a resumed run gives the very same rows.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from mindvl_data.ahead import PlanAhead, Workers
@@ -20,7 +22,7 @@ from mindvl_data.errors import DataError
 from mindvl_data.plan.planner import PlannedStep, Planner, Row, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
-from mindvl_data.quarantine import BadUse, QuarantineLog
+from mindvl_data.quarantine import BadUse, QuarantineLog, quarantine_sizes
 from mindvl_data.rows import MadeRow, RowMaker
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
@@ -125,7 +127,8 @@ class Loader:
         self._identities = identities(config, self._sources, tokenizer, packs_per_step)
         self._audit = None
         if config.audit_log is not None and dp_rank == 0:
-            self._audit = AuditLog(config.audit_log, self._sources, self._identities)
+            before = quarantine_sizes(config.quarantine_log)
+            self._audit = AuditLog(config.audit_log, self._sources, self._identities, before)
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
         self._failure: DataError | None = None  # raised by every `next` until a state is loaded
         self._start(self._new_planner(), changes=[])
@@ -207,7 +210,9 @@ class Loader:
             self._audit.sync()
         return seal_state(self._state, self._identities, sources=self._names, changes=self._changes)
 
-    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+    ) -> None:
         """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
 
         In the middle of a run it waits for the step being planned, however long a read of it takes: what that read
@@ -217,6 +222,8 @@ class Loader:
             accept_change: Who accepts that data changed, such as user@host. Sources whose index, `first` or
                 `fraction` changed then go on at the start of their next epoch; sources may come and go. It is kept in
                 the state and in the audit log.
+            parent_log: The audit log of the run that saved the state. Where this loader writes another one, a mark
+                in it names the parent, which holds the steps before.
 
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor, or the audit
@@ -238,7 +245,13 @@ class Loader:
             about = {name: list(pair) for name, pair in opened.changed.items()}
             changes = [*changes, {"step": opened.plan["step"], "who": accept_change, "when": now(), "sources": about}]
         if self._audit is not None:
-            self._audit.resume(opened.plan["step"], planner.state(), changes)
+            self._audit.resume(
+                opened.plan["step"],
+                planner.state(),
+                changes,
+                parent=self._relative_to_log(parent_log),
+                quarantine=quarantine_sizes(self._config.quarantine_log),
+            )
         self._start(planner, changes=changes)
 
     def report(self) -> dict[str, Any]:
@@ -266,6 +279,12 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _relative_to_log(self, parent_log: Path | None) -> str | None:
+        """As the audit log names it: runs that are moved together find each other."""
+        if parent_log is None or self._config.audit_log is None:
+            return None
+        return os.path.relpath(parent_log, self._config.audit_log.parent)
 
     def _new_planner(self) -> Planner:
         self._is_untouched = True  # a state can be loaded into it

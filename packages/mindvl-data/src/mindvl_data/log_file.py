@@ -8,11 +8,13 @@ tried once more when there is room.
 import fcntl
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
+from mindvl_data.log_parts import sync_directory
 
 
 class LogFile:
@@ -56,6 +58,8 @@ class LogFile:
         """
         try:
             fcntl.flock(self.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self.fileno()), os.stat(self.path)):
+                raise BlockingIOError  # somebody put another file in its place since it was opened
         except BlockingIOError as error:
             raise DataError(
                 f"{self._kind} log is being written by another loader. {self.path}. "
@@ -94,6 +98,40 @@ class LogFile:
                 self._file.truncate(size)
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def replace(self, unfinished: Path, content: Iterable[bytes], *, keep_as: Path | None = None) -> None:
+        """Put a new file in place of this one, whole or not at all; it is locked from its first moment on.
+
+        Args:
+            unfinished: What the new file is called until it is whole.
+            keep_as: The new name of the file as it was; None: it is removed.
+        """
+        try:
+            self.sync()
+            unfinished.unlink(missing_ok=True)
+            file = open(unfinished, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+            try:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for piece in content:
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+                if keep_as is not None:
+                    os.rename(self.path, keep_as)
+                os.replace(unfinished, self.path)
+            except BaseException:
+                file.close()
+                if keep_as is not None and not self.path.exists() and keep_as.exists():
+                    os.rename(keep_as, self.path)
+                raise
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._file.close()
+        self._file, self._torn_at = file, None
+        with suppress(OSError):
+            sync_directory(self.path.parent)
 
     def sync(self) -> None:
         """Have it on disk."""

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
+from mindvl_data.log_parts import lines_of
+
+BAD_ELSEWHERE = "a process that trains the same row cannot use it"  # the reason where only a peer met the damage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,23 @@ class BadUse:
     row: int  # position inside the shard
     key: str
     reason: str
+    epoch: int | None = None  # None in logs of older versions
+
+    def __post_init__(self) -> None:
+        whole = (self.step, self.row, self.epoch or 0)
+        texts = (self.source, self.shard, self.key, self.reason)
+        if any(type(number) is not int or number < 0 for number in whole) or any(type(t) is not str for t in texts):
+            raise TypeError("a field is of another type")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedUse:
+    """A line of a quarantine log."""
+
+    bad: BadUse
+    file: str  # name of the log of its rank
+    line: int
+    offset: int  # byte at which the line begins
 
 
 class QuarantineLog:
@@ -56,20 +77,54 @@ class QuarantineLog:
             self._file = None
 
 
-def read_quarantine(path: Path) -> Iterator[BadUse]:
-    """Every bad sample of a run once, over all ranks and restarts: its first use. Lines cut off by a kill are left out.
+def quarantine_sizes(path: Path | None) -> dict[str, int]:
+    """Bytes in the logs of all ranks by file name; empty ones are left out.
 
     Args:
         path: As given to QuarantineLog.
     """
-    seen = set()
+    files = [] if path is None else sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}"))
+    return {file.name: size for file in files if (size := file.stat().st_size)}
+
+
+def read_uses(path: Path) -> Iterator[LoggedUse]:
+    """Every line of the logs of all ranks. Lines that a kill cut off are passed over.
+
+    Args:
+        path: As given to QuarantineLog.
+
+    Raises:
+        DataError: A line is no line of a quarantine log.
+    """
     for file in sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}")):
-        with open(file, "rb") as lines:
-            for line in lines:
-                try:
-                    bad = BadUse(**json.loads(line))
-                except (ValueError, TypeError):
+        offset = 0
+        for number, text in lines_of(file, may_be_cut_off=True):
+            try:
+                bad = BadUse(**json.loads(text))
+            except (ValueError, TypeError, RecursionError) as error:
+                if not text.rstrip().endswith(b"}"):  # cut off by a kill, and ended by the next start
+                    offset += len(text)
                     continue
-                if (bad.source, bad.shard, bad.row) not in seen:
-                    seen.add((bad.source, bad.shard, bad.row))
-                    yield bad
+                raise DataError(
+                    f"{file}:{number}: line of a quarantine log is damaged ({type(error).__name__}: "
+                    f"{str(error)[:200]}). Restore the file from a copy."
+                ) from error
+            yield LoggedUse(bad=bad, file=file.name, line=number, offset=offset)
+            offset += len(text)
+
+
+def read_quarantine(path: Path) -> Iterator[BadUse]:
+    """Every bad sample of a run once, over all ranks and restarts: its first use.
+
+    Args:
+        path: As given to QuarantineLog.
+
+    Raises:
+        DataError: As read_uses.
+    """
+    seen = set()
+    for use in read_uses(path):
+        bad = use.bad
+        if (bad.source, bad.shard, bad.row) not in seen:
+            seen.add((bad.source, bad.shard, bad.row))
+            yield bad

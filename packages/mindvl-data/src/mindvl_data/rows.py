@@ -20,7 +20,7 @@ from mindvl_data.patches import PatchRoom, Scratch
 from mindvl_data.plan.planner import PlannedSample, Row
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
-from mindvl_data.quarantine import BadUse
+from mindvl_data.quarantine import BAD_ELSEWHERE, BadUse
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.reading import read_samples
 from mindvl_data.tokenization import Tokenizer
@@ -29,7 +29,6 @@ from mindvl_data.types import Batch, PackedSample, RawSample, Segment, Tokenized
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN = 5 * 8  # ids, labels and three axes of positions, int64
-_BAD_ELSEWHERE = "a process that trains the same row cannot use it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class RowMaker:
                 is not raised but told.
         """
         found = [
-            (planned, raw, BadSample(_BAD_ELSEWHERE) if place in refused else self._encode(planned, raw))
+            (planned, raw, BadSample(BAD_ELSEWHERE) if place in refused else self._encode(planned, raw))
             for place, (planned, raw) in enumerate(zip(row, self._read(row), strict=True))
         ]
         num_patches = self._with_pixels * sum(
@@ -173,7 +172,8 @@ class RowMaker:
                 error, source.name, shard.path, planned.row, key,
             )  # fmt: skip
             bad = BadUse(
-                step=step, source=source.name, shard=shard.name, row=planned.row, key=key, reason=str(error)
+                step=step, source=source.name, shard=shard.name, row=planned.row, key=key, reason=str(error),
+                epoch=planned.epoch,
             )  # fmt: skip
             patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
             tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)

@@ -5,24 +5,20 @@ Saved with checkpoints. Restoring refuses a mismatch by name; changed data can b
 never. The state does not depend on the number of ranks.
 """
 
-import base64
 import dataclasses
 import hashlib
 import json
 import math
 import re
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
-from mindvl_data.plan.planner import PlannedSample
 from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.state_check import check_change, check_plan, pack_samples, unpack_samples
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 2
@@ -75,7 +71,7 @@ def seal_state(
         "identities": names,
         "sources": list(sources),
         "changes": list(changes),
-        "plan": plan_state | {"buffer": _pack(plan_state["buffer"])},
+        "plan": plan_state | {"buffer": pack_samples(plan_state["buffer"])},
     }
     return {**body, "checksum": _digest(body)}
 
@@ -107,14 +103,7 @@ def open_state(
     Raises:
         DataError: Other version, damaged, or made with another recipe, index, tokenizer or processor.
     """
-    if state.get("version") != STATE_VERSION:
-        raise DataError(
-            f"ledger state has version {state.get('version')} instead of {STATE_VERSION}. Checkpoint. "
-            "Use the mindvl-data that wrote it, or start the data anew."
-        )
-    body = {key: value for key, value in state.items() if key != "checksum"}
-    if _digest(body) != state.get("checksum"):
-        raise DataError("ledger state is damaged: its checksum is wrong. Checkpoint. Resume from an older one.")
+    check_state(state)
     different = differences(state["identities"], names)
     changed = changed_data(different)
     rules = {name: pair for name, pair in different.items() if not _is_about(name, pair, changed)}
@@ -140,10 +129,40 @@ def open_state(
     return OpenedState(plan=plan, changes=state["changes"], changed=changed)
 
 
+def check_state(state: Any) -> None:
+    """Whether this is a whole ledger state of this version, whatever run it is of.
+
+    Raises:
+        DataError: It is not.
+    """
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        version = f"version {state.get('version')!r:.40}" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise DataError(
+            f"ledger state has {version} instead of version {STATE_VERSION}. Checkpoint. "
+            "Use the mindvl-data that wrote it, or start the data anew."
+        )
+    body = {key: value for key, value in state.items() if key != "checksum"}
+    if _digest(body) != state.get("checksum"):
+        raise DataError("ledger state is damaged: its checksum is wrong. Checkpoint. Resume from an older one.")
+    try:
+        names, sources = state["identities"], state["sources"]
+        if type(names) is not dict or any(type(value) is not str for value in names.values()):
+            raise TypeError("identities are no names with values")
+        if type(sources) is not list or any(type(name) is not str for name in sources):
+            raise TypeError("sources are no names")
+        for change in state["changes"]:
+            check_change(change)
+        check_plan(state["plan"] | {"buffer": unpack_samples(state["plan"]["buffer"])}, num_sources=len(sources))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"ledger state is damaged ({type(error).__name__}: {error}). Checkpoint. Resume from an older one."
+        ) from error
+
+
 def saved_plan(state: dict[str, Any]) -> dict[str, Any]:
     """The plan's state out of a sealed one."""
     plan: dict[str, Any] = state["plan"]
-    return plan | {"buffer": _unpack(plan["buffer"])}
+    return plan | {"buffer": unpack_samples(plan["buffer"])}
 
 
 def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
@@ -232,17 +251,5 @@ def _index_identity(source: SourceConfig, opened: SourceIndex) -> str:
     return f"{opened.index.identity[:16]} {used}".rstrip()
 
 
-def _pack(buffer: list[list[int]]) -> str:
-    """The samples that wait, a window of large steps among them, as text: a tenth of what JSON would take."""
-    columns = np.array(buffer, "<i8").reshape(-1, len(PlannedSample._fields)).T  # alike values side by side
-    return base64.b64encode(zlib.compress(columns.tobytes(), 9)).decode()
-
-
-def _unpack(text: str) -> list[list[int]]:
-    columns = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(len(PlannedSample._fields), -1)
-    samples: list[list[int]] = columns.T.tolist()
-    return samples
-
-
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()[:16]

@@ -2,6 +2,7 @@
 """What training needs of data and model; both match these Protocols without importing them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
@@ -93,8 +94,13 @@ class BatchSource(Protocol):
         """Enough to continue with the very next step."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], *, accept_change: str | None = None) -> None:
-        """Continue from a state of the same recipe and data; or of other data, which somebody accepts."""
+    def load_state_dict(
+        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+    ) -> None:
+        """Continue from a state of the same recipe and data; or of other data, which somebody accepts.
+
+        The audit log of the run that saved the state is named, so that a branch can be followed.
+        """
         ...
 
 

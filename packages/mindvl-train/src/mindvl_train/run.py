@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mindvl_data import DataConfig, Loader, load_tokenizer
+from mindvl_data import DataConfig, DataError, Loader, load_tokenizer
 from mindvl_model import MindVLConfig, enter, for_tokenizer
 from mindvl_ops import check_operators, select_backends, table_text
 from mindvl_ops.runtime.affinity import bind_thread
@@ -170,18 +170,36 @@ def _build_state(
     )
     optimizer = build_optimizer(models, config.optimizer)
     prepare_schedule(models, optimizer)
-    source = Loader(
-        _logged_data(config, writes=place.counts_rows),
-        packs_per_step=config.packs_per_step,
-        dp_rank=place.dp_rank,
-        dp_size=place.dp_size,
-        position_kind=model_config.position_kind,
-        vocab_size=model_config.language.vocab_size,
-        with_pixels=place.is_first_stage,
-        on_thread_start=lambda: bind_thread(cores),
-    )
+    source = _loader(config, model_config, place, cores)
     refuse_different_orders(source.state_dict())
     return TrainState(models=models, optimizer=optimizer, source=source), source
+
+
+def _loader(config: RunConfig, model_config: MindVLConfig, place: "Place", cores: frozenset[int]) -> Loader:
+    """The data. All processes have it before one takes a row, as the first looks for logs of an earlier start."""
+    from mindvl_train.parallel import said_by_any
+
+    failure: DataError | None = None
+    try:
+        source = Loader(
+            _logged_data(config, writes=place.counts_rows),
+            packs_per_step=config.packs_per_step,
+            dp_rank=place.dp_rank,
+            dp_size=place.dp_size,
+            position_kind=model_config.position_kind,
+            vocab_size=model_config.language.vocab_size,
+            with_pixels=place.is_first_stage,
+            on_thread_start=lambda: bind_thread(cores),
+        )
+    except DataError as error:
+        failure = error
+    said = said_by_any(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if said is not None:
+        source.close()
+        raise TrainError(said)
+    return source
 
 
 def _metrics(config: RunConfig, model_config: MindVLConfig, place: "Place", state: "TrainState") -> "Metrics":

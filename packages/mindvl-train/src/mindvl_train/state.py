@@ -8,7 +8,7 @@ import torch
 
 from mindvl_train.interfaces import BatchSource
 
-_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "norms", "losses"}
+_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "placeholders", "norms", "losses"}
 
 
 @dataclass
@@ -26,6 +26,7 @@ class TrainState:
     tokens: int = 0  # tokens so far, over all ranks, padding included
     skipped: int = 0  # steps left out because they were bad
     skipped_in_a_row: int = 0
+    placeholders: int | None = 0  # samples that could not be used so far, over all ranks; None: an older run lost count
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
     losses: list[float] = field(default_factory=list)  # their mean losses
 
@@ -35,5 +36,6 @@ class TrainState:
 
     def restore(self, counters: dict[str, Any]) -> None:
         """Take the counters of a manifest; those that an older one lacks stay as they are."""
+        self.placeholders = None
         for name in _COUNTERS & counters.keys():
             setattr(self, name, counters[name])

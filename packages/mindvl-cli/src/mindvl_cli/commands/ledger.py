@@ -16,22 +16,34 @@ from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
     from mindvl_data import DataConfig
+    from mindvl_data.ledger import TrainingRecords
 
 
 @click.command(epilog="Example: mindvl data ledger runs/sft --verify")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--verify", is_flag=True, help="Plan the run again, and hold every logged step against the plan.")
+@click.option("--verify", is_flag=True, help="Plan the data order again and compare every logged step with it.")
+@click.option(
+    "--parent",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the run that RUN was branched from, where it is no longer where it was.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Processes that plan at most with --verify; default: one for each core, up to 16.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
-def ledger(run: Path, verify: bool, as_json: bool) -> None:
-    """Show what the training run in the folder RUN consumed: steps, samples and tokens by source, drops, changes.
+def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, as_json: bool) -> None:
+    """Show which samples the training run in the directory RUN planned, consumed, trained on and skipped.
 
-    With --verify the exit code says whether the log is what the plan says: nothing lost, nothing repeated.
+    With --verify the exit code says whether the log is what the data order says: nothing missing, nothing repeated, and
+    every sample that was skipped is recorded with its cause.
     """
     from mindvl_data import ledger as ledgers
 
     checkpoint = _newest_checkpoint(run)
     config, packs_per_step = _configuration(run, checkpoint)
-    state = None if checkpoint is None else json.loads((checkpoint / "ledger.json").read_text())
+    state, training = _records(run, checkpoint)
     audit_log = config.audit_log or run / "audit.jsonl"
     quarantine_log = config.quarantine_log or run / "quarantine.jsonl"
     if verify:
@@ -42,10 +54,13 @@ def ledger(run: Path, verify: bool, as_json: bool) -> None:
                 packs_per_step=packs_per_step,
                 state=state,
                 quarantine_log=quarantine_log,
+                training=training,
+                parent_log=None if parent is None else _audit_log_of(parent),
+                num_processes=processes,
                 progress=report,
             )
     else:
-        figures = ledgers.consumed(audit_log, state=state, quarantine_log=quarantine_log)
+        figures = ledgers.consumed(audit_log, state=state, quarantine_log=quarantine_log, training=training)
     if as_json:
         click.echo(json.dumps(figures))
     else:
@@ -57,6 +72,51 @@ def ledger(run: Path, verify: bool, as_json: bool) -> None:
 def _newest_checkpoint(run: Path) -> Path | None:
     found = sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
     return found[-1] if found else None
+
+
+def _records(run: Path, checkpoint: Path | None) -> "tuple[dict[str, Any] | None, TrainingRecords]":
+    """The ledger state of the checkpoint, and what the trainer recorded."""
+    from mindvl_data.errors import DataError
+    from mindvl_data.ledger import TrainingRecords, read_skipped
+    from mindvl_data.tracker import check_state
+
+    skipped = read_skipped(run / "skipped.jsonl")
+    if checkpoint is None:
+        return None, TrainingRecords(skipped=skipped)
+    state, manifest = (_read_json(checkpoint / name) for name in ("ledger.json", "manifest.json"))
+    try:
+        check_state(state)
+    except DataError as error:
+        raise CliError(f"{checkpoint / 'ledger.json'}: {error}") from error
+    counts = {name: manifest.get(name) for name in ("step", "skipped", "placeholders")}
+    for name, count in counts.items():
+        if count is not None and type(count) is not int:
+            raise CliError(
+                f"{checkpoint / 'manifest.json'}: {name}={count!r:.40} is no count. Restore the checkpoint from a copy."
+            )
+    return state, TrainingRecords(
+        skipped=skipped, step=counts["step"], num_skipped=counts["skipped"], num_placeholders=counts["placeholders"]
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CliError(
+            f"{path}: cannot be read ({error.strerror}). Restore the checkpoint from a copy, or remove its directory."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CliError(
+            f"{path}: is no JSON ({str(error)[:200]}). Restore the checkpoint from a copy, or remove its directory."
+        ) from error
+    if not isinstance(document, dict):
+        raise CliError(f"{path}: is no JSON object. Restore the checkpoint from a copy, or remove its directory.")
+    return document
+
+
+def _audit_log_of(run: Path) -> Path:
+    return _configuration(run, _newest_checkpoint(run))[0].audit_log or run / "audit.jsonl"
 
 
 def _configuration(run: Path, checkpoint: Path | None) -> "tuple[DataConfig, int]":
@@ -79,11 +139,11 @@ def _print(figures: dict[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("source", "samples", "tokens", "share", "epochs begun", "bad"):
+    for name in ("source", "consumed", "trained on", "tokens", "share", "epochs begun", "bad"):
         table.add_column(name, justify="left" if name == "source" else "right")
     for name, source in figures["sources"].items():
         share = f"{100 * source['tokens'] / max(1, figures['tokens']):.2f} %"
-        counts = (source["samples"], source["tokens"])
+        counts = (source["samples"], source["trained_on"], source["tokens"])
         table.add_row(name, *(f"{c:,}" for c in counts), share, str(source["epochs_begun"]), str(source["bad_samples"]))
     when = f", {figures['began']} to {figures['ended']}" if figures["began"] else ""
     console.print(
@@ -99,8 +159,9 @@ def _print(figures: dict[str, Any]) -> None:
             f"{change['who']} at {change['when']}"
         )
     console.print(_about_checkpoint(figures))
+    console.print(_about_samples(figures))
     if "verified" in figures:
-        _print_verified(console.print, figures["verified"])
+        _print_verified(console.print, figures)
 
 
 def _about_checkpoint(figures: dict[str, Any]) -> str:
@@ -111,7 +172,20 @@ def _about_checkpoint(figures: dict[str, Any]) -> str:
     return f"the newest checkpoint stands at step {figures['checkpoint_step']:,}{later}"
 
 
-def _print_verified(show: Any, verified: dict[str, Any]) -> None:
+def _about_samples(figures: dict[str, Any]) -> str:
+    planned = f"planned {figures['verified']['planned']:,}, " if "verified" in figures else ""
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in figures["skipped"].items() if count)
+    skipped = sum(figures["skipped"].values())
+    later = figures["after_checkpoint"]
+    return (
+        f"samples: {planned}consumed {figures['samples']:,}, trained on {figures['trained_on']:,}, "
+        f"skipped {skipped:,}{f' ({causes})' if causes else ''}"
+        + (f", in no checkpoint yet {later:,}" if later else "")
+    )
+
+
+def _print_verified(show: Any, figures: dict[str, Any]) -> None:
+    verified = figures["verified"]
     for note in verified["notes"]:
         show(f"note: {note}")
     for problem in verified["problems"]:
@@ -120,8 +194,11 @@ def _print_verified(show: Any, verified: dict[str, Any]) -> None:
     if hidden:
         show(f"and {hidden:,} problems more")
     epochs = ", ".join(f"{count} of {name}" for name, count in verified["finished_epochs"].items()) or "none"
-    show(f"{verified['steps']:,} steps were planned again; finished epochs: {epochs}")
+    show(f"{verified['steps']:,} of {figures['steps']:,} steps were planned again; finished epochs: {epochs}")
+    skipped = sum(figures["skipped"].values())
     if verified["num_problems"]:
         show(f"NOT as planned: {verified['num_problems']:,} problems")
+    elif skipped:
+        show(f"as planned: no sample is missing or repeated, but {skipped:,} were skipped and not trained on")
     else:
-        show("as planned: no sample lost, none repeated")
+        show("as planned: no sample is missing, repeated or skipped")

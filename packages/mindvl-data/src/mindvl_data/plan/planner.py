@@ -152,6 +152,7 @@ class Planner:
                 f"were {state['derived']} at the checkpoint and are {self._derived} now. Restore the data and the "
                 "versions of that run, or start the data anew."
             )
+        self._check_places(state, changed_sources)
         self._step = state["step"]
         self.drawn, self.dropped = Counter(state["drawn"]), Counter(state["dropped"])
         self._totals, self._tokens_by_source = Counter(state["totals"]), Counter(state["tokens_by_source"])
@@ -170,6 +171,25 @@ class Planner:
             self._returned.extend(waiting)
         self._packer.num_rows = (self._step + len(self._window)) * self._rows_per_step
         self._note_window()
+
+    def _check_places(self, state: dict[str, Any], changed_sources: Collection[str]) -> None:
+        """Refuse a state that speaks of samples which the sources do not have; where data changed it may."""
+        for source, (_, position) in zip(self._sources, state["drawn_at"], strict=True):
+            if position and position >= source.num_samples and source.name not in changed_sources:
+                raise DataError(
+                    f"state stands at sample {position} of {source.name!r}, which has {source.num_samples}. "
+                    f"{source.index.folder}. The state or the index is damaged: restore it."
+                )
+        for number, _, shard, row, length, patches in state["buffer"]:
+            sizes = self._sources[number].index.shards.sizes
+            if self._sources[number].name in changed_sources:
+                continue
+            if shard >= len(sizes) or row >= sizes[shard] or not 0 < length <= self._config.packing.seq_length:
+                raise DataError(
+                    f"state holds a sample of {self._sources[number].name!r} that does not exist: shard {shard}, row "
+                    f"{row}, {length} tokens, {patches} patches. {self._sources[number].index.folder}. The state or "
+                    "the index is damaged: restore it."
+                )
 
     def figures(self, state: dict[str, Any]) -> dict[str, Any]:
         """What the rows up to `state` looked like, over all ranks and all restarts."""

@@ -64,7 +64,7 @@ def resume(
     _check_origin(checkpoint, manifest, described)
     _load(checkpoint, state.models, state.optimizer)
     set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
-    _take_up_data(state, ledger, accept_data_change)
+    _take_up_data(state, ledger, accept_data_change, _audit_log_of(checkpoint, manifest))
     state.restore(manifest)
     differing = sorted(_changed(_circumstances(manifest), _circumstances(manifest_of(state, described, 0))))
     if differing:
@@ -188,11 +188,17 @@ def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | 
     _on_all(read)
 
 
-def _take_up_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None) -> None:
+def _audit_log_of(checkpoint: Path, manifest: dict[str, Any]) -> Path:
+    """Where the run that saved a checkpoint logged its steps."""
+    named = manifest["run"].get("data", {}).get("audit_log")
+    return checkpoint.parent.parent / "audit.jsonl" if named is None else Path(named)
+
+
+def _take_up_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None, parent_log: Path) -> None:
     """The position in the data; when one process cannot go on there, none does."""
     error: Exception | None = None
     try:
-        state.source.load_state_dict(ledger, accept_change=accept_change)
+        state.source.load_state_dict(ledger, accept_change=accept_change, parent_log=parent_log)
     except Exception as problem:  # of whatever package the data is
         error = problem
     said = said_by_any(None if error is None else str(error))

@@ -152,16 +152,23 @@ def _append(path: Path, record: dict[str, Any]) -> None:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Steps after the one that was resumed run again, and are written down again where they are bad again."""
+    """Steps after the one that was resumed run again, and are written down again where they are bad again.
+
+    A line that is damaged stays, so that the verification of the run names it; the end of one that a kill cut off goes.
+    """
     if not path.is_file():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except json.JSONDecodeError:  # cut off by a kill
-            break
+            if json.loads(line)["step"] <= step and line.endswith(b"\n"):
+                kept.append(line)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if line.endswith(b"\n"):
+                kept.append(line)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
+    with temporary.open("wb") as file:
+        file.write(b"".join(kept))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -135,6 +135,8 @@ class Metrics:
         ranks = self._gathered()
         state.label_tokens += label_tokens
         state.tokens += tokens
+        if state.placeholders is not None:
+            state.placeholders += counts.placeholders
         loss = float(sums["loss"][0]) / label_tokens if label_tokens else math.nan  # all steps were left out
         report: dict[str, Any] = {
             "step": state.step,

@@ -34,6 +34,7 @@ class RowCounts:
     samples: int = 0  # without those that could not be used
     sample_tokens: int = 0  # without padding
     visual_tokens: int = 0
+    placeholders: int = 0  # samples that could not be used, here or on a peer
 
 
 class RowTally:
@@ -62,7 +63,9 @@ class RowTally:
             counts = self.counts
             patches = sum(time * height * width for time, height, width in (*images, *videos))
             counts.rows += 1
-            counts.samples += sum(not segment.bad for segment in row.segments)
+            num_bad = sum(segment.bad for segment in row.segments)
+            counts.samples += len(row.segments) - num_bad
+            counts.placeholders += num_bad
             counts.sample_tokens += sum(lengths)
             counts.visual_tokens += patches // self._facts.model.vision.spatial_merge_size**2
             for segment, length in zip(row.segments, lengths, strict=True):

@@ -11,46 +11,47 @@ from numpy.typing import NDArray
 
 from mindvl_data.plan.sources import SourceIndex
 
-_MOST_ROWS = 1 << 30  # of a shard; a damaged log must not ask for memory without end
+_BLOCK = 512  # samples of a shard whose bits are kept together; a damaged log cannot ask for more than it has lines
 
 
 class EpochUse:
-    """A bit for every sample of an epoch, by shard, grown as samples are met."""
+    """A bit for every sample of an epoch, by block of a shard, grown as samples are met."""
 
     def __init__(self) -> None:
-        self._bits: dict[str, bytearray] = {}
+        self._bits: dict[str, dict[int, bytearray]] = {}
 
     def add(self, shard: str, row: int) -> bool:
-        """Note a use; False when the sample was used before, or cannot exist."""
-        if not 0 <= row < _MOST_ROWS:
-            return False
-        bits = self._bits.get(shard)
+        """Note a use; False when the sample was used before."""
+        blocks = self._bits.setdefault(shard, {})
+        number, place = divmod(row, _BLOCK)
+        bits = blocks.get(number)
         if bits is None:
-            bits = self._bits[shard] = bytearray()
-        place, bit = row >> 3, 1 << (row & 7)
-        if place >= len(bits):
-            bits.extend(bytes(place + 1 - len(bits)))
-        if bits[place] & bit:
+            bits = blocks[number] = bytearray(_BLOCK // 8)
+        bit = 1 << (place & 7)
+        if bits[place >> 3] & bit:
             return False
-        bits[place] |= bit
+        bits[place >> 3] |= bit
         return True
 
     def compare(self, usable: Iterable[tuple[str, NDArray[np.bool_]]]) -> str | None:
         """What differs from the samples that could be used, (shard, whether each can be used); None: nothing."""
-        left = dict(self._bits)
+        left = {shard: dict(blocks) for shard, blocks in self._bits.items()}
         missing, extra, first = 0, 0, ""
         for shard, can in usable:
-            packed = np.frombuffer(bytes(left.pop(shard, b"")), np.uint8)
-            used = np.zeros(max(len(can), 8 * len(packed)), np.bool_)
-            used[: 8 * len(packed)] = np.unpackbits(packed, bitorder="little")
+            blocks = left.get(shard, {})
+            used = np.zeros(-(-len(can) // _BLOCK) * _BLOCK, np.bool_)
+            for start in range(0, len(used), _BLOCK):
+                if bits := blocks.pop(start // _BLOCK, None):
+                    packed = np.frombuffer(bytes(bits), np.uint8)
+                    used[start : start + _BLOCK] = np.unpackbits(packed, bitorder="little")
             can = np.pad(can, (0, len(used) - len(can)))
             missing += int((can & ~used).sum())
             extra += int((used & ~can).sum())
             if not first and (can != used).any():
                 first = f"{shard} row {int((can != used).argmax())}"
-        for shard, bits in left.items():
-            extra += sum(byte.bit_count() for byte in bits)
-            first = first or shard
+        for shard, blocks in left.items():
+            extra += sum(byte.bit_count() for bits in blocks.values() for byte in bits)
+            first = first or (shard if blocks else "")
         if not missing and not extra:
             return None
         return f"{missing} usable samples are missing, {extra} are not usable, the first is {first}"

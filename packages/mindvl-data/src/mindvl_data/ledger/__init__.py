@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run consumed and trained on, from its records, and the proof that it is what the data order says."""
+
+from mindvl_data.ledger.account import TrainingRecords, read_skipped
+from mindvl_data.ledger.verify import consumed, verify
+
+__all__ = ["TrainingRecords", "consumed", "read_skipped", "verify"]

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned, consumed, trained on, skipped: what became of the samples of a run, from the records it left.
+
+Filled by ledger.py with the lines of the audit log. A sample that was consumed was trained on unless its step was left
+out as anomalous (`skipped.jsonl`, written by the trainer), or a placeholder took its place because it failed to decode,
+on this process or on a peer (the quarantine logs). What lies after the newest checkpoint is in no weights yet.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindvl_data.audit_log import AuditLine
+from mindvl_data.errors import DataError
+from mindvl_data.log_parts import lines_of
+from mindvl_data.quarantine import BAD_ELSEWHERE, LoggedUse, read_quarantine, read_uses
+from mindvl_data.tracker import Change
+
+ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecords:
+    """What the trainer recorded beside the audit log."""
+
+    skipped: Mapping[int, str] = field(default_factory=dict)  # step that was left out -> why
+    step: int | None = None  # of the newest checkpoint, by its manifest; None: not told
+    num_skipped: int | None = None  # steps left out up to the checkpoint, by its manifest
+    num_placeholders: int | None = None  # samples replaced up to the checkpoint, by its manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One audit log of a run or of its parents, and the records beside it."""
+
+    audit_log: Path
+    quarantine_log: Path | None
+    training: TrainingRecords = field(default_factory=TrainingRecords)
+    until: int | None = None  # the step at which the next run was branched off
+
+
+def records_beside(audit_log: Path) -> Link:
+    """The records of another run, which lie in the directory of its audit log.
+
+    Raises:
+        DataError: A line of `skipped.jsonl` is damaged.
+    """
+    training = TrainingRecords(skipped=read_skipped(audit_log.with_name("skipped.jsonl")))
+    return Link(audit_log=audit_log, quarantine_log=audit_log.with_name("quarantine.jsonl"), training=training)
+
+
+def read_skipped(path: Path) -> dict[int, str]:
+    """Step -> why, of the steps that a run left out; empty where there is no such file.
+
+    Raises:
+        DataError: A line is damaged.
+    """
+    skipped: dict[int, str] = {}
+    if not path.exists():
+        return skipped
+    for number, text in lines_of(path, may_be_cut_off=True):
+        try:
+            line = json.loads(text)
+            step, action, why = line["step"], line["action"], line["why"]
+            if type(step) is not int or step < 1 or action not in ("skipped", "stopped") or type(why) is not str:
+                raise ValueError("step, action or why is none")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{path}:{number}: line of skipped steps is damaged ({type(error).__name__}: {str(error)[:200]}). "
+                "Restore the file from a copy."
+            ) from error
+        if action == "skipped":
+            skipped[step] = why
+    return skipped
+
+
+class Account:
+    """Counts over the lines of a chain of logs.
+
+    Args:
+        state: The ledger state of the newest checkpoint.
+    """
+
+    def __init__(self, links: Sequence[Link], state: dict[str, Any] | None) -> None:
+        self.changes: list[Change] = []
+        self.num_steps = 0
+        self._links, self._state = links, state
+        self._saved_step = 0 if state is None else int(state["plan"]["step"])
+        self._uses = [_uses_by_step(link) for link in links]
+        self._first: AuditLine | None = None
+        self._first_step = self._last_step = 0
+        self._ended: str | None = None
+        self._rows = 0
+        self._samples: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._epochs: Counter[str] = Counter()  # begun
+        self._trained: Counter[str] = Counter()  # samples by source
+        self._skipped: Counter[str] = Counter()  # samples by cause
+        self._after_checkpoint = 0
+        self._skipped_steps: set[int] = set()
+        self._placeholders = 0
+        self._disagreements: list[str] = []
+
+    def add(self, line: AuditLine, link: int) -> None:
+        """Count a line of one of the links."""
+        if line.kind == "part":
+            return
+        self._first, self._ended, self._last_step = self._first or line, line.when, line.step
+        if line.kind == "change":
+            self.changes.append(line.change)
+        if line.kind != "rows":
+            return
+        self._first_step = self._first_step or line.step
+        self.num_steps += 1
+        self._rows += sum(map(bool, line.rows))
+        self._tokens.update(line.tokens)
+        in_step: Counter[str] = Counter()
+        for row in line.rows:
+            for source, epoch, _, _ in row:
+                in_step[source] += 1
+                if epoch >= self._epochs[source]:
+                    self._epochs[source] = epoch + 1
+        self._samples.update(in_step)
+        bad = self._bad_of(line, link)
+        if line.step > self._saved_step:
+            self._after_checkpoint += in_step.total()
+            return
+        self._placeholders += len(bad)
+        if line.step in self._links[link].training.skipped:
+            self._skipped_steps.add(line.step)
+            self._skipped[ANOMALOUS] += in_step.total()
+            return
+        for use in bad:
+            self._skipped[MASKED if use.bad.reason == BAD_ELSEWHERE else UNDECODABLE] += 1
+            in_step[use.bad.source] -= 1
+        self._trained.update(in_step)
+
+    def totals(self) -> tuple[int, int]:
+        """(samples, tokens) so far."""
+        return self._samples.total(), self._tokens.total()
+
+    def disagreements(self) -> Iterator[str]:
+        """What the records say otherwise than the log or the checkpoint, after the last line."""
+        yield from self._disagreements
+        training = self._links[-1].training
+        if training.step is not None and training.step != self._saved_step:
+            yield f"the checkpoint was saved at step {training.step}, its ledger stands at step {self._saved_step}"
+        if training.num_skipped is not None and training.num_skipped != len(self._skipped_steps):
+            yield (
+                f"the checkpoint counts {training.num_skipped} steps that were left out, skipped.jsonl names "
+                f"{len(self._skipped_steps)} of its steps"
+            )
+        if training.num_placeholders is not None and training.num_placeholders != self._placeholders:
+            yield (
+                f"the checkpoint counts {training.num_placeholders} samples that were replaced by placeholders, the "
+                f"quarantine logs name {self._placeholders} of its samples"
+            )
+
+    def figures(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        saved_step = None if self._state is None else self._saved_step
+        quarantine_log = self._links[-1].quarantine_log
+        bad = Counter(bad.source for bad in read_quarantine(quarantine_log)) if quarantine_log else Counter()
+        return {
+            "steps": self.num_steps,
+            "first_step": self._first_step,
+            "last_step": self._last_step,
+            "checkpoint_step": saved_step,
+            "steps_after_checkpoint": None if saved_step is None else max(0, self._last_step - saved_step),
+            "began": None if self._first is None else self._first.when,
+            "ended": self._ended,
+            "rows": self._rows,
+            "samples": self._samples.total(),
+            "tokens": self._tokens.total(),
+            "trained_on": self._trained.total(),
+            "skipped": {cause: self._skipped[cause] for cause in (ANOMALOUS, UNDECODABLE, MASKED)},
+            "skipped_steps": len(self._skipped_steps),
+            "after_checkpoint": self._after_checkpoint,
+            "sources": {
+                name: {
+                    "samples": count,
+                    "trained_on": self._trained[name],
+                    "tokens": self._tokens[name],
+                    "epochs_begun": self._epochs[name],
+                    "bad_samples": bad[name],
+                }
+                for name, count in self._samples.items()
+            },
+            "dropped": {} if self._state is None else dict(self._state["plan"]["dropped"]),
+            "bad_samples": bad.total(),
+            "changes": self.changes,
+        }
+
+    def _bad_of(self, line: AuditLine, link: int) -> list[LoggedUse]:
+        """The samples of a step that were replaced, each once; what another try of the step wrote does not count."""
+        uses = self._uses[link]
+        if line.before:
+            for step in [step for step in uses if step >= line.step]:
+                uses[step] = [use for use in uses[step] if use.offset >= line.before.get(use.file, 0)]
+        if not (here := uses.pop(line.step, None)):
+            return []
+        planned = Counter((source, epoch, shard, row) for of_row in line.rows for source, epoch, shard, row in of_row)
+        by_name = {(source, None, shard, row): (source, epoch, shard, row) for source, epoch, shard, row in planned}
+        found: dict[Any, LoggedUse] = {}
+        for use in here:
+            bad = use.bad
+            name = (bad.source, bad.epoch, bad.shard, bad.row)
+            name = by_name.get(name, name)  # older lines name no epoch
+            if name not in planned:
+                self._disagreements.append(
+                    f"{use.file}:{use.line}: step {line.step} has no sample {bad.shard} row {bad.row} of {bad.source}"
+                )
+                continue
+            found[name] = use
+        return list(found.values())
+
+
+def _uses_by_step(link: Link) -> dict[int, list[LoggedUse]]:
+    uses: defaultdict[int, list[LoggedUse]] = defaultdict(list)
+    if link.quarantine_log is not None:
+        for use in read_uses(link.quarantine_log):
+            uses[use.bad.step].append(use)
+    return uses

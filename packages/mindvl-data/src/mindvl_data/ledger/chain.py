@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logs of a run and of the runs it was branched from, oldest first, as spans of lines.
+
+Between the audit log and ledger.py. A branch names the log of its parent; without one, the steps before are lost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mindvl_data.audit_log import AuditLine, is_closed, read_part
+from mindvl_data.errors import DataError
+from mindvl_data.ledger.account import Link, records_beside
+from mindvl_data.ledger.replan import LogSpan
+from mindvl_data.log_parts import log_files
+
+_MOST_PARENTS = 100
+
+
+def chain_of(own: Link, parent_log: Path | None) -> tuple[list[Link], list[str]]:
+    """The logs in order, the run's own last; and what is lost of it, in sentences.
+
+    Args:
+        parent_log: The log of the parent of `own`, in place of the one that its branch names.
+
+    Raises:
+        DataError: The run's own log cannot be read.
+    """
+    links, problems = [own], []
+    while (mark := _branch_at_start(links[0])) is not None:
+        named = parent_log if len(links) == 1 and parent_log is not None else None
+        if named is None and mark.parent is not None:
+            named = links[0].audit_log.parent / mark.parent
+        if (
+            named is None
+            or len(links) > _MOST_PARENTS
+            or any(named.resolve() == link.audit_log.resolve() for link in links)
+        ):
+            problems.append(
+                f"{mark.where}: a branch without a parent: the log that holds steps 1 to {mark.step} is not named"
+            )
+            break
+        parent = replace(records_beside(named), until=mark.step)
+        try:
+            next(_lines(parent), None)
+        except DataError as error:
+            problems.append(f"{mark.where}: steps 1 to {mark.step} are in the log of the parent, but: {error}")
+            break
+        links.insert(0, parent)
+    return links, problems
+
+
+def spans_of(link: Link) -> list[LogSpan]:
+    """The files of a log, as far as they belong to the chain.
+
+    Raises:
+        DataError: A part is missing.
+    """
+    return [
+        LogSpan(file=file, is_closed=is_closed(link.audit_log, file), until=link.until)
+        for file in log_files(link.audit_log)
+    ]
+
+
+def _branch_at_start(link: Link) -> AuditLine | None:
+    """The mark of a log that does not hold its first steps."""
+    line = next(_lines(link), None)
+    return line if line is not None and line.kind == "branch" and line.branch == 0 else None
+
+
+def _lines(link: Link) -> Iterator[AuditLine]:
+    for file in log_files(link.audit_log):
+        yield from read_part(file, is_closed=is_closed(link.audit_log, file))

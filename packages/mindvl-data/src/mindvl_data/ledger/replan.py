@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan the steps of one file of an audit log again and compare: what `verify` does in several processes at once.
+
+Called by ledger.py, for one `LogSpan` each. Every part of a log begins with the state of the data order there, so each
+can be planned by itself; that a part ends where the next one begins is compared by the caller.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mindvl_data.audit_log import AuditLine, logged_step, read_part
+from mindvl_data.config import DataConfig
+from mindvl_data.errors import DataError
+from mindvl_data.plan.planner import Planner
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.tokenization import load_tokenizer
+
+_MOST_MISSING = 1000  # steps that are planned although they are not logged, so that those after them can be compared
+PROBLEMS_NAMED = 20  # the others are only counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSpan:
+    """The lines of one file that belong to a run."""
+
+    file: Path
+    is_closed: bool
+    until: int | None = None  # only lines before the marks at this step and after it; None: all
+
+    def lines(self) -> Iterator[AuditLine]:
+        """One by one.
+
+        Raises:
+            DataError: A line is damaged.
+        """
+        for line in read_part(self.file, is_closed=self.is_closed):
+            if self._ends_before(line):
+                return
+            yield line
+
+    def marks(self) -> tuple[AuditLine | None, list[AuditLine]]:
+        """The header of the file, where it has one, and its marks, without reading what the steps hold.
+
+        Raises:
+            DataError: As lines.
+        """
+        found: list[AuditLine] = []
+        for mark in read_part(self.file, is_closed=self.is_closed, only_marks=True):
+            if self._ends_before(mark):
+                break
+            found.append(mark)
+        header = found[0] if found and found[0].kind == "part" else None
+        return header, [mark for mark in found if mark.kind != "part"]
+
+    def _ends_before(self, line: AuditLine) -> bool:
+        if self.until is None:
+            return False
+        return line.step > self.until or (line.step == self.until and line.kind not in ("rows", "part"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanning:
+    """What to plan again."""
+
+    config: DataConfig  # of the run as it is now
+    packs_per_step: int
+    span: LogSpan
+    plan: dict[str, Any] | None  # where it begins; None: at the very first step
+    first_mark: int = 0  # nothing is planned before this mark of the span; 1 is the first
+    raises: tuple[dict[str, Any], ...] = ()  # changes of max_epochs at marks of this span and later ones, in order
+    saved: dict[str, Any] | None = None  # the data order's state in the newest checkpoint
+
+
+@dataclass(kw_only=True)
+class Replanned:
+    """What came of it."""
+
+    num_steps: int = 0  # compared
+    num_samples: int = 0  # of these steps, by the data order
+    num_problems: int = 0
+    problems: list[str] = field(default_factory=list)
+    plan: dict[str, Any] | None = None  # the state after the last step; None: nothing was planned
+
+    def add(self, problem: str) -> None:
+        """Name a problem, or count it where enough are named."""
+        self.num_problems += 1
+        if self.num_problems <= PROBLEMS_NAMED:
+            self.problems.append(problem)
+
+
+def replan(job: Replanning, report: Callable[[int], None] = lambda steps: None) -> Replanned:
+    """Plan the steps of a span again.
+
+    Args:
+        report: Told the number of steps done since it was told last.
+
+    Raises:
+        DataError: The log, the index or the tokenizer cannot be read.
+    """
+    files = ShardFiles(job.config.store)
+    try:
+        return _Replan(job, files, report).run()
+    finally:
+        files.close()
+
+
+class _Replan:
+    """One span, line by line."""
+
+    def __init__(self, job: Replanning, files: ShardFiles, report: Callable[[int], None]) -> None:
+        self._job, self._files, self._report = job, files, report
+        self._tokenizer = load_tokenizer(job.config.tokenizer)
+        self._raises = list(job.raises)
+        self._found = Replanned()
+        self._step = 0
+        self._planner: Planner | None = None
+        self._marks = 0
+        if not job.first_mark:
+            self._begin(job.plan, f"{job.span.file}:1")
+
+    def run(self) -> Replanned:
+        for line in self._job.span.lines():
+            if line.kind in ("change", "branch"):
+                self._pass_mark(line)
+            elif line.kind == "rows":
+                if self._planner is not None:
+                    self._compare(line)
+                self._report(1)
+        if self._planner is not None:
+            self._found.plan = plain(self._planner.state() if self._state is None else self._state)
+        return self._found
+
+    def _begin(self, plan: dict[str, Any] | None, where: str) -> None:
+        config = self._job.config
+        for change in reversed(self._raises):
+            config = without_raise(config, change)
+        self._sources = [SourceIndex(source, config, self._tokenizer, self._files) for source in config.sources]
+        self._planner = Planner(config, self._sources, rows_per_step=self._job.packs_per_step)
+        self._state: dict[str, Any] | None = None
+        if plan is not None:
+            try:
+                self._planner.load_state(plan)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+            self._step = plan["step"]
+
+    def _pass_mark(self, line: AuditLine) -> None:
+        self._marks += 1
+        if self._marks < self._job.first_mark:
+            return
+        if line.kind == "change" and self._raises and self._raises[0] == line.change:
+            self._raises.pop(0)
+        self._begin(line.plan, line.where)
+
+    def _compare(self, line: AuditLine) -> None:
+        assert self._planner is not None
+        planned = None
+        if line.step > self._step + _MOST_MISSING:
+            self._found.add(f"step {line.step}: too many steps are missing before it, so nothing after it was compared")
+            self._planner = None
+            return
+        while self._step < line.step:
+            planned = self._planner.next_step()
+            if planned is None:
+                self._found.add(f"step {line.step} is logged, but the data order ends at step {self._step}")
+                self._step = line.step
+                return
+            self._step = planned.step
+            self._found.num_samples += sum(map(len, planned.rows))
+        if planned is None:
+            return  # a repeated step, which the caller names
+        self._state = planned.state_after
+        self._found.num_steps += 1
+        expected = logged_step(planned, self._sources)
+        if expected["rows"] != line.rows:
+            self._found.add(f"step {line.step}: {_first_difference(expected['rows'], line.rows)}")
+        elif expected["tokens"] != line.tokens:
+            self._found.add(
+                f"step {line.step}: tokens {line.tokens!s:.200} are logged, the plan has {expected['tokens']}"
+            )
+        saved = self._job.saved
+        if saved is not None and saved["step"] == planned.step and saved != plain(planned.state_after):
+            self._found.add(f"step {planned.step}: the newest checkpoint stands at another place of the plan")
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from JSON, to be compared with one that did."""
+    same: dict[str, Any] = json.loads(json.dumps(state))
+    return same
+
+
+def is_raise(change: dict[str, Any]) -> bool:
+    """Whether an accepted change did nothing but raise max_epochs, so that what lies before it can be planned again."""
+    pairs = change["sources"].values()
+    return bool(pairs) and all(None not in pair and "weight=" in pair[0] and "weight=" in pair[1] for pair in pairs)
+
+
+def without_raise(config: DataConfig, change: dict[str, Any]) -> DataConfig:
+    """The configuration before a change that raised max_epochs."""
+    caps = {name: re.search(r"max_epochs=(\d{1,18})", pair[0]) for name, pair in change["sources"].items()}
+    sources = tuple(
+        replace(source, max_epochs=int(found[1])) if (found := caps.get(source.name)) else source
+        for source in config.sources
+    )
+    return replace(config, sources=sources)
+
+
+def _first_difference(expected: list[Any], logged: list[Any]) -> str:
+    if len(expected) != len(logged):
+        return f"{len(logged)} rows are logged, the plan has {len(expected)}"
+    row = next(number for number, (a, b) in enumerate(zip(expected, logged, strict=True)) if a != b)
+    ours, theirs = expected[row], logged[row]
+    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    shown = [f"{side[place]!s:.200}" if place < len(side) else "nothing" for side in (theirs, ours)]
+    return f"row {row} has {shown[0]} as sample {place}, the plan has {shown[1]}"

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run consumed and trained on, from its records; and the proof that it is what the data order says.
+
+Comes after everything else of the package: `consumed` only reads the records, `verify` plans the run again beside them.
+Both stream: memory is one bit for every sample of the epochs in use.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from mindvl_data.audit_log import AuditLine, count_lines
+from mindvl_data.config import DataConfig
+from mindvl_data.errors import DataError
+from mindvl_data.ledger.account import Account, Link, TrainingRecords
+from mindvl_data.ledger.chain import chain_of, spans_of
+from mindvl_data.ledger.replan import PROBLEMS_NAMED, LogSpan, Replanned, Replanning, is_raise, plain, replan
+from mindvl_data.ledger.usage import EpochUse, UsableSamples
+from mindvl_data.plan.planner import Planner
+from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.tokenization import Tokenizer, load_tokenizer
+from mindvl_data.tracker import changed_data, check_state, differences, identities, open_state, saved_plan
+
+Progress = Callable[[int, int], None]  # (done, total) in steps
+_MOST_PROCESSES = 16
+
+
+def consumed(
+    audit_log: Path,
+    *,
+    state: dict[str, Any] | None = None,
+    quarantine_log: Path | None = None,
+    training: TrainingRecords | None = None,
+) -> dict[str, Any]:
+    """What a run consumed: steps, samples, tokens by source, bad samples, data changes, when. JSON values.
+
+    A step is in the log once its rows were handed out; what is logged after the newest checkpoint was trained on only
+    if the run still goes on, and is dropped when it is resumed. So `trained_on` and `skipped` count the steps up to
+    the checkpoint, and `after_checkpoint` the others.
+
+    Args:
+        state: The ledger state of the newest checkpoint.
+        quarantine_log: As in the configuration.
+        training: What the trainer recorded; None: it left no step out.
+
+    Raises:
+        DataError: The log cannot be read.
+    """
+    if state is not None:
+        check_state(state)
+    links = [Link(audit_log=audit_log, quarantine_log=quarantine_log, training=training or TrainingRecords())]
+    account = Account(links, state)
+    for span in spans_of(links[0]):
+        for line in span.lines():
+            account.add(line, 0)
+    return account.figures()
+
+
+def verify(
+    config: DataConfig,
+    audit_log: Path,
+    *,
+    packs_per_step: int,
+    state: dict[str, Any] | None = None,
+    quarantine_log: Path | None = None,
+    training: TrainingRecords | None = None,
+    parent_log: Path | None = None,
+    num_processes: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """`consumed`, and whether it is what the data order of this configuration says.
+
+    Checks that steps follow one another, that each has exactly the samples of the data order, that no sample occurs
+    twice in an epoch, that finished epochs hold every usable sample, that the checkpoint's ledger belongs to this log,
+    and that what was skipped is recorded. The steps before a branch are read from the log of its parent. What lies
+    before a change of the data cannot be planned again: there only order, repeats and totals are checked.
+
+    Args:
+        packs_per_step: As given to the loader.
+        state: The ledger state of the newest checkpoint.
+        training: What the trainer recorded; None: it left no step out.
+        parent_log: Where the log of the run lies from which this one was branched; None: where the branch says.
+        num_processes: That plan at most; None: one for each core. A log of one part is planned by this process.
+
+    Returns:
+        The figures of `consumed` and `verified`: `steps` compared with the plan, `planned` samples of these,
+        `finished_epochs` by source, `num_problems`, the first `problems` and `notes`, each a sentence.
+
+    Raises:
+        DataError: The log, the index or the tokenizer cannot be read.
+    """
+    if state is not None:
+        check_state(state)
+    own = Link(audit_log=audit_log, quarantine_log=quarantine_log, training=training or TrainingRecords())
+    links, lost = chain_of(own, parent_log)
+    files = ShardFiles(config.store)
+    try:
+        tokenizer = load_tokenizer(config.tokenizer)
+        check = _Check(config, files, tokenizer, packs_per_step, links, state)
+        for problem in lost:
+            check.problem(problem)
+        check.run(num_processes or min(os.cpu_count() or 1, _MOST_PROCESSES), progress)
+    finally:
+        files.close()
+    return check.account.figures() | {"verified": check.result()}
+
+
+class _Check:
+    """Holds the lines of a chain of logs against the data order."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        files: ShardFiles,
+        tokenizer: Tokenizer,
+        packs_per_step: int,
+        links: Sequence[Link],
+        state: dict[str, Any] | None,
+    ) -> None:
+        self._config, self._packs_per_step, self._links, self._state = config, packs_per_step, links, state
+        self._sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
+        self._largest_sample = Planner(config, self._sources, rows_per_step=packs_per_step).largest_sample
+        self._identities = identities(config, self._sources, tokenizer, packs_per_step)
+        self._saved = None if state is None else saved_plan(state)
+        self.account = Account(links, state)
+        self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
+        self._whole_from = dict.fromkeys((source.name for source in self._sources), 0)  # first epoch the log has whole
+        self._usable: dict[str, UsableSamples] = {}
+        self._closed: Counter[str] = Counter()  # epochs of a source that were looked at
+        self._finished: Counter[str] = Counter()  # and found to be whole
+        self._last_step, self._compared, self._planned = 0, 0, 0
+        self._ended: dict[str, Any] | None = None  # where the data order stood after the last span
+        self._is_whole = True  # no step is missing or repeated so far
+        self._num_problems = 0
+        self._problems: list[str] = []
+        self._notes: list[str] = []
+
+    def run(self, num_processes: int, progress: Progress | None) -> None:
+        """Read all lines, and have what can be planned planned again, part by part."""
+        spans = [(link, span) for link in range(len(self._links)) for span in spans_of(self._links[link])]
+        jobs = self._jobs([span for _, span in spans])
+        num_steps = sum(count_lines(link.audit_log)[0] for link in self._links) if progress is not None else 0
+        done = 0
+
+        def report(steps: int) -> None:
+            nonlocal done
+            done += steps
+            if progress is not None:
+                progress(min(done, num_steps), num_steps)
+
+        with ExitStack() as stack:
+            futures: list[Future[Replanned] | None] = [None] * len(spans)
+            if num_processes > 1 and sum(job is not None for job in jobs) > 1:
+                pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
+                stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+                futures = [None if job is None else pool.submit(replan, job) for job in jobs]
+            for (link, span), job, future in zip(spans, jobs, futures, strict=True):
+                before = self.account.num_steps
+                for line in span.lines():
+                    self._add(line, link)
+                if job is None:
+                    report(self.account.num_steps - before)
+                    continue
+                if future is None:
+                    found = replan(job, report)
+                else:
+                    found = future.result()
+                    report(self.account.num_steps - before)
+                self._take(job, found)
+        self._finish()
+
+    def problem(self, text: str, *, first: bool = False) -> None:
+        """Name a problem, or count it where enough are named."""
+        self._num_problems += 1
+        if first or len(self._problems) < PROBLEMS_NAMED:
+            self._problems.insert(0 if first else len(self._problems), text)
+
+    def result(self) -> dict[str, Any]:
+        """What was found."""
+        return {
+            "steps": self._compared,
+            "planned": self._planned,
+            "finished_epochs": dict(self._finished),
+            "num_problems": self._num_problems,
+            "problems": self._problems,
+            "notes": self._notes,
+        }
+
+    def _jobs(self, spans: Sequence[LogSpan]) -> list[Replanning | None]:
+        """What to plan again of each span; None: nothing, because the data it was planned with are gone."""
+        heads: list[AuditLine | None] = []
+        marks: list[tuple[int, int, AuditLine]] = []  # span, number in it, mark
+        for number, span in enumerate(spans):
+            head, found = span.marks()
+            heads.append(head)
+            marks += [(number, place, mark) for place, mark in enumerate(found, 1)]
+        names = [source.name for source in self._sources]
+        first_span, first_mark = 0, 0
+        for number, place, mark in marks:
+            if not (mark.kind == "change" and is_raise(mark.change)) and not self._follows(mark):
+                first_span, first_mark = number, place
+        last_sources = [mark.sources for _, _, mark in marks][-1:]
+        if last_sources and last_sources != [names]:
+            self.problem(
+                f"after step {marks[-1][2].step} the run went on with the sources {' '.join(last_sources[0])}, but "
+                f"this configuration has {' '.join(names)}: nothing after it could be compared"
+            )
+            return [None] * len(spans)
+        jobs: list[Replanning | None] = []
+        for number, (span, head) in enumerate(zip(spans, heads, strict=True)):
+            if number < first_span:
+                jobs.append(None)
+                continue
+            raises = tuple(
+                mark.change
+                for at, place, mark in marks
+                if mark.kind == "change"
+                and is_raise(mark.change)
+                and (at, place) > (number, 0)
+                and (at, place) > (first_span, first_mark)
+            )
+            plan = None if head is None or head.kind == "rows" else head.plan
+            if plan is not None and head is not None and head.sources != names:
+                self.problem(f"{head.where}: has the sources {' '.join(head.sources)}, the run has {' '.join(names)}")
+                jobs.append(None)
+                continue
+            jobs.append(
+                Replanning(
+                    config=self._config,
+                    packs_per_step=self._packs_per_step,
+                    span=span,
+                    plan=plan,
+                    first_mark=first_mark if number == first_span else 0,
+                    raises=raises,
+                    saved=self._saved,
+                )
+            )
+        return jobs
+
+    def _follows(self, mark: AuditLine) -> bool:
+        """Whether a branch begins where the log of its parent ends, so that nothing before it is lost."""
+        return mark.kind == "branch" and mark.branch == 0 and len(self._links) > 1
+
+    def _add(self, line: AuditLine, link: int) -> None:
+        if line.kind == "part":
+            if line.step != self._last_step:
+                self.problem(
+                    f"{line.where}: the part follows step {line.step}, the one before ends at {self._last_step}"
+                )
+            return
+        if line.kind != "rows":
+            self._pass_mark(line)
+            self.account.add(line, link)
+            return
+        if line.step != self._last_step + 1:
+            what = "is missing" if line.step > self._last_step + 1 else f"follows {self._last_step}"
+            at = self._last_step + 1 if line.step > self._last_step + 1 else line.step
+            self.problem(f"step {at} {what}, the log goes on with step {line.step}")
+            self._is_whole = False
+        self._last_step = line.step
+        for row in line.rows:
+            for source, epoch, shard, number in row:
+                if not self._use[source, epoch].add(shard, number):
+                    self.problem(f"step {line.step}: {shard} row {number} of {source} was used before in epoch {epoch}")
+        self.account.add(line, link)
+        if self._saved is not None and line.step == self._saved["step"]:
+            self._compare_totals(self._saved, "the newest checkpoint")
+
+    def _pass_mark(self, line: AuditLine) -> None:
+        if line.kind == "branch":
+            if self._last_step != line.step:
+                self.problem(f"{line.where}: steps {self._last_step + 1} to {line.step} are missing")
+                self._is_whole = False
+            else:
+                self._notes.append(f"steps 1 to {line.step} were read from the log of the parent of this run")
+        else:
+            what = "max_epochs" if is_raise(line.change) else "data"
+            later = "" if is_raise(line.change) else ": what lies before could be checked for order and repeats only"
+            self._notes.append(
+                f"{what} of {', '.join(sorted(line.change['sources']))} changed after step {line.step}, accepted by "
+                f"{line.change['who']}{later}"
+            )
+            for name, epoch in list(self._use):
+                if name in line.change["sources"] and not is_raise(line.change):
+                    del self._use[name, epoch]  # its shards may have other names now
+        if self._last_step == line.step:
+            self._compare_totals(line.plan, line.where)
+        if not is_raise(line.change) if line.kind == "change" else self._last_step != line.step:
+            # Limits that follow from the data may have changed too, so of no source the epoch begun then can be whole.
+            self._whole_from = {
+                name: epoch + (position > 0)
+                for name, (epoch, position) in zip(line.sources, line.plan["drawn_at"], strict=True)
+            }
+        self._last_step = line.step
+
+    def _compare_totals(self, plan: Mapping[str, Any], where: str) -> None:
+        """Do the lines so far hold as many samples and tokens as the state says?"""
+        if not self._is_whole:
+            return
+        samples, tokens = self.account.totals()
+        told = plan["totals"].get("samples", 0), sum(plan["tokens_by_source"].values())
+        if (samples, tokens) != told:
+            self.problem(
+                f"{where}: {told[0]} samples of {told[1]} tokens are counted up to step {self._last_step}, the log "
+                f"holds {samples} of {tokens}"
+            )
+
+    def _take(self, job: Replanning, found: Replanned) -> None:
+        """The result of a span, which must begin where the one before ended."""
+        self._compared += found.num_steps
+        self._planned += found.num_samples
+        self._num_problems += found.num_problems - len(found.problems)
+        for text in found.problems:
+            self.problem(text)
+        before, self._ended = self._ended, found.plan
+        if before is not None and job.plan is not None and _comparable(before) != _comparable(plain(job.plan)):
+            self.problem(f"{job.span.file}:1: begins at another place of the plan than the log before it ends")
+        if found.plan is not None:
+            self._close_epochs(found.plan)
+
+    def _close_epochs(self, state: dict[str, Any]) -> None:
+        """Look at the epochs of which nothing can come any more: drawn to the end, and nothing of them waits."""
+        waiting = {(self._sources[source].name, epoch) for source, epoch, *_ in state["buffer"]}
+        for source, (epoch, _) in zip(self._sources, state["drawn_at"], strict=True):
+            name = source.name
+            while self._closed[name] < epoch and (name, self._closed[name]) not in waiting:
+                use = self._use.pop((name, self._closed[name]), EpochUse())
+                if self._closed[name] >= self._whole_from.get(name, 0):
+                    self._close(source, self._closed[name], use)
+                self._closed[name] += 1
+
+    def _close(self, source: SourceIndex, epoch: int, use: EpochUse) -> None:
+        if source.name not in self._usable:
+            self._usable[source.name] = UsableSamples(source, self._config.packing.seq_length, self._largest_sample)
+        wrong = use.compare(self._usable[source.name])
+        if wrong is None:
+            self._finished[source.name] += 1
+        else:
+            self.problem(f"epoch {epoch} of {source.name}: {wrong}")
+
+    def _finish(self) -> None:
+        """After the last line: does the checkpoint belong to this log, and do the records agree?"""
+        for problem in self.account.disagreements():
+            self.problem(problem)
+        if self._state is None:
+            return
+        saved_step = self._state["plan"]["step"]
+        if saved_step > self._last_step:
+            self.problem(f"steps {self._last_step + 1} to {saved_step} of the checkpoint are not in the log")
+        elif saved_step < self._last_step:
+            self._notes.append(
+                f"the log is {self._last_step - saved_step} steps ahead of the newest checkpoint: they are dropped "
+                "and done again when the run is resumed"
+            )
+        known = self._state["changes"]
+        for change in self.account.changes:
+            if change["step"] < saved_step and change not in known:
+                self.problem(f"a change of data after step {change['step']} is in the log, but not in the checkpoint")
+        for change in known:
+            if change not in self.account.changes:
+                self.problem(f"a change of data after step {change['step']} is in the checkpoint, but not in the log")
+        different = differences(self._state["identities"], self._identities)
+        accepted = {n for change in self.account.changes if change not in known for n in change["sources"]}
+        if changed_data(different) and changed_data(different).keys() <= accepted:
+            self._notes.append("the newest checkpoint was written before the data changed")
+            return
+        try:
+            open_state(self._state, self._identities, sources=[source.name for source in self._sources])
+        except DataError as error:
+            self.problem(str(error), first=True)  # it explains the others
+
+
+def _comparable(plan: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in plan.items() if name != "derived"}  # unknown after changed data
