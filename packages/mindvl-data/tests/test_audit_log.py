@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, Loader
-from mindvl_data.audit_log import count_lines, read_log
+from mindvl_data.audit_lines import count_lines, read_log
 from mindvl_data.tracker import saved_plan
 
 MakeConfig = Callable[..., DataConfig]
@@ -161,18 +161,6 @@ def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
         assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "rows")]
         assert lines[0].plan == saved_plan(state)
         assert count_lines(log) == (1, 1)
-
-
-def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "audit.jsonl"
-    line = '{"step":1,"rows":[],"tokens":{},"when":"2026-01-01T00:00:00Z"}\n'
-    log.write_text(line + '{"step":2,"rows":[[["pic')
-    assert [one.step for one in read_log(log)] == [1]
-    log.write_text(line + '{"step":2,"rows":[[["pic\n')
-    with pytest.raises(DataError, match=r"audit\.jsonl:2: line of an audit log is damaged"):
-        list(read_log(log))
-    with pytest.raises(DataError, match="No such file"):
-        list(read_log(tmp_path / "nothing.jsonl"))
 
 
 def test_a_log_that_cannot_be_written_loses_no_row_and_no_step(make_config: MakeConfig) -> None:

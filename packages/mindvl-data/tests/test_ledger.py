@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import Batch, DataConfig, DataError, Loader, PackingConfig, index_folder
-from mindvl_data.audit_log import read_log
+from mindvl_data.audit_lines import read_log
 from mindvl_data.ledger import consumed, verify
 from mindvl_data.shards.index import write_atomically
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, Loader, log_parts
-from mindvl_data.audit_log import read_log
+from mindvl_data.audit_lines import read_log
 from mindvl_data.ledger import verify
 from mindvl_data.log_parts import closed_parts, log_files, next_path, part_path
 

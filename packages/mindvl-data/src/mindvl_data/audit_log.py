@@ -1,59 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit log: one JSON line for every step, in order, saying which samples it consumed.
+"""Write the audit log: one JSON line for every step, in order, saying which samples it consumed.
 
-Written by the loader of the first data-parallel rank, read by ledger.py; log_parts.py keeps its files. Besides steps a
-log can hold marks, which stand after the step they name and carry the data order's state there: the data changed and
-somebody accepted it, the run was branched off another one whose log holds the steps before, or a new part begins.
+Used by the loader of the first data-parallel rank; audit_lines.py reads what is written here, log_parts.py keeps the
+files. Besides steps a log can hold marks, which stand after the step they name and carry the data order's state there:
+the data changed and somebody accepted it, the run was branched off another one whose log holds the steps before, or a
+new part begins.
 """
 
 import hashlib
 import json
 import logging
 import mmap
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mindvl_data import log_parts
+from mindvl_data.audit_lines import LINE, LINE_HEAD, LINE_START, Use, count_lines
 from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import as_line, closed_parts, lines_of, log_files, next_path, part_path
 from mindvl_data.plan.planner import PlannedStep
 from mindvl_data.plan.sources import SourceIndex
-from mindvl_data.state_check import check_change, check_plan, pack_samples, unpack_samples
+from mindvl_data.state_check import pack_samples
 
 logger = logging.getLogger(__name__)
 
-Use = list[Any]  # [source, epoch, shard, row in shard]
-
-_LINE_START = b'{"step":'
-_LINE = re.compile(rb'\{"step":(\d{1,18}),"(rows|change|branch|part)":')
-_LINE_HEAD = 48  # bytes; more than the step's number and the kind of line can take
-_LARGEST = 1 << 62
 _PATIENCE_S = 10.0  # how long closing waits for a part that is being compressed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditLine:
-    """One line of a log."""
-
-    step: int
-    kind: Literal["rows", "change", "branch", "part"]
-    when: str  # UTC, to the second
-    where: str  # file:line
-    rows: list[list[Use]] = field(default_factory=list)  # of a step
-    tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
-    before: dict[str, int] = field(default_factory=dict)  # of a step: bytes of quarantine logs at the start
-    change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
-    plan: dict[str, Any] = field(default_factory=dict)  # of a mark: the state the data order continues from
-    sources: list[str] = field(default_factory=list)  # of a mark: the sources that the state counts
-    branch: int = 0  # of a branch: the last step before it that this log holds
-    parent: str | None = None  # of a branch: the audit log with the steps before, relative to this one's directory
 
 
 class AuditLog:
@@ -86,7 +63,7 @@ class AuditLog:
         self._quarantine = dict(quarantine or {})
         self._is_fresh = True  # nothing was recorded since the log was opened
         self._compressing: threading.Thread | None = None
-        if not _LINE_START.startswith(self._file.head(len(_LINE_START))):
+        if not LINE_START.startswith(self._file.head(len(LINE_START))):
             raise _foreign(path, 1)
 
     def record(self, step: PlannedStep) -> None:
@@ -220,7 +197,7 @@ class AuditLog:
         for number in range(len(closed), 0, -1):
             size, last = 0, 0
             for line_number, text in lines_of(closed[number - 1], may_be_cut_off=False):
-                matched = _LINE.match(text[:_LINE_HEAD])
+                matched = LINE.match(text[:LINE_HEAD])
                 if matched is None:
                     raise _foreign(closed[number - 1], line_number)
                 step = int(matched[1])
@@ -239,8 +216,8 @@ class AuditLog:
             keep, last = content.rfind(b"\n") + 1, 0
             while keep:
                 start = content.rfind(b"\n", 0, keep - 1) + 1
-                text = content[start : start + _LINE_HEAD]
-                found = _LINE.match(text)
+                text = content[start : start + LINE_HEAD]
+                found = LINE.match(text)
                 if found is None and not content[start:keep] == log_parts.empty_log_line():
                     raise _foreign(self._path, content[:start].count(b"\n") + 1)
                 last = int(found[1]) if found else 0
@@ -292,117 +269,9 @@ def logged_step(step: PlannedStep, sources: Sequence[SourceIndex]) -> dict[str, 
     return {"rows": rows, "tokens": dict(tokens)}
 
 
-def read_log(path: Path) -> Iterator[AuditLine]:
-    """The whole lines of a log, one by one, over all its parts.
-
-    Raises:
-        DataError: There is no such file, a part is missing, or a line is none of an audit log.
-    """
-    for file in log_files(path):
-        yield from read_part(file, is_closed=is_closed(path, file))
-
-
-def is_closed(log: Path, file: Path) -> bool:
-    """Whether a file of a log is a closed part, in which no line is cut off."""
-    return file not in (log, next_path(log))
-
-
-def read_part(file: Path, *, is_closed: bool, only_marks: bool = False) -> Iterator[AuditLine]:
-    """The lines of one file of a log.
-
-    Args:
-        only_marks: Steps are passed over without reading what they hold.
-
-    Raises:
-        DataError: As read_log.
-    """
-    for number, text in lines_of(file, may_be_cut_off=not is_closed):
-        if text == log_parts.empty_log_line():
-            continue
-        if only_marks and (found := _LINE.match(text[:_LINE_HEAD])) and found[2] == b"rows":
-            continue
-        yield _parse(f"{file}:{number}", text)
-
-
-def count_lines(path: Path) -> tuple[int, int]:
-    """(steps, marks) of a log, without reading what they hold; headers of parts are neither.
-
-    Raises:
-        DataError: There is no such file.
-    """
-    counts = Counter[bytes]()
-    for file in log_files(path):
-        for _, text in lines_of(file, may_be_cut_off=not is_closed(path, file)):
-            found = _LINE.match(text[:_LINE_HEAD])
-            if found is not None:
-                counts[found[2]] += 1
-    return counts[b"rows"], counts[b"change"] + counts[b"branch"]
-
-
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _parse(where: str, text: bytes) -> AuditLine:
-    found = _LINE.match(text[:_LINE_HEAD])
-    if found is None:
-        raise DataError(f"{where}: line is no step of an audit log. Name another file as data.audit_log.")
-    try:
-        line = json.loads(text)
-        kind: Any = found[2].decode()
-        if line["step"] != int(found[1]) or type(line["when"]) is not str:
-            raise ValueError("step or time is given twice, or is no step or time")
-        if kind == "rows":
-            _check_step(line)
-            return AuditLine(
-                step=line["step"], kind=kind, where=where, when=line["when"], rows=line["rows"],
-                tokens=line["tokens"], before=line.get("before", {}),
-            )  # fmt: skip
-        return _mark(line, kind, where)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{where}: line of an audit log is damaged ({type(error).__name__}: {str(error)[:200]}). "
-            "Restore the file from a copy."
-        ) from error
-
-
-def _check_step(line: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError for a step that no loader writes."""
-    for row in line["rows"]:
-        for source, epoch, shard, number in row:
-            if not (
-                type(source) is type(shard) is str
-                and type(epoch) is type(number) is int
-                and 0 <= epoch < _LARGEST
-                and 0 <= number < _LARGEST
-            ):
-                raise ValueError(f"{str([source, epoch, shard, number])[:80]} is no sample")
-    for counted in (line["tokens"], line.get("before", {})):
-        if type(counted) is not dict or any(type(n) is not int or not 0 <= n < _LARGEST for n in counted.values()):
-            raise ValueError(f"{str(counted)[:80]} are no counts")
-
-
-def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
-    sources = line["sources"]
-    if type(sources) is not list or any(type(name) is not str for name in sources):
-        raise ValueError("sources are no names")
-    plan = line["plan"]
-    if isinstance(plan.get("buffer"), str):
-        plan = plan | {"buffer": unpack_samples(plan["buffer"])}
-    check_plan(plan, num_sources=len(sources))
-    branch, change, parent = 0, {}, line.get("parent")
-    if kind == "branch":
-        branch = line["branch"]
-        if type(branch) is not int or not 0 <= branch < line["step"] or not isinstance(parent, str | None):
-            raise ValueError(f"branch after {str(branch)[:20]}")
-    if kind == "change":
-        change = line["change"]
-        check_change(change)
-    return AuditLine(
-        step=line["step"], kind=kind, where=where, when=line["when"], change=change, plan=plan, sources=sources,
-        branch=branch, parent=parent,
-    )  # fmt: skip
 
 
 def _plan_id(line: bytes) -> Any:

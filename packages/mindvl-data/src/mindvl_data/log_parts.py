@@ -20,7 +20,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from mindvl_data.errors import DataError
 
@@ -136,7 +136,7 @@ def open_part(path: Path) -> IO[bytes]:
             return open(path, "rb")
         except FileNotFoundError:
             path = path.with_name(f"{path.name}.gz")
-    return gzip.open(path, "rb")
+    return cast(IO[bytes], gzip.open(path, "rb"))
 
 
 def compress_closed(log: Path) -> None:

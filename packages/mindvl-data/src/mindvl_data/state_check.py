@@ -27,8 +27,10 @@ def check_plan(plan: Any, *, num_sources: int) -> None:
         raise TypeError("plan is no object")
     _whole(plan["step"], "step")
     derived = plan["derived"]
-    if derived is not None and (type(derived) is not list or len(derived) != 3 or not all(map(_is_finite, derived))):
-        raise ValueError(f"derived={_shown(derived)}")
+    if derived is not None:  # mean tokens, patches per token, most patches, shares of the sources
+        *figures, shares = [*derived, []] if len(derived) == 3 else derived
+        if type(derived) is not list or not all(map(_is_finite, [*figures, *shares])):
+            raise ValueError(f"derived={_shown(derived)}")
     drawn_at, owed = plan["drawn_at"], plan["owed"]
     if type(drawn_at) is not list or len(drawn_at) != num_sources:
         raise ValueError(f"drawn_at does not have one place for each of {num_sources} sources")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.audit_log import AuditLine
+from mindvl_data.audit_lines import AuditLine
 from mindvl_data.errors import DataError
 from mindvl_data.log_parts import lines_of
 from mindvl_data.quarantine import BAD_ELSEWHERE, LoggedUse, read_quarantine, read_uses
@@ -202,13 +202,14 @@ class Account:
                 uses[step] = [use for use in uses[step] if use.offset >= line.before.get(use.file, 0)]
         if not (here := uses.pop(line.step, None)):
             return []
-        planned = Counter((source, epoch, shard, row) for of_row in line.rows for source, epoch, shard, row in of_row)
-        by_name = {(source, None, shard, row): (source, epoch, shard, row) for source, epoch, shard, row in planned}
-        found: dict[Any, LoggedUse] = {}
+        planned = {(source, epoch, shard, row) for uses in line.rows for source, epoch, shard, row in uses}
+        anywhere = {(source, shard, row): (source, epoch, shard, row) for source, epoch, shard, row in planned}
+        found: dict[tuple[str, int | None, str, int], LoggedUse] = {}
         for use in here:
             bad = use.bad
             name = (bad.source, bad.epoch, bad.shard, bad.row)
-            name = by_name.get(name, name)  # older lines name no epoch
+            if bad.epoch is None:  # an older line
+                name = anywhere.get((bad.source, bad.shard, bad.row), name)
             if name not in planned:
                 self._disagreements.append(
                     f"{use.file}:{use.line}: step {line.step} has no sample {bad.shard} row {bad.row} of {bad.source}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mindvl_data.audit_log import AuditLine, is_closed, read_part
+from mindvl_data.audit_lines import AuditLine, is_closed, read_part
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Link, records_beside
 from mindvl_data.ledger.replan import LogSpan

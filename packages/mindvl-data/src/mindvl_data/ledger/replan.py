@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.audit_log import AuditLine, logged_step, read_part
+from mindvl_data.audit_lines import AuditLine, read_part
+from mindvl_data.audit_log import logged_step
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
 from mindvl_data.plan.planner import Planner

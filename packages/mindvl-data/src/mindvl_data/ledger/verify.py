@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.audit_log import AuditLine, count_lines
+from mindvl_data.audit_lines import AuditLine, count_lines
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Account, Link, TrainingRecords

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of an audit log: what a kill cut off is passed over, what no loader wrote is named by file and line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import DataError
+from mindvl_data.audit_lines import read_log
+
+STEP: dict[str, Any] = {"step": 1, "rows": [[["a", 0, "s", 3]]], "tokens": {"a": 5}, "when": "2026-01-01T00:00:00Z"}
+
+
+def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    line = '{"step":1,"rows":[],"tokens":{},"when":"2026-01-01T00:00:00Z"}\n'
+    log.write_text(line + '{"step":2,"rows":[[["pic')
+    assert [one.step for one in read_log(log)] == [1]
+    log.write_text(line + '{"step":2,"rows":[[["pic\n')
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: line of an audit log is damaged"):
+        list(read_log(log))
+    with pytest.raises(DataError, match="No such file"):
+        list(read_log(tmp_path / "nothing.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows": None}, {"rows": [None]}, {"rows": [[["a", 0, "s"]]]}, {"rows": [[["a", -1, "s", 3]]]},
+        {"rows": [[["a", 0, "s", 10**40]]]}, {"rows": [[[["a"], 0, "s", 3]]]}, {"rows": [[["a", True, "s", 3]]]},
+        {"tokens": []}, {"tokens": {"a": -5}}, {"tokens": {"a": "5"}}, {"tokens": {"a": 1e300}}, {"when": None},
+        {"before": {"file": None}}, {"before": 5},
+    ],
+)  # fmt: skip
+def test_a_step_that_no_loader_wrote_is_named(tmp_path: Path, changed: dict[str, Any]) -> None:
+    log = tmp_path / "audit.jsonl"
+    log.write_text(json.dumps(STEP | changed, separators=(",", ":")) + "\n")
+    with pytest.raises(DataError, match=r"audit\.jsonl:1: line of an audit log is damaged"):
+        list(read_log(log))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step":1,"rows":' + "[" * 100_000, '{"step":1,"change":{}}', '{"step":1,"branch":0,"plan":[],"sources":[]}',
+        '{"step":1,"part":1,"plan":{"buffer":"AAAA"},"sources":["a"],"when":""}', '{"step":1,"rows":1,"step":2}',
+        '{"step":' + "9" * 5000 + ',"rows":[]}', "[]", "", '{"step":1,"rows":[],"tokens":{},"when":"' + chr(0xD800),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "audit.jsonl"
+    log.write_bytes(json.dumps(STEP, separators=(",", ":")).encode() + b"\n" + text.encode(errors="replace") + b"\n")
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: line "):
+        list(read_log(log))
