@@ -31,7 +31,8 @@ from mindvl_data.encode import encode_sample
 from mindvl_data.measure import _patches, measure_folder, row_lengths, shard_lengths
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import MEMBER_DTYPE, SAMPLE_DTYPE, ShardIndex, open_index
+from mindvl_data.shards.index import ShardIndex, open_index
+from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE
 from mindvl_data.types import MediaSize, RawSample
 
 SMALL = SampleRules(image=ImageConfig(max_pixels=5000))

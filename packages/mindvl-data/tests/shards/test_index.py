@@ -4,6 +4,7 @@
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path: Path) -> 
     folder = shard(tmp_path, ("a.json", CHAT))
     index_folder(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("checksum")  # as older versions wrote it
     (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
     with pytest.raises(DataError, match=f"index version 1 instead of {manifest['version']}"):
         open_index(folder)
@@ -92,7 +94,7 @@ def test_damage_inside_an_index_file_is_found_when_the_shard_is_used(tmp_path: P
     (folder / "1.idx").write_bytes(b"OTHERMAG" + content[8:])
     index = open_index(folder)
     assert len(index.shards[0].samples) == 1
-    with pytest.raises(DataError, match=r"index file is damaged.*1\.idx"):
+    with pytest.raises(DataError, match=r"1\.idx: index file is damaged"):
         index.shards[1]
 
 
@@ -129,10 +131,7 @@ def test_threads_may_use_one_index_at_once(shard_folders: dict[str, Path]) -> No
     assert found == [expected[number % 4] for number in range(200)]
 
 
-def test_a_folder_of_videos_alone_is_no_text(shard_folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "videos"
-    shutil.copytree(shard_folders["text"], folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert open_index(folder).is_text
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"videos": 3}))
-    assert not open_index(folder).is_text
+def test_a_folder_of_videos_alone_is_no_text(shard_folders: dict[str, Path]) -> None:
+    index = open_index(shard_folders["text"])
+    assert index.is_text
+    assert not replace(index, num_videos=3).is_text

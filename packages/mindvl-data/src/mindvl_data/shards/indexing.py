@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +21,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.errors import DataError
-from mindvl_data.shards.index import (
-    INDEX_MAGIC,
-    MANIFEST_NAME,
-    MANIFEST_VERSION,
-    MEMBER_DTYPE,
-    SAMPLE_DTYPE,
-    write_atomically,
+from mindvl_data.shards.claim import claimed
+from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.index_format import INDEX_MAGIC, index_arrays, is_index, shard_name
+from mindvl_data.shards.known import (
+    DUPLICATE,
+    Entry,
+    is_current,
+    known_entries,
+    left_out_by_write,
+    media_counts,
+    note,
+    start_over,
 )
+from mindvl_data.shards.manifest import INDEXING_NAME, MANIFEST_NAME, MANIFEST_VERSION
 from mindvl_data.shards.scan import map_shard
+from mindvl_data.shards.sealed import seal
 from mindvl_data.shards.tar import BLOCK, EXCLUDED_NAME, SHARD_PATTERN, WRITING_MARK, name_in_header, split_name
 from mindvl_data.shards.validation import Excluded, Rules, validate_shard
 
-INDEXING_NAME = "indexing.jsonl"  # one line for each shard that is done, while a folder is being indexed
-
-_HEADER_BYTES = len(INDEX_MAGIC) + 3 * 8
-_DUPLICATE = "duplicate key, already in "
-
 Progress = Callable[[int, int], None]  # (done, total) in bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """What is known of one indexed shard."""
-
-    facts: dict[str, Any]  # its entry in the manifest
-    excluded: list[Excluded]
-
-    @property
-    def name(self) -> str:
-        return str(self.facts["name"])
 
 
 def index_folder(
@@ -79,27 +69,34 @@ def index_folder(
     """
     folder = Path(folder)
     rules = Rules(decode_limit=decode_limit, exclude_bad=exclude_bad, decode=decode)
-    paths = _shards(folder)
+    _shards(folder)  # refused before anything is written into a directory that has none
     try:
-        known = {} if fresh else _known(folder, rules)
-        entries = {path.name: known[path.name] for path in paths if _is_current(path, known.get(path.name))}
-        todo = [path for path in paths if path.name not in entries]
-        sizes = {path.name: path.stat().st_size for path in paths}
-        if todo:
-            _start_over(folder, rules, entries.values())
-        done_bytes = sum(sizes[name] for name in entries)
-        for entry in _index_all(todo, rules, workers):
-            entries[entry.name] = entry
-            _note(folder, entry)
-            done_bytes += sizes[entry.name]
-            if progress is not None:
-                progress(done_bytes, sum(sizes.values()))
-        return _finish(folder, [entries[path.name] for path in paths], rules)
+        with claimed(folder):
+            return _index(folder, rules, workers=workers, fresh=fresh, progress=progress)
     except OSError as error:
         raise DataError(
             f"index cannot be written: {error.strerror}. {error.filename or folder}. Make room, or index a copy that "
             "can be written to; the same command goes on."
         ) from error
+
+
+def _index(folder: Path, rules: Rules, *, workers: int, fresh: bool, progress: Progress | None) -> dict[str, Any]:
+    paths = _shards(folder)
+    left_out = left_out_by_write(folder)
+    known = {} if fresh else known_entries(folder, rules)
+    entries = {path.name: known[path.name] for path in paths if is_current(path, known.get(path.name))}
+    todo = [path for path in paths if path.name not in entries]
+    sizes = {path.name: path.stat().st_size for path in paths}
+    if todo:
+        start_over(folder, rules, entries.values())
+    done_bytes = sum(sizes[name] for name in entries)
+    for entry in _index_all(todo, rules, workers):
+        entries[entry.name] = entry
+        note(folder, entry)
+        done_bytes += sizes[entry.name]
+        if progress is not None:
+            progress(done_bytes, sum(sizes.values()))
+    return _finish(folder, [entries[path.name] for path in paths], rules, left_out)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -108,69 +105,13 @@ def _shards(folder: Path) -> list[Path]:
             f"shards are not complete: `mindvl data write` did not end. {folder / WRITING_MARK}. "
             "Write the folder again; the same command goes on."
         )
-    paths = sorted(folder.glob(SHARD_PATTERN))
+    paths = sorted(path for path in folder.glob(SHARD_PATTERN) if not path.is_dir())
     if not paths:
         raise DataError(f"no shards. {folder}. Write some with `mindvl data write SRC --format F --out {folder}`.")
     return paths
 
 
-def _known(folder: Path, rules: Rules) -> dict[str, _Entry]:
-    """Shards that an earlier call has indexed by the same rules, whether it came to its end or was stopped."""
-    try:
-        lines = [json.loads(line) for line in (folder / INDEXING_NAME).read_text().splitlines()[:1]]
-        if lines and lines[0] != {"version": MANIFEST_VERSION, "rules": asdict(rules)}:
-            return {}
-        entries = [_Entry(**line) for line in _json_lines(folder / INDEXING_NAME)[1:]]
-        return {entry.name: entry for entry in entries}
-    except (OSError, ValueError, TypeError):
-        pass
-    try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text())
-        if manifest["version"] != MANIFEST_VERSION or manifest["rules"] != asdict(rules):
-            return {}
-        excluded: dict[str, list[Excluded]] = {}
-        for line in _json_lines(folder / EXCLUDED_NAME):
-            excluded.setdefault(line.get("shard", ""), []).append(line)
-        entries = [_Entry(facts=facts, excluded=excluded.get(facts["name"], [])) for facts in manifest["shards"]]
-        return {entry.name: entry for entry in entries if len(entry.excluded) == entry.facts["excluded"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; a kill can leave half of one at the end."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _is_current(path: Path, entry: _Entry | None) -> bool:
-    if entry is None or any(line["reason"].startswith(_DUPLICATE) for line in entry.excluded):
-        return False  # what is a duplicate depends on the other shards
-    status, index_path = path.stat(), path.with_suffix(".idx")
-    if (status.st_size, status.st_mtime_ns) != (entry.facts["bytes"], entry.facts.get("mtime_ns")):
-        return False
-    return index_path.is_file() and _sha256(index_path) == entry.facts["index_sha256"]
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _start_over(folder: Path, rules: Rules, entries: Any) -> None:
-    """From here on the folder has no index, until all of it is there."""
-    lines = [{"version": MANIFEST_VERSION, "rules": asdict(rules)}, *(asdict(entry) for entry in entries)]
-    write_atomically(folder / INDEXING_NAME, "".join(json.dumps(line) + "\n" for line in lines).encode())
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
-
-
-def _note(folder: Path, entry: _Entry) -> None:
-    with open(folder / INDEXING_NAME, "a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(entry)) + "\n")
-
-
-def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[_Entry]:
+def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[Entry]:
     """Entries in the order of the paths; after an error, those of shards that were done come first."""
     if min(workers, len(paths)) <= 1:
         yield from (_index_shard(path, rules) for path in paths)
@@ -178,7 +119,7 @@ def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[_Entry
     context = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
     context.set_forkserver_preload([__name__])  # imports once, not in every process
     pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=_end_with_parent)
-    futures: list[Future[_Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
+    futures: list[Future[Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
     taken = 0
     try:
         for future in futures:
@@ -209,22 +150,19 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _index_shard(path: Path, rules: Rules) -> _Entry:
+def _index_shard(path: Path, rules: Rules) -> Entry:
     status = path.stat()
     shard = validate_shard(path, rules)
-    is_video = shard.members["frames"] > 0
     facts = {
         "name": path.name,
         "bytes": shard.num_bytes,
         "mtime_ns": status.st_mtime_ns,
         "sha256": shard.sha256,
         "index_sha256": _write_index(path, shard.samples, shard.members, shard.num_bytes),
-        "samples": len(shard.samples),
-        "images": int((shard.members["height"] > 0).sum() - is_video.sum()),
-        "videos": int(is_video.sum()),
+        **media_counts(shard.samples, shard.members),
         "excluded": len(shard.excluded),
     }
-    return _Entry(facts=facts, excluded=shard.excluded)
+    return Entry(facts=facts, excluded=shard.excluded)
 
 
 def _write_index(path: Path, samples: NDArray[Any], members: NDArray[Any], num_bytes: int) -> str:
@@ -235,7 +173,7 @@ def _write_index(path: Path, samples: NDArray[Any], members: NDArray[Any], num_b
     return hashlib.sha256(content).hexdigest()
 
 
-def _finish(folder: Path, entries: list[_Entry], rules: Rules) -> dict[str, Any]:
+def _finish(folder: Path, entries: list[Entry], rules: Rules, left_out: list[dict[str, Any]]) -> dict[str, Any]:
     entries = _without_duplicates(folder, entries, rules)
     excluded = [line for entry in entries for line in entry.excluded]
     kept = [entry.facts for entry in entries if entry.facts["samples"]]
@@ -249,30 +187,37 @@ def _finish(folder: Path, entries: list[_Entry], rules: Rules) -> dict[str, Any]
         "rules": asdict(rules),
         **{name: sum(facts[name] for facts in kept) for name in ("samples", "images", "videos", "bytes")},
         "excluded": len(excluded),
+        "empty_shards": [entry.name for entry in entries if not entry.facts["samples"]],
         "shards": kept,
     }
-    _write_excluded(folder, excluded)
-    write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1).encode())
+    _write_excluded(folder, [*left_out, *excluded])
+    write_atomically(folder / MANIFEST_NAME, seal(manifest))
     (folder / INDEXING_NAME).unlink(missing_ok=True)
-    for pattern in (".*.idx.*.partial", ".*.json*.partial"):  # what kills left
-        for left in folder.glob(pattern):
-            left.unlink()
+    _remove_leftovers(folder, {entry.name for entry in entries})
     return manifest
 
 
-def _write_excluded(folder: Path, excluded: list[Excluded]) -> None:
-    """Replace what an earlier call named; rows that `data write` left out stay."""
+def _remove_leftovers(folder: Path, shards: set[str]) -> None:
+    """What kills left, and index files of shards that are gone."""
+    for pattern in (".*.idx.*.partial", ".*.json*.partial"):
+        for left in folder.glob(pattern):
+            left.unlink()
+    for path in folder.glob("*.idx"):
+        if shard_name(path.name) not in shards and path.is_file() and is_index(path):
+            path.unlink()
+
+
+def _write_excluded(folder: Path, lines: list[dict[str, Any]]) -> None:
     path = folder / EXCLUDED_NAME
-    lines = [*(line for line in _json_lines(path) if "shard" not in line), *excluded]
     if lines:
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
     else:
         path.unlink(missing_ok=True)
 
 
-def _without_duplicates(folder: Path, entries: list[_Entry], rules: Rules) -> list[_Entry]:
+def _without_duplicates(folder: Path, entries: list[Entry], rules: Rules) -> list[Entry]:
     """Refuse or leave out samples whose key stands in an earlier shard."""
-    hashes = [_read_index(folder / entry.name, entry)[0]["key_hash"] for entry in entries]
+    hashes = [_read_index(folder / entry.name)[0]["key_hash"] for entry in entries]
     every = np.concatenate(hashes)
     order = np.argsort(every, kind="stable")
     is_same = every[order[1:]] == every[order[:-1]]
@@ -294,8 +239,8 @@ def _without_duplicates(folder: Path, entries: list[_Entry], rules: Rules) -> li
     return entries
 
 
-def _leave_out(path: Path, entry: _Entry, rows: dict[int, str], rules: Rules) -> _Entry:
-    samples, members = _read_index(path, entry)
+def _leave_out(path: Path, entry: Entry, rows: dict[int, str], rules: Rules) -> Entry:
+    samples, members = _read_index(path)
     lines: list[Excluded] = []
     with map_shard(path) as content:
         for row in sorted(rows):
@@ -303,28 +248,26 @@ def _leave_out(path: Path, entry: _Entry, rows: dict[int, str], rules: Rules) ->
             key = split_name(name_in_header(content[start : start + BLOCK]))[0]
             if not rules.exclude_bad:
                 raise DataError(
-                    f"sample {key!r}: {_DUPLICATE}{rows[row]}. {path} at byte {start}. "
+                    f"sample {key!r}: {DUPLICATE}{rows[row]}. {path} at byte {start}. "
                     "Write the shard again without it, or leave such samples out with --exclude-bad."
                 )
-            lines.append({"shard": path.name, "key": key, "offset": start, "reason": _DUPLICATE + rows[row]})
+            lines.append({"shard": path.name, "key": key, "offset": start, "reason": DUPLICATE + rows[row]})
     is_kept = np.ones(len(samples), np.bool_)
     is_kept[list(rows)] = False
     kept_members = members[np.repeat(is_kept, samples["num_members"])]
     kept = samples[is_kept].copy()
     kept["first_member"] = np.cumsum(kept["num_members"]) - kept["num_members"]
-    num_videos = int((kept_members["frames"] > 0).sum())
     facts = {
         **entry.facts,
         "index_sha256": _write_index(path, kept, kept_members, entry.facts["bytes"]),
-        "samples": len(kept),
-        "images": int((kept_members["height"] > 0).sum()) - num_videos,
-        "videos": num_videos,
+        **media_counts(kept, kept_members),
         "excluded": len(entry.excluded) + len(lines),
     }
-    return _Entry(facts=facts, excluded=entry.excluded + lines)
+    return Entry(facts=facts, excluded=entry.excluded + lines)
 
 
-def _read_index(path: Path, entry: _Entry) -> tuple[NDArray[Any], NDArray[Any]]:
-    content = path.with_suffix(".idx").read_bytes()
-    split = _HEADER_BYTES + entry.facts["samples"] * SAMPLE_DTYPE.itemsize
-    return np.frombuffer(content[_HEADER_BYTES:split], SAMPLE_DTYPE), np.frombuffer(content[split:], MEMBER_DTYPE)
+def _read_index(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    arrays = index_arrays(path.with_suffix(".idx").read_bytes())
+    if arrays is None:
+        raise DataError(f"{path.with_suffix('.idx')}: was changed while shards were indexed. Start again.")
+    return arrays

@@ -16,9 +16,9 @@ class SealError(ValueError):
     """A file is no JSON object, too large, or not what was written."""
 
 
-def seal(content: dict[str, Any]) -> bytes:
+def seal(content: dict[str, Any], *, indent: int | None = 1) -> bytes:
     """The content with its checksum, as JSON."""
-    return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1).encode()
+    return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=indent).encode()
 
 
 def unseal(path: Path, *, max_bytes: int, requires_checksum: bool = True) -> dict[str, Any]:
@@ -36,15 +36,26 @@ def unseal(path: Path, *, max_bytes: int, requires_checksum: bool = True) -> dic
         text = file.read(max_bytes + 1)
     if len(text) > max_bytes:
         raise SealError(f"larger than {max_bytes} bytes")
+    return unseal_text(text, requires_checksum=requires_checksum)
+
+
+def unseal_text(text: bytes, *, requires_checksum: bool = True) -> dict[str, Any]:
+    """What was sealed, of the bytes of a file or of one of its lines.
+
+    Raises:
+        SealError: As `unseal`.
+    """
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise SealError(f"holds {type(content).__name__} instead of an object")
+        checksum = content.pop(CHECKSUM, None)
+        if (checksum is not None or requires_checksum) and checksum != _checksum(content):
+            raise SealError("its checksum is wrong")
+    except SealError:
+        raise
     except (ValueError, RecursionError) as error:
         raise SealError(f"no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise SealError(f"holds {type(content).__name__} instead of an object")
-    checksum = content.pop(CHECKSUM, None)
-    if (checksum is not None or requires_checksum) and checksum != _checksum(content):
-        raise SealError("its checksum is wrong")
     return content
 
 

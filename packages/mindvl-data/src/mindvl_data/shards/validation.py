@@ -19,7 +19,8 @@ from zlib_ng.zlib_ng import crc32
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.formats.foreign import says_its_media
 from mindvl_data.samples import parse_sample
-from mindvl_data.shards.index import MEMBER_DTYPE, SAMPLE_DTYPE, key_of
+from mindvl_data.shards.index import key_of
+from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE
 from mindvl_data.shards.media import check_media
 from mindvl_data.shards.scan import Content, Damage, map_shard, walk
 from mindvl_data.shards.tar import BLOCK, MEDIA_EXTENSIONS, RECORD_EXTENSIONS, Member, split_name
