@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores on loopback: a real S3 server, and an HTTP server that knows ranges and fails on demand."""
 
+import json
+import random
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,56 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     noted: list[float] = []
     monkeypatch.setattr(remote.time, "sleep", noted.append)
     return noted
+
+
+def damage_bytes(content: bytes, generator: random.Random) -> bytes:
+    """Bits flipped, a part wiped, the end lost, something added, or nothing left."""
+    damaged, place = bytearray(content), generator.randrange(len(content))
+    kind = generator.choice(["flip", "flip", "flip", "wipe", "cut", "add", "empty"])
+    if kind == "flip":
+        for _ in range(generator.choice([1, 1, 5])):
+            damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+    elif kind == "wipe":
+        damaged[place : place + 8] = bytes(len(damaged[place : place + 8]))
+    elif kind == "add":
+        damaged[place:place] = generator.randbytes(generator.choice([1, 28, 40]))
+    return bytes(damaged[: {"cut": place, "empty": 0}.get(kind, len(damaged))])
+
+
+def damage_json(content: bytes, generator: random.Random) -> bytes:
+    """One value of a JSON file exchanged for one of another kind, taken out, or put in twice."""
+    value = json.loads(content)
+    places: list[tuple[Any, Any]] = []
+
+    def look(inside: Any) -> None:
+        for key in list(inside) if isinstance(inside, dict) else range(len(inside)):
+            places.append((inside, key))
+            if isinstance(inside[key], dict | list):
+                look(inside[key])
+
+    look(value)
+    inside, key = generator.choice(places)
+    kind = generator.choice(["set", "set", "remove", "repeat", "count"])
+    if kind == "remove":
+        del inside[key]
+    elif kind == "repeat" and isinstance(inside, list):
+        inside.insert(key, inside[key])
+    elif kind == "count" and isinstance(inside[key], int):
+        inside[key] += generator.choice([-1, 1])
+    else:
+        nan, inf = float("nan"), float("inf")
+        inside[key] = generator.choice([None, [], {}, "", "x", "../x.tar", -1, 0, 10**30, 1 << 63, 1.5, nan, inf, True])
+    if generator.random() < 0.05:
+        return json.dumps(value).replace("0", "[" * 3000, 1).encode()
+    return json.dumps(value).encode()
+
+
+@pytest.fixture
+def damage() -> Callable[[bytes, random.Random], bytes]:
+    """damage(content, generator): the bytes of a file, JSON or not, damaged somehow."""
+
+    def somehow(content: bytes, generator: random.Random) -> bytes:
+        is_json = content.startswith(b"{") and content.count(b"\n{") == 0
+        return (damage_json if is_json and generator.random() < 0.6 else damage_bytes)(content, generator)
+
+    return somehow

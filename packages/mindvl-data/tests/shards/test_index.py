@@ -2,10 +2,13 @@
 """Index: what it holds, what it refuses by name."""
 
 import json
+import random
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -135,3 +138,30 @@ def test_a_folder_of_videos_alone_is_no_text(shard_folders: dict[str, Path]) -> 
     index = open_index(shard_folders["text"])
     assert index.is_text
     assert not replace(index, num_videos=3).is_text
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.json without checksum", "shard-000001.idx"])
+def test_random_damage_is_refused_or_changes_nothing(
+    shard_folders: dict[str, Path], tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]
+) -> None:
+    folder, generator = Path(shutil.copytree(shard_folders["pictures"], tmp_path / "copy")), random.Random(name)
+    path = folder / name.split(" ", maxsplit=1)[0]
+    if "without" in name:
+        manifest = json.loads(path.read_text())
+        del manifest["checksum"]
+        path.write_text(json.dumps(manifest))
+
+    def content() -> list[Any]:
+        index = open_index(folder)
+        arrays = [(shard.name, shard.samples.tobytes(), shard.members.tobytes()) for shard in index.shards]
+        return [index.num_samples, index.num_images, index.num_videos, index.identity, arrays]
+
+    whole, expected, refusals = path.read_bytes(), content(), []
+    for _ in range(200):
+        path.write_bytes(damage(whole, generator))
+        try:
+            assert content() == expected
+        except DataError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 80
+    assert not [message for message in refusals if "\n" in message or len(message) > 500]

@@ -6,16 +6,17 @@ options is compared with the next start, since shards of two different writes mu
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.sealed import SealError, seal, unseal
 from mindvl_data.shards.tar import WRITING_MARK
 
 VERSION = 1
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +44,17 @@ class WriteMark:
             DataError: Shards are there, but of another source or with other options.
         """
         try:
-            found = json.loads(self._path.read_text())
+            found = unseal(self._path, max_bytes=_MAX_BYTES)
             done = Done(**found["done"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return Done()  # no mark, or one that a kill left before the first shard
+        except (OSError, SealError, KeyError, TypeError):
+            return Done()  # no mark, a damaged one, or one that a kill left before the first shard
         if done.shards:
             self._refuse_changes(found)
         return done
 
     def save(self, done: Done) -> None:
         """Replace the mark."""
-        write_atomically(self._path, json.dumps({**self._said, "done": asdict(done)}, indent=1).encode())
+        write_atomically(self._path, seal({**self._said, "done": asdict(done)}))
 
     def remove(self) -> None:
         """The last shard is whole."""

@@ -28,6 +28,7 @@ from mindvl_data.formats import (
 )
 from mindvl_data.formats.record import Item, Place
 from mindvl_data.samples import parse_sample
+from mindvl_data.shards.claim import claimed
 from mindvl_data.shards.media import check_media, media_extension
 from mindvl_data.shards.progress import Done, WriteMark, source_identity
 from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
@@ -100,16 +101,17 @@ def write_shards(
         else:
             identity = webdataset_identity(source, allow_pipe=allow_pipe)
             found = read_webdataset(source, allow_pipe=allow_pipe)
-        mark = WriteMark(out, identity, options)
-        done = _clear(out, mark, fresh)
         out.mkdir(parents=True, exist_ok=True)
-        mark.save(done)
-        cutter = _ShardCutter(out, mark, done, samples_per_shard)
-        rows = islice(found.records, done.rows, None)
-        written = _write_all(rows, cutter, source_name or out.name, workers, skip_bad, found.total, progress)
-        if not written.samples:
-            raise DataError(f"{source}: holds no record. Name a source that holds samples.")
-        mark.remove()
+        with claimed(out):
+            mark = WriteMark(out, identity, options)
+            done = _clear(out, mark, fresh)
+            mark.save(done)
+            cutter = _ShardCutter(out, mark, done, samples_per_shard)
+            rows = islice(found.records, done.rows, None)
+            written = _write_all(rows, cutter, source_name or out.name, workers, skip_bad, found.total, progress)
+            if not written.samples:
+                raise DataError(f"{source}: holds no record. Name a source that holds samples.")
+            mark.remove()
     except OSError as error:
         raise DataError(
             f"shards cannot be written: {error.strerror}. {error.filename or out}. Make room or name another folder; "

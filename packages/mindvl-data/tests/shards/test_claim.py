@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: one process at a time writes into a directory of shards; the others are told who does."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from mindvl_data import DataError, index_folder, write_shards
+from mindvl_data.shards import indexing
+from mindvl_data.shards.claim import CLAIM_NAME, claimed
+from mindvl_data.shards.validation import Rules, ValidShard, validate_shard
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    (tmp_path / "text.jsonl").write_text("".join(f'{{"text": "line {n}"}}\n' for n in range(9)))
+    write_shards(tmp_path / "text.jsonl", tmp_path / "shards", format="text", samples_per_shard=3)
+    return tmp_path / "shards"
+
+
+def test_nobody_else_writes_meanwhile_and_nothing_stays_behind(tmp_path: Path) -> None:
+    refused = pytest.raises(DataError, match=rf"process {os.getpid()} on .* is writing or indexing shards here\. Wait")
+    with claimed(tmp_path), refused, claimed(tmp_path):
+        pass
+    assert not (tmp_path / CLAIM_NAME).exists()
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_second_index_run_is_refused_and_the_first_is_whole(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def slow(path: Path, rules: Rules) -> ValidShard:
+        waits.set()
+        assert goes_on.wait(30)
+        return validate_shard(path, rules)
+
+    monkeypatch.setattr(indexing, "validate_shard", slow)
+    first = threading.Thread(target=index_folder, args=(shards,))
+    first.start()
+    try:
+        assert waits.wait(30)
+        for _ in range(2):
+            with pytest.raises(DataError, match="is writing or indexing shards here"):
+                index_folder(shards)
+        with pytest.raises(DataError, match="is writing or indexing shards here"):
+            write_shards(shards.parent / "text.jsonl", shards, format="text")
+    finally:
+        goes_on.set()
+        first.join()
+    assert index_folder(shards)["samples"] == 9
+
+
+def test_the_claim_of_a_killed_process_is_gone(tmp_path: Path) -> None:
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        with claimed(tmp_path):
+            os.write(told, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    with pytest.raises(DataError, match=f"process {child} on"), claimed(tmp_path):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with claimed(tmp_path):
+        pass

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifest: a shard that is not in it is refused by name, and so is every damage of its content."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data import DataError, index_folder
+from mindvl_data.shards.index import open_index
+from mindvl_data.shards.sealed import seal
+
+
+@pytest.fixture
+def folder(shard_folders: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shard_folders["pictures"], tmp_path / "copy"))
+
+
+def content_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    del content["checksum"]
+    return content
+
+
+def without(content: dict[str, Any], number: int) -> dict[str, Any]:
+    """Without one shard, as somebody writes it who corrects the sums too."""
+    lost = content["shards"].pop(number)
+    return content | {name: content[name] - lost[name] for name in ("samples", "images", "videos", "bytes")}
+
+
+def test_a_shard_that_was_added_after_indexing_is_refused_with_its_name_and_the_command(folder: Path) -> None:
+    shutil.copy(folder / "shard-000000.tar", folder / "zebra.tar")
+    with pytest.raises(DataError, match=r"zebra\.tar: shard is not in manifest\.json.*`mindvl data index .*copy`"):
+        open_index(folder)
+    (folder / "zebra.tar").rename(folder / "zebra.tar.off")
+    assert open_index(folder).num_samples == 60
+
+
+def test_many_new_shards_are_counted_and_the_first_named(folder: Path) -> None:
+    for number in range(5):
+        (folder / f"new-{number}.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"new-0\.tar: .* \(5 in all: new-0\.tar, new-1\.tar, new-2\.tar, \.\.\.\)"):
+        open_index(folder)
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_a_manifest_that_lost_a_shard_is_refused_even_where_its_sums_hold(folder: Path, number: int) -> None:
+    lost = content_of(folder)["shards"][number]["name"]
+    (folder / "manifest.json").write_bytes(seal(without(content_of(folder), number)))
+    with pytest.raises(DataError, match=rf"{lost}: shard is not in manifest\.json"):
+        open_index(folder)
+    (folder / lost).unlink()
+    index = lost.replace(".tar", ".idx")
+    with pytest.raises(DataError, match=rf"{index}: belongs to a shard that is neither here nor in manifest\.json"):
+        open_index(folder)
+    index_folder(folder)  # for somebody who wanted to remove it; the same command names what is there
+    assert not (folder / index).exists()
+    assert open_index(folder).num_samples == 60 - (16, 16, 16, 12)[number]
+
+
+def test_the_index_files_of_other_programs_are_left_alone(folder: Path) -> None:
+    (folder / "elsewhere.idx").write_text("v1.2 12")
+    (folder / "shard-000000.tar.idx").write_bytes(b"\0" * 64)
+    assert open_index(folder).num_samples == 60
+    index_folder(folder, fresh=True)
+    assert (folder / "elsewhere.idx").exists()
+    assert (folder / "shard-000000.tar.idx").exists()
+
+
+def test_a_shard_without_a_usable_sample_is_known_although_nothing_of_it_is_used(folder: Path) -> None:
+    (folder / "broken.tar").write_bytes(b"x" * 1024)
+    index_folder(folder, exclude_bad=True)
+    assert content_of(folder)["empty_shards"] == ["broken.tar"]
+    assert open_index(folder).num_samples == 60
+
+
+Edit = Callable[[dict[str, Any]], Any]
+EDITS: dict[str, tuple[Edit, str]] = {
+    "no object": (lambda c: [c], "holds list instead of an object"),
+    "no shards": (lambda c: c | {"shards": None}, "lists no shards"),
+    "shards of another kind": (lambda c: c | {"shards": [3]}, "a shard is int instead of an object"),
+    "a path": (lambda c: c | {"shards": [c["shards"][0] | {"name": "../a.tar"}]}, "is no file name of a shard"),
+    "huge": (lambda c: c | {"shards": [c["shards"][0] | {"samples": 10**40}]}, "which is no count"),
+    "negative": (lambda c: c | {"shards": [c["shards"][0] | {"bytes": -1}]}, "'-1' as bytes, which is no count"),
+    "not a number": (lambda c: c | {"images": float("nan")}, "'nan' as images"),
+    "a bool": (lambda c: c | {"shards": [c["shards"][0] | {"videos": True}]}, "'True' as videos"),
+    "no hash": (lambda c: c | {"shards": [c["shards"][0] | {"index_sha256": "ab"}]}, "has no index_sha256"),
+    "sums": (lambda c: c | {"samples": 59}, "hold 60 samples, but it says 59"),
+    "order": (lambda c: c | {"shards": c["shards"][::-1]}, "in the order of their names"),
+    "twice": (lambda c: c | {"shards": [c["shards"][0], *c["shards"]]}, "each once"),
+    "empty shards": (lambda c: c | {"empty_shards": "x"}, "`empty_shards` is no list"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_damage_is_found_also_where_there_is_no_checksum(folder: Path, name: str) -> None:
+    edit, what = EDITS[name]
+    (folder / "manifest.json").write_text(json.dumps(edit(content_of(folder))))
+    with pytest.raises(DataError, match=rf"manifest\.json is damaged: .*{what}.* Run `mindvl data index "):
+        open_index(folder)
+    index_folder(folder)
+    assert open_index(folder).num_samples == 60
+
+
+def test_any_edit_is_found_by_the_checksum(folder: Path) -> None:
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"decode_limit": 80000000', '"decode_limit": 80000001'))
+    with pytest.raises(DataError, match="its checksum is wrong"):
+        open_index(folder)
+
+
+def test_what_cannot_be_read_is_one_sentence(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").mkdir()
+    with pytest.raises(DataError, match=r"manifest\.json: cannot be read: Is a directory"):
+        open_index(folder)
+    (folder / "manifest.json").rmdir()
+    (folder / "indexing.jsonl").write_text("{}")
+    with pytest.raises(DataError, match="indexing has not ended"):
+        open_index(folder)
+
+
+def test_the_identity_is_the_hash_over_the_index_files(folder: Path) -> None:
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.idx"))]
+    assert open_index(folder).identity == hashlib.sha256("".join(digests).encode()).hexdigest()
