@@ -2,6 +2,7 @@
 """Tests of reading samples: against tarfile's own reading, damage told by sample, bytes counted over ranks."""
 
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +71,38 @@ def test_only_the_damaged_sample_is_bad(shard: ShardIndex, tmp_path: Path) -> No
     assert isinstance(other, RawSample)
     with pytest.raises(BadSample, match="crc32"):
         read_sample(damaged, 1, ShardFiles())
+
+
+def test_a_read_that_was_wrong_once_is_made_again_and_logged(
+    shard: ShardIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, reads, pread = read_sample(shard, 3, ShardFiles()), [], os.pread
+
+    def wrong_once(descriptor: int, length: int, offset: int) -> bytes:
+        reads.append(offset)
+        content = bytearray(pread(descriptor, length, offset))
+        content[-1] ^= len(reads) == 1
+        return bytes(content)
+
+    monkeypatch.setattr(os, "pread", wrong_once)
+    files = ShardFiles()
+    assert read_sample(shard, 3, files) == expected
+    assert len(reads) == 2
+    assert files.report()["retries"] == 1
+    assert "the first read gave other bytes than were indexed, the second was right" in caplog.text
+
+
+def test_a_sample_is_given_up_after_the_second_wrong_read(shard: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, pread = [], os.pread
+
+    def wrong(descriptor: int, length: int, offset: int) -> bytes:
+        reads.append(offset)
+        return pread(descriptor, length - 1, offset) + b"?"
+
+    monkeypatch.setattr(os, "pread", wrong)
+    with pytest.raises(BadSample, match="crc32"):
+        read_sample(shard, 3, ShardFiles())
+    assert len(reads) == 2
 
 
 def test_the_ranks_together_read_the_bytes_of_the_samples_used_once(

@@ -147,3 +147,15 @@ def test_an_empty_shard_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(b"")
     with pytest.raises(DataError, match="truncated"):
         validate(tmp_path / "s.tar")
+
+
+@pytest.mark.parametrize("kind", ['["image"]', '{"a": 1}', "null", "3", '[["image"]]'])
+def test_a_part_whose_type_is_no_text_is_one_bad_sample_and_no_end(tmp_path: Path, kind: str) -> None:
+    record = json.loads(asked(1))
+    record["messages"][0]["content"].append({"type": json.loads(kind)})
+    members = [("x.json", json.dumps(record).encode()), ("x.0.png", png()), ("y.json", CHAT)]
+    with pytest.raises(DataError, match=r"sample 'x': part has type .*; use text, image, video, box or point"):
+        validate(shard(tmp_path, *members))
+    found = validate(shard(tmp_path, *members), exclude_bad=True)
+    assert keys(found) == [key_of("y")]
+    assert [line["key"] for line in found.excluded] == ["x"]

@@ -95,7 +95,8 @@ def _mentions(message: Any) -> int:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return 0
-    return sum(isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in content)
+    # A tuple: what a record has as a type may be a list, which no dict can look up.
+    return sum(isinstance(part, dict) and part.get("type") in (*_MEDIA_PARTS,) for part in content)
 
 
 def _marked(message: Any) -> Any:

@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +69,29 @@ class ShardFiles:
             self._counts["bytes_wanted"] += sum(length for _, length in ranges)
         return cut(ranges, spans, contents)
 
-    def read_again(self, location: Location, offset: int, length: int) -> bytes | None:
-        """The range from the store, whatever the cache holds, because that is wrong; None for a local file."""
-        if not isinstance(location, str) or not is_remote(location):
-            return None
-        if self._cache is not None:
-            self._cache.forget(location, offset, length)
-        return bytes(self._read_remote(location, [(offset, length)])[0])
+    def read_again(self, location: Location, offset: int, length: int) -> bytes:
+        """The range once more from where it is stored, whatever caches hold, because the bytes were wrong.
+
+        Raises:
+            DataError: They cannot be had.
+        """
+        if isinstance(location, str) and is_remote(location):
+            if self._cache is not None:
+                self._cache.forget(location, offset, length)
+            return bytes(self._read_remote(location, [(offset, length)])[0])
+        path = Path(location)
+        file = self._local.open(path)
+        try:
+            with suppress(OSError):  # not every file system can drop pages; then the same ones may come again
+                os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+            content = _read_fully(file.descriptor, path, offset, length)
+        finally:
+            self._local.release(file)
+        with self._lock:
+            self._counts["requests"] += 1
+            self._counts["retries"] += 1
+            self._counts["bytes_read"] += length
+        return content
 
     def report(self) -> dict[str, int]:
         """What was read since the start of this process.

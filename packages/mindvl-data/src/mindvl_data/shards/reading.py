@@ -4,6 +4,7 @@
 Comes after the plan, before samples.py reads the record.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from mindvl_data.shards.files import Content, Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
 from mindvl_data.shards.tar import BLOCK, name_in_header, split_name
 from mindvl_data.types import MediaSize, RawSample
+
+logger = logging.getLogger(__name__)
 
 
 def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
@@ -39,9 +42,14 @@ def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
     samples: list[RawSample | BadSample] = []
     for entry, content in zip(entries, files.read_ranges(shard.path, ranges), strict=True):
         sample = _parse(entry, content)
-        # what the cache kept may be of an older shard at the same address
-        if isinstance(sample, BadSample) and (again := files.read_again(shard.path, *entry.range)) is not None:
-            sample = _parse(entry, again)
+        # What a cache kept may be of an older shard, and a disk, a network or memory may err once: read it once more.
+        if isinstance(sample, BadSample):
+            sample = _parse(entry, files.read_again(shard.path, *entry.range))
+            if isinstance(sample, RawSample):
+                logger.warning(
+                    "%s at byte %d: the first read gave other bytes than were indexed, the second was right. "
+                    "Where this repeats, check the disk and its connection.", shard.path, entry.range[0],
+                )  # fmt: skip
         samples.append(sample)
     return samples
 
