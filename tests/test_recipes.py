@@ -8,12 +8,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mindvl_cli.load import load_config, to_plain
 from mindvl_cli.plan_file import is_plan, load_stages
 from mindvl_data.recipes import load_recipe
 from mindvl_merge import MergeConfig
 from mindvl_train import RunConfig
+from mindvl_train.config import OptimizerConfig
 from mindvl_train.phases import PlanConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -108,3 +110,43 @@ def test_the_ablation_has_its_phases() -> None:
     assert trained["plan-4phase.yaml"] == [warmup, ("warmup", ("vision", "projector")), multitask, sft, sft, sft]
     assert trained["plan-2phase.yaml"] == [warmup, multitask]
     assert trained["plan-2phase-sft.yaml"] == [warmup, sft, sft, sft]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("phase", ["warmup", "multitask", "sft"])
+def test_recipes_say_what_the_paper_does_not_and_write_it_out(model: str, phase: str) -> None:
+    path = RECIPES / model / f"{phase}.yaml"
+    comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    paper, ours = comments.split("From the paper: ")[1].split("Not in the paper, ours: ")
+    for word in ("what is trained", "tokens", "sequence length", "packs_per_step", "peak_lr", "min_lr", "Table 1"):
+        assert word in paper
+    for word in ("optimizer", "cosine", "min_pixels", "precision", "parallel"):
+        assert word in ours
+    assert ("max_pixels" in paper) == (phase == "sft")
+    written = yaml.safe_load(path.read_text())["optimizer"]
+    assert written == {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
+    assert load_config(path, RunConfig).optimizer == OptimizerConfig()
+    if phase == "multitask":
+        assert "web2code" in path.read_text()
+        assert "warm-up data" in path.read_text()
+
+
+def test_the_published_moe_model_is_fine_tuned_at_4k_alone_and_merged_from_it() -> None:
+    folder = RECIPES / "mindvl-671b-a37b"
+    stages, all_lengths = load_stages(folder / "plan-4k.yaml"), load_stages(folder / "plan.yaml")
+    assert [stage.name for stage in stages] == ["warmup", "multitask", "sft-4096"]
+    assert stages[-1].config.data.packing.seq_length == 4096
+    assert stages[-1].config.data.image.max_pixels == SFT_LENGTHS[4096] * 28 * 28
+    by_name = {stage.name: stage.config for stage in all_lengths}
+    assert all(stage.config == by_name[stage.name] for stage in stages)  # so either pipeline continues the other
+    merge = load_config(folder / "merge.yaml", MergeConfig)
+    assert str(merge.models[0]).endswith("-4k")
+    assert "sft-4096" in (folder / "merge.yaml").read_text()
+
+
+def test_sft_tokens_of_both_readings_are_written_down() -> None:
+    thirds = [int(4e9 / (512 * length)) for length in SFT_LENGTHS]
+    for path in (RECIPES / "mindvl-8b" / "plan.yaml", RECIPES / "mindvl-671b-a37b" / "plan.yaml"):
+        text = " ".join(line.lstrip("# ") for line in path.read_text().splitlines())
+        assert "does not say of what" in text
+        assert f"schedule.steps of {thirds[0]}, {thirds[1]} and {thirds[2]}" in text
