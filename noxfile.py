@@ -79,8 +79,7 @@ def npu_contract(session: nox.Session) -> None:
     for tool in ("cc", "nm"):
         if shutil.which(tool) is None:
             session.skip(f"{tool} is missing: the stub runtime cannot be compiled")
-    packages = ["--package", "mindvl-ops", "--package", "mindvl-model"]
-    _sync(session, *packages, "--extra", "npu", "--no-default-groups", "--group", "test")
+    _sync(session, "--all-packages", "--extra", "npu", "--no-default-groups", "--group", "test")
     folder = "packages/mindvl-ops/tests_npu_contract"
     # Without CANN the wheel would stop `import torch` itself.
     environment = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

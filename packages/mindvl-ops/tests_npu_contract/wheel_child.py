@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from contract import observe, on_device
 from torch._subclasses.fake_tensor import FakeTensorMode
+from whole_step import is_registered
 
 from mindvl_ops.npu import door
 from mindvl_ops.testing.fake_npu.calls import Call
@@ -55,6 +56,16 @@ def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return seen
 
 
+def registered(names: list[str]) -> list[bool]:
+    """Whether the wheel registers these operators of PyTorch for its device."""
+    door.torch_npu()
+    found = []
+    for name in names:
+        packet, _, overload = name.partition(".")
+        found.append(is_registered(getattr(getattr(torch.ops.aten, packet), overload or "default")))
+    return found
+
+
 def _overload(name: str) -> Any:
     packet, _, rest = name.partition(".")
     return getattr(getattr(torch.ops.npu, packet), rest or "default")
@@ -63,7 +74,7 @@ def _overload(name: str) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)  # PyTorch logs every error inside a meta kernel; we report them ourselves
-    job = {"detect": detect, "schemas": schemas, "replay": replay}[sys.argv[1]]
+    job = {"detect": detect, "schemas": schemas, "replay": replay, "registered": registered}[sys.argv[1]]
     answer = job(json.load(sys.stdin))
     print(json.dumps(answer), flush=True)
     sys.stdout.flush()

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
-from mindvl_model.errors import ModelError
 from mindvl_model.language.base import LanguageAdapter
 from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
@@ -30,6 +29,7 @@ from mindvl_model.megatron.replicas import (
     tensor_rank,
 )
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
+from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
 from mindvl_model.vision.positions import Grid, plan_vision
 from mindvl_model.vision.spread import plan_peer, take_ranges
@@ -185,6 +185,10 @@ class MindVLModel(MegatronModule):
         row, position_ids = self._packed_row(input_ids, labels, position_ids, cu_seqlens, pad_to)
         embeddings = None
         if self.pre_process:
+            if input_ids.device.type == "cpu":
+                check_placeholders(
+                    self.mindvl, input_ids=input_ids, image_grid_thw=image_grid_thw, video_grid_thw=video_grid_thw
+                )
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
             embeddings = self._embed(row, images, videos)
         row.cos, row.sin = self.adapter.rotary_angles(self.mindvl.language, row.own_slice(position_ids))
@@ -229,18 +233,12 @@ class MindVLModel(MegatronModule):
         embeddings = words.squeeze(1)  # [T/(cp*tp), H]
         first = row.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.layout.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
-        for kind, placeholder, visual_tokens in (("image", tokens.image, images), ("video", tokens.video, videos)):
+        for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
-                if len(visual_tokens):
-                    raise ModelError("batch: a video, but the model has no tokens.video. Set it, or use images.")
-                continue
+                continue  # check_placeholders has seen that there are none
             is_place = row.input_ids == placeholder
-            if is_place.device.type == "cpu" and (count := int(is_place.sum())) != len(visual_tokens):
-                raise ModelError(
-                    f"batch: {count} {kind} placeholders, but the {kind}s give {len(visual_tokens)} visual "
-                    f"tokens. The row was packed with other {kind} settings than the model's, or {kind}s are missing."
-                )
-            if is_place.device.type == "cuda":  # the same, without waiting for the answer
+            # check_placeholders again for who did not call it, without waiting for the answer. An NPU has no assertion.
+            if is_place.device.type == "cuda":
                 torch._assert_async(is_place.sum() == len(visual_tokens))
             embeddings = _with_visual_tokens(embeddings, is_place, visual_tokens.to(embeddings.dtype), first)
         return embeddings.unsqueeze(1)

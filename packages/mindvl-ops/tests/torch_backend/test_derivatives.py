@@ -105,3 +105,26 @@ def test_a_tensor_given_twice_gets_the_gradient_of_each_place():
 
     found = gradients_of_reference(product, (x, x, 3.0), torch.ones(1))
     assert [None if g is None else g.item() for g in found] == [2 * 2 * 2 * 3, 4 * 3, None]
+
+
+NPU_CASES = {name: case for name, case in CASES.items() if name.split(",")[0] not in (
+    "cross_entropy", "linear_cross_entropy", "patch_embed", "grouped_matmul", "scaled_masked_softmax"
+)} | {
+    "attention": (lambda x: attention(x, x, x, Segments([3]), causal=True), (3, 1, 4)),
+    "scaled_masked_softmax": (
+        lambda x: scaled_masked_softmax(x, torch.zeros(1, 1, 32, 32, dtype=torch.bool), 0.5), (1, 1, 32, 32)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NPU_CASES)
+def test_second_derivatives_of_npu_kernels_are_refused(fake_npu, name):
+    """The wheel warns once and leaves them out."""
+    function, *shapes = NPU_CASES[name]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with use_backend("npu"):
+        output = function(*inputs)
+        with pytest.raises(OpsError, match=r"has no second derivative.*backend reference"):
+            torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        function(*inputs).sum().backward()  # the first is not touched
+    assert all(x.grad is not None for x in inputs)

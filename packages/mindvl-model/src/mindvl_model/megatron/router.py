@@ -109,7 +109,8 @@ class Router(MegatronModule):
             probabilities = detached.softmax(dim=-1)
         load = torch.zeros(self.num_experts, device=logits.device)
         load.scatter_add_(0, experts.flatten().long(), real.repeat_interleave(experts.shape[1]))
-        entropy = (torch.special.entr(probabilities).sum(dim=-1) * real).sum()
+        # xlogy has a kernel on every device; torch.special.entr would be computed on the host of an NPU.
+        entropy = -(torch.xlogy(probabilities, probabilities).sum(dim=-1) * real).sum()
         counts = torch.cat((load, real.sum()[None]))
         aux_loss = counts.new_zeros(())
         if config.moe_aux_loss_coeff and row.num_label_tokens is not None:

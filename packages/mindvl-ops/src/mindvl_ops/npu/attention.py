@@ -13,6 +13,7 @@ from ..attention import Window
 from ..errors import OpsError
 from ..registry import register
 from ..segments import Segments
+from ..torch_backend.derivatives import without_second_derivative
 from .door import torch_npu
 from .masks import MAX_TOKENS, Description, describe, shared_mask
 
@@ -67,6 +68,7 @@ def _call(
         sparse_mode=description.sparse_mode,
         softmax_layout="TND" if return_logsumexp else "",  # else the two lie in storage as [N, T]
     )
+    output = without_second_derivative(output, "npu attention")
     if not return_logsumexp:
         return output, None
     return output, (maximum + total.log())[..., 0].detach()  # eight columns that repeat one value

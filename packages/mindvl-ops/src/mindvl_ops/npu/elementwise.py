@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import OpsError
 from ..registry import register
+from ..torch_backend.derivatives import without_second_derivative
 from .door import torch_npu
 
 MAX_ROTARY_WIDTH = 896
@@ -32,7 +33,7 @@ def rms_norm_npu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * weight.to(x.dtype)
     rows = x if 2 <= x.dim() <= 8 else x.reshape(-1, x.shape[-1])
     normed: Tensor = torch_npu().npu_rms_norm(rows, weight, epsilon=eps)[0]
-    return normed.view(x.shape)
+    return without_second_derivative(normed.view(x.shape), "npu rms_norm")
 
 
 @register("add_rms_norm", "npu")
@@ -59,7 +60,7 @@ def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
         sin.detach().float()[:, None, :],
         rotary_mode="interleave" if interleaved else "half",
     )
-    return turned.to(x.dtype)
+    return without_second_derivative(turned, "npu rotary").to(x.dtype)
 
 
 @register("swiglu", "npu")
@@ -68,7 +69,7 @@ def swiglu_npu(x: Tensor) -> Tensor:
     if not x.numel():
         return x[..., : x.shape[-1] // 2].clone()
     activated: Tensor = torch_npu().npu_swiglu(x.contiguous(), dim=-1)
-    return activated
+    return without_second_derivative(activated, "npu swiglu")
 
 
 @register("scaled_masked_softmax", "npu")
@@ -80,4 +81,4 @@ def scaled_masked_softmax_npu(x: Tensor, blocked_mask: Tensor, scale: float) -> 
             "both sides, or choose backend torch for it."
         )
     probabilities: Tensor = torch_npu().npu_scaled_masked_softmax(x, blocked_mask, scale, False)
-    return probabilities
+    return without_second_derivative(probabilities, "npu scaled_masked_softmax")

@@ -22,7 +22,7 @@ from ..moe_permute import (
 )
 from ..precision import compute_dtype
 from ..registry import register
-from ..torch_backend.derivatives import gradients_of_reference, is_differentiated_again
+from ..torch_backend.derivatives import gradients_of_reference, is_differentiated_again, without_second_derivative
 from .door import torch_npu
 
 MAX_EXPERTS = 2048
@@ -76,6 +76,7 @@ def moe_gating_npu(
         routed_scaling_factor=1.0 if divide_here else scaling,
         eps=EPSILON,
     )
+    weights = without_second_derivative(weights, "npu moe_gating")
     if divide_here:
         wide = weights.to(compute_dtype(weights))
         weights = (wide / (wide.sum(dim=-1, keepdim=True) + EPSILON) * scaling).to(logits.dtype)
@@ -89,7 +90,7 @@ def moe_permute_npu(tokens: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     if not len(tokens):
         return moe_permute_reference(tokens, experts)
     permuted, slots = torch_npu().npu_moe_token_permute(tokens, experts)
-    return permuted, slots
+    return without_second_derivative(permuted, "npu moe_permute"), slots
 
 
 @register("moe_unpermute", "npu")
@@ -98,7 +99,7 @@ def moe_unpermute_npu(permuted: Tensor, slots: Tensor, weights: Tensor | None) -
     if not len(permuted):
         return moe_unpermute_reference(permuted, slots, weights)
     total: Tensor = torch_npu().npu_moe_token_unpermute(permuted, slots, weights)
-    return total
+    return without_second_derivative(total, "npu moe_unpermute")
 
 
 @register("moe_permute_map", "npu")
@@ -112,6 +113,7 @@ def moe_permute_map_npu(
     permuted, permuted_weights, slots = torch_npu().npu_moe_token_permute_with_routing_map(
         tokens, routing_map, probs=weights, num_out_tokens=k * len(tokens), drop_and_pad=False
     )
+    permuted = without_second_derivative(permuted, "npu moe_permute_map")
     return permuted, None if weights is None else permuted_weights, slots
 
 
@@ -128,7 +130,7 @@ def moe_unpermute_map_npu(permuted: Tensor, slots: Tensor, routing_map: Tensor, 
         routing_map=None if weights is None else routing_map,
         drop_and_pad=False,
     )
-    return total
+    return without_second_derivative(total, "npu moe_unpermute_map")
 
 
 @register("grouped_matmul", "npu")

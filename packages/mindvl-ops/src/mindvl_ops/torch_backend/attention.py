@@ -16,6 +16,7 @@ from ..attention import Window, blocked_mask
 from ..precision import compute_dtype
 from ..registry import register
 from ..segments import Segments
+from .derivatives import without_second_derivative
 from .padded import Gather, Plan, Scatter, bucket_mask, collect, make_plan
 
 Result = tuple[Tensor, Tensor | None]
@@ -199,6 +200,7 @@ def _varlen(
     )
     if not flags.with_sums:
         assert isinstance(result, Tensor)  # only a request for extra results makes it a tuple
-        return result, None
+        return without_second_derivative(result, "attention"), None
     output, sums = result
+    output = without_second_derivative(output, "attention")
     return output, sums.detach().transpose(0, 1)  # the kernel keeps [N, T]

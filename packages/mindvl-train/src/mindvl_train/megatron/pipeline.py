@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
+from mindvl_model.placeholders import check_placeholders
 from mindvl_train.interfaces import Batch
 
 
@@ -76,7 +77,7 @@ def forward_backward(
 
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[(batch.to(device) for batch in microbatches) for _ in models],
+        data_iterator=[_on_device(microbatches, unwrap_model(model), device) for model in models],
         model=list(models),
         num_microbatches=len(microbatches),
         seq_length=unwrap_model(models[0]).layout.padded_length(longest),
@@ -85,6 +86,14 @@ def forward_backward(
     if not reports:
         return torch.zeros((), device=device)
     return torch.stack([report["loss_sum"] for report in reports]).sum()
+
+
+def _on_device(microbatches: Sequence[Batch], model: Any, device: torch.device) -> Iterator[Batch]:
+    """Each pack on the device when its turn comes, checked before its copy, where the host has its tokens."""
+    for batch in microbatches:
+        if model.pre_process and device.type != "cpu":  # on a CPU the model checks itself
+            check_placeholders(model.mindvl, **batch.model_inputs())
+        yield batch.to(device)
 
 
 def finish_router_step(models: Sequence[torch.nn.Module], *, was_applied: bool) -> None:
