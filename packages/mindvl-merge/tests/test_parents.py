@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mindvl_merge import FolderError, MergeConfig, MergeError, merge
+from mindvl_merge.folder import ModelFolder
+from mindvl_merge.parents import check_parents
 
 CONFIG = {
     "model_type": "qwen3",
@@ -64,6 +66,12 @@ def test_a_key_may_differ_when_the_user_names_it(pair):
     manifest = pair({}, changed, allow_different=("rms_norm_eps", "rope_parameters.rope_theta"))
     assert "rms_norm_eps (1e-05, in the first model 1e-06)" in manifest["warnings"][0]
     assert manifest["allow_different"] == ["rms_norm_eps", "rope_parameters.rope_theta"]
+
+
+def test_keys_that_a_terminal_would_obey_are_escaped(pair):
+    with pytest.raises(FolderError, match="x1b") as caught:
+        pair({}, {"config.json": CONFIG | {"\x1b[2J": 1, "\ud800": 2}})
+    assert str(caught.value).isprintable()
 
 
 def test_all_keys_that_differ_are_named_together(pair):
@@ -149,3 +157,40 @@ def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_folder)
     model = make_folder("a", {"w": torch.tensor([1.0, 1e5])})
     with pytest.raises(MergeError, match="tensor w has values beyond the range of float16"):
         merge(MergeConfig(models=(model,), out=tmp_path / "out", dtype="float16"))
+
+
+POOL = (None, True, 0, 5, 1.5, "", "x", [], [1], [["a", 1]], {}, {"a": {"b": None}}, [{"name": [], "template": 1}])
+FILES = {
+    "config.json": CONFIG | {"rope_scaling": {"type": "mrope"}, "layer_types": ["full_attention"]},
+    "tokenizer.json": {
+        "added_tokens": [{"id": 3, "content": "c", "special": True}],
+        "normalizer": None,
+        "model": {"vocab": {"a": 0, "b": 1}, "merges": ["a b"]},
+    },
+    "tokenizer_config.json": {"chat_template": "x", "added_tokens_decoder": {"3": {}}, "eos_token": "c"},
+    "chat_template.json": {"chat_template": "x"},
+    "processor_config.json": {"image_processor": {"patch_size": 14, "size": {"longest_edge": 5}}},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_value_of_any_type_is_compared_or_refused_in_one_sentence(tmp_path, make_folder, random_tensors, name):
+    models = [make_folder(model, random_tensors(0)) for model in ("a", "b")]
+    for model in models:
+        _write(model, FILES)
+    document = FILES[name]
+    sections = [(), *((key,) for key, value in document.items() if isinstance(value, dict))]
+    for section in sections:
+        for key in document[section[0]] if section else document:
+            for value in POOL:
+                changed = json.loads(json.dumps(document))
+                (changed[section[0]] if section else changed)[key] = value
+                _write(models[1], {name: changed})
+                for order in (models, models[::-1]):
+                    try:
+                        warnings = check_parents(
+                            MergeConfig(models=tuple(order), out=tmp_path / "out"), [ModelFolder(one) for one in order]
+                        )
+                    except MergeError as error:
+                        warnings = [str(error)]
+                    assert all(text.isprintable() and len(text) < 2000 for text in warnings)

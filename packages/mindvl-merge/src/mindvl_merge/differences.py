@@ -151,9 +151,13 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in items.items():
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{prefix}{key}.")
-        elif value is not None and not (key == "layer_types" and value and set(map(str, value)) == {"full_attention"}):
+        elif value is not None and not (key == "layer_types" and _all_full(value)):
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _all_full(layer_types: Any) -> bool:
+    return isinstance(layer_types, list) and all(one == "full_attention" for one in layer_types)
 
 
 def _with_one_rotary(section: Mapping[str, Any]) -> dict[str, Any]:

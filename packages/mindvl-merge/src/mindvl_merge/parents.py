@@ -41,11 +41,13 @@ def check_parents(config: MergeConfig, folders: Sequence[ModelFolder]) -> list[s
 
 def _refusal(first: ModelFolder, other: ModelFolder, refused: Sequence[Difference]) -> FolderError:
     one = refused[0]
-    more = [f"{len(refused) - 1} more"] if len(refused) > _NAMED_IN_MESSAGE else [other.key for other in refused[1:]]
+    more = (
+        [f"{len(refused) - 1} more"] if len(refused) > _NAMED_IN_MESSAGE else [_named(other) for other in refused[1:]]
+    )
     return FolderError(
-        f"{other.path / one.file}: {one.key} is {one.other}, but {one.first} in {first.path}"
+        f"{other.path / one.file}: {_named(one)} is {one.other}, but {one.first} in {first.path}"
         f"{' (also different: ' + ', '.join(more) + ')' if more else ''}. Averaged weights would be wrong for both. "
-        f"Merge models that agree, or allow it with --allow-different {one.key!r}."
+        f"Merge models that agree, or allow it with --allow-different {one.key!r:.200}."
     )
 
 
@@ -53,13 +55,18 @@ def _warnings(first: ModelFolder, other: ModelFolder, found: Sequence[Difference
     by_file: dict[str, list[str]] = {}
     for one in found:
         names = by_file.setdefault(one.file, [])
-        names.append(f"{one.key} ({one.other}, in the first model {one.first})")
+        names.append(f"{_named(one)} ({one.other}, in the first model {one.first})")
     warnings = []
     for file, names in by_file.items():
         more = f" and {len(names) - _NAMED_IN_MESSAGE} more" if len(names) > _NAMED_IN_MESSAGE else ""
         listed = ", ".join(names[:_NAMED_IN_MESSAGE]) + more
         warnings.append(f"{other.path / file}: differs in {listed}. The merged model keeps what {first.path} has.")
     return warnings
+
+
+def _named(one: Difference) -> str:
+    """The key for a message; a foreign file may hold what a terminal would obey."""
+    return f"{one.key if one.key.isprintable() else repr(one.key):.200}"
 
 
 def _refuse_other_tensors(first: ModelFolder, other: ModelFolder, *, any_float: bool) -> None:

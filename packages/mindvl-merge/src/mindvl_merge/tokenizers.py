@@ -157,7 +157,7 @@ def _read_templates(path: Path) -> dict[str, str]:
         if isinstance(templates, str):
             templates = {"default": templates}
         elif isinstance(templates, list):
-            templates = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
+            templates = {str(one.get("name")): one.get("template") for one in templates if isinstance(one, dict)}
         if isinstance(templates, dict):
             found.update({str(name): _plain(text) for name, text in templates.items()})
 
