@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of exit codes and of what a failing command prints."""
 
+import errno
+import shlex
+import subprocess
+import sys
+
 import click
 import pytest
 
@@ -68,3 +73,28 @@ def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.Ca
     assert capsys.readouterr().err == "error: s3://***@b/\\x1b[2J.tar: is missing. error: forged\n"
     assert _raising(click.BadParameter("s3://me:pa55@b/\x9d0;x\x07 does not exist")) == 2
     assert r"s3://***@b/\x9d0;x\x07 does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "No space left on device. Make room on that disk, or choose another one, and start the same command again.",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x/model"),
+            "/x/model: Permission denied. Choose another place, or change what is there.",
+        ),
+        (OSError("stale"), "stale. Check the path and the disk, and start the same command again."),
+    ],
+)
+def test_an_error_of_the_machine_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _raising(error) == 1
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_reader_that_ends_early_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "mindvl_cli.main", "--help"]
+    done = subprocess.run(f"{shlex.join(command)} | true", shell=True, capture_output=True, text=True)
+    assert done.stderr == ""

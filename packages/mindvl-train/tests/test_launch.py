@@ -130,3 +130,23 @@ def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monk
         number_of_start()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert number_of_start() == 0
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_what_called_the_launcher_is_told_of_the_signal(tmp_path: Path, ends_well: bool) -> None:
+    """A check of several layouts must not start the next one."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    ask = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    if ends_well:
+        ask = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {ask}"
+    try:
+        if ends_well:
+            launch([sys.executable, "-c", ask], 1, threads_per_process=1)
+        else:
+            with pytest.raises(ProcessError):
+                launch([sys.executable, "-c", ask], 1, threads_per_process=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]

@@ -5,12 +5,16 @@ Comes around every command (main.py). Our errors are known by the name of their 
 from, so that nothing heavy is imported in order to report a typing mistake.
 """
 
+import errno
+import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from mindvl_cli.interrupts import Stopped
 from mindvl_cli.output import Guarded, message
 
 EXIT_FAILED = 1
@@ -46,7 +50,7 @@ def one_line(error: BaseException) -> str:
 
 
 def run_guarded(invoke: Callable[[], object]) -> int:
-    """Run one command and return its exit code; errors that are not ours keep their traceback.
+    """Run one command and return its exit code; errors that are neither ours nor the machine's keep their traceback.
 
     Args:
         invoke: Calls click without its own error handling (`standalone_mode=False`); an int it returns is what the
@@ -58,9 +62,19 @@ def run_guarded(invoke: Callable[[], object]) -> int:
         shown: Any = Guarded(sys.stderr, hides_secrets=True, may_draw=True)
         error.show(shown)
         return error.exit_code
+    except Stopped as stopped:
+        click.echo(str(stopped), err=True)
+        return stopped.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has ended, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at exit
+        return EXIT_FAILED
+    except OSError as error:
+        logging.getLogger(__name__).debug("the traceback of this error", exc_info=error)
+        click.echo(one_line(CliError(_of_machine(error))), err=True)
+        return EXIT_FAILED
     except Exception as error:
         if not is_ours(error):
             raise
@@ -68,3 +82,16 @@ def run_guarded(invoke: Callable[[], object]) -> int:
         click.echo(one_line(error), err=True)
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
+
+
+def _of_machine(error: OSError) -> str:
+    """An error of a disk, a path or a connection that no package put into words of its own."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        to_do = "Make room on that disk, or choose another one, and start the same command again."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        to_do = "Choose another place, or change what is there."
+    else:
+        to_do = "Check the path and the disk, and start the same command again."
+    return f"{where}{what}. {to_do}"

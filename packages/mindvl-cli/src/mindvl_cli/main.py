@@ -5,12 +5,14 @@ Comes first; commands/ come after it. Nothing but click is imported here, so tha
 """
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
 import click
 
 from mindvl_cli.failures import run_guarded
+from mindvl_cli.interrupts import STOPPED, Stopped, ended_by_signals
 from mindvl_cli.logs import set_up_logging
 from mindvl_cli.output import Guarded
 
@@ -56,6 +58,14 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), f"{module}:{attribute} is not a click command"
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a signal that ends it learns the command's name."""
+        try:
+            return super().invoke(ctx)
+        except Stopped as stopped:
+            stopped.command = (ctx.invoked_subcommand or "", *stopped.command)
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing any of them."""
         with formatter.section("Commands"):
@@ -86,15 +96,22 @@ def cli(verbose: bool) -> None:
 def main() -> NoReturn:
     """The console entry point.
 
-    Exit codes: 0 done, 1 our error, 2 wrong usage, 75 a training that was asked to stop saved a checkpoint and may be
-    started again, 79 a process of a training was stuck, 130 interrupted.
+    Exit codes: 0 done, 1 our error, 2 wrong usage, 65 a training used up its data, 75 asked to stop where the same
+    command continues, 79 a process of a training was stuck, 130 interrupted, 143 and 138 ended by SIGTERM and SIGUSR1.
     """
     guarded: list[Any] = [
         Guarded(sys.stdout, hides_secrets=False, may_draw=False),
         Guarded(sys.stderr, hides_secrets=True, may_draw=True),
     ]
     sys.stdout, sys.stderr = guarded
-    sys.exit(run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False)))
+    with ended_by_signals():
+        code = run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False))
+    if code >= STOPPED:
+        # Asked to end: threads of a pool that still work, which Python would wait for, must not hold it up.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

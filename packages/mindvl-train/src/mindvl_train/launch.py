@@ -12,9 +12,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from mindvl_train.errors import ProcessError, TrainError
-from mindvl_train.signals import STUCK, StopRequests, handled_by
+from mindvl_train.signals import STUCK, StopRequests, handled_by, tell
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ _POLL_S = 0.1
 def launch(command: Sequence[str], num_processes: int, *, threads_per_process: int, max_restarts: int = 0) -> None:
     """Run a command in several processes with the rank variables of torchrun; returns when all have ended well.
 
-    SIGTERM and SIGUSR1 are handed to the processes, which save and end; an interrupt ends them at once.
+    SIGTERM and SIGUSR1 are handed to the processes, which save and end, and afterwards to what handled them before; an
+    interrupt ends the processes at once.
 
     Args:
         max_restarts: How often all processes are started again after one of them failed; not after such a signal.
@@ -41,15 +43,19 @@ def launch(command: Sequence[str], num_processes: int, *, threads_per_process: i
         for process in processes:
             process.send_signal(number)
 
-    with handled_by(hand_on):
-        for left in range(max_restarts, -1, -1):
-            try:
-                _run_once(command, num_processes, threads_per_process, processes)
-                return
-            except ProcessError as error:
-                if not left or requests():
-                    raise
-                logger.warning("%s Starting again, %d more times if need be.", error, left - 1)
+    before: dict[int, Any] = {}
+    try:
+        with handled_by(hand_on) as before:
+            for left in range(max_restarts, -1, -1):
+                try:
+                    _run_once(command, num_processes, threads_per_process, processes)
+                    return
+                except ProcessError as error:
+                    if not left or requests():
+                        raise
+                    logger.warning("%s Starting again, %d more times if need be.", error, left - 1)
+    finally:  # whether the processes ended well or by the signal: what follows must end as well
+        tell(before, requests)
 
 
 def _run_once(

@@ -88,17 +88,18 @@ def train(
         from mindvl_cli.machine import num_cores
         from mindvl_train.errors import ProcessError
         from mindvl_train.launch import launch
-        from mindvl_train.signals import SAVE_AND_END, STOPPED, STUCK
+        from mindvl_train.signals import SAVE_AND_END, STOPPED, STUCK, stop_requests
 
         words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
         words += ["--accept-data-change"] if accept_data_change else []
         threads = max(1, num_cores() // nproc)
         command = [sys.executable, "-m", "mindvl_cli.main", *words]
         try:
-            launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
+            with stop_requests(hand_on=False):  # the results say how it ended
+                launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
         except ProcessError as error:
             click.echo(one_line(error), err=True)
-            if -error.exit_code in SAVE_AND_END:  # asked to stop so early that nothing heard it yet
+            if -error.exit_code in SAVE_AND_END or error.exit_code == STOPPED:  # asked to stop before it had begun
                 sys.exit(STOPPED)
             sys.exit(STUCK if error.exit_code == STUCK else 1)
         results = _results(stages)
@@ -154,7 +155,8 @@ def _train_stages(
 
         finished = finished_stages(stages, data_may_differ=accepted_by is not None)
     results: list[dict[str, Any]] = []
-    with stop_requests():  # between two stages nobody else hears a signal, and the next one then ends at once
+    # Between two stages nobody else hears a signal, and the next one then ends at once. The results say how it ended.
+    with stop_requests(hand_on=False):
         for stage in stages:
             if stage.name in finished and _result_file(stage).is_file():
                 results.append(json.loads(_result_file(stage).read_text()))

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import click
 
 from mindvl_cli.failures import CliError
+from mindvl_cli.interrupts import Stopped
 
 
 class StageBook:
@@ -71,7 +73,10 @@ class StageBook:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             cli.main(args=[*words, "--json"], prog_name="mindvl", standalone_mode=False)
-        return json.loads(printed.getvalue())
+        document: dict[str, Any] = json.loads(printed.getvalue())
+        if document.get("asked_to_stop"):  # in the last step of a training, which then finished
+            raise Stopped(signal.SIGTERM)
+        return document
 
 
 def start_over(out: Path) -> None:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SIGTERM and SIGUSR1 do to a command: they end it at once, as Ctrl-C does, but for training, which saves first.
+
+Comes around every command (main.py), before anything heavy is imported. A signal raises `Stopped` in the main thread,
+so that `with` blocks and `finally` clean up. Inside a training mindvl_train.signals remembers the signal instead,
+saves, and hands it on to the handler of this file, so that the command that called the training ends too.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STOPPED = 75  # EX_TEMPFAIL, as mindvl_train.signals has it: the same command, started again, continues
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+# Commands that keep what is done and continue when they are started again.
+_CONTINUES = frozenset({("demo",), ("train",), ("eval",), ("search-resolution",), ("data", "write"), ("data", "index")})
+_AGAIN_S = 10.0  # the exception is raised again this often, where a destructor swallowed it or cleaning up takes long
+
+
+class Stopped(BaseException):
+    """The command was asked to end; not an Exception, so that nothing handles it like a fault.
+
+    Args:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+        self.command: tuple[str, ...] = ()  # names from `mindvl` on, as the groups that it passes write them down
+
+    @property
+    def continues(self) -> bool:
+        """Whether the same command, started again, continues."""
+        return self.command[:1] in _CONTINUES or self.command[:2] in _CONTINUES
+
+    @property
+    def exit_code(self) -> int:
+        """75 where the same command continues, else what a shell reports for the signal."""
+        return STOPPED if self.continues else 128 + self.number
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.number).name
+        return f"stopped by {name}. Start the same command again{' to continue' if self.continues else ''}."
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside the block SIGTERM and SIGUSR1 raise Stopped in the main thread."""
+    before = {number: signal.signal(number, _stop) for number in (*SIGNALS, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _stop:  # a process that has saved ignores them from then on
+                signal.signal(number, handler)
+
+
+_asked = signal.SIGTERM  # the first signal that came; SIGALRM repeats it
+
+
+def _stop(number: int, frame: object) -> None:
+    global _asked
+    if number != signal.SIGALRM:
+        _asked = signal.Signals(number)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+    raise Stopped(_asked)
