@@ -35,6 +35,7 @@ from mindvl_data.errors import BadSample
 from mindvl_data.images import count_patches
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index, write_atomically
+from mindvl_data.shards.location import shown
 from mindvl_data.shards.reading import read_records
 from mindvl_data.shards.remote import copy_beside
 from mindvl_data.tokenization import Tokenizer
@@ -58,7 +59,7 @@ def shard_lengths(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer
     measured = _read_lengths(path, len(shard.samples))
     rows = np.arange(len(shard.samples))
     if measured is None:
-        logger.info("measuring the text of %s for this tokenizer, once", shard.path)
+        logger.info("measuring the text of %s for this tokenizer, once", shown(shard.path))
         measured = _measure(shard, rows, rules, tokenizer, files)
         _keep_lengths(path, measured)
     return _lengths(shard, rows, measured, rules)
@@ -165,7 +166,7 @@ def _measure_sample(
     try:
         encoding = encode_sample(raw, rules=rules, tokenizer=tokenizer)
     except BadSample as error:
-        logger.warning("sample %d of %s is left out: %s", row, shard.path, error)
+        logger.warning("sample %d of %s is left out: %s", row, shown(shard.path), error)
         return 0, 0
     return encoding.num_tokens - encoding.num_patches // rules.image.spatial_merge_size**2, len(encoding.grids)
 

@@ -22,6 +22,7 @@ from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
 from mindvl_data.quarantine import BAD_ELSEWHERE, BadUse
 from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.location import shown
 from mindvl_data.shards.reading import read_samples
 from mindvl_data.tokenization import Tokenizer
 from mindvl_data.types import Batch, PackedSample, RawSample, Segment, TokenizedSample
@@ -169,7 +170,7 @@ class RowMaker:
         except BadSample as error:
             logger.warning(
                 "bad sample: %s. source %s, %s row %d, key %r. A zero-loss placeholder takes its place.",
-                error, source.name, shard.path, planned.row, key,
+                error, source.name, shown(shard.path), planned.row, key,
             )  # fmt: skip
             bad = BadUse(
                 step=step, source=source.name, shard=shard.name, row=planned.row, key=key, reason=str(error),

@@ -7,7 +7,7 @@ import pytest
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
-from mindvl_data.shards.location import beside, is_remote, join, name_of
+from mindvl_data.shards.location import beside, is_remote, join, name_of, shown
 
 
 def test_an_address_has_a_protocol_and_a_path_has_none() -> None:
@@ -38,3 +38,8 @@ def test_a_remote_shard_without_a_usable_cache_is_refused_with_the_setting(tmp_p
             beside("s3://b/photos/0.tar", "0.len", store)
     with pytest.raises(DataError, match=r"Mend store\.cache"):
         beside("s3://b/photos/0.tar", "0.len", StoreConfig(cache=tmp_path / "file"))
+
+
+def test_a_log_shows_an_address_without_its_secrets() -> None:
+    assert shown("s3://me:pa55@b/a.tar?token=pa55") == "s3://***@b/a.tar?token=***"
+    assert shown(Path("photos/0.tar")) == "photos/0.tar"

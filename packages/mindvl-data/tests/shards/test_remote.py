@@ -53,6 +53,18 @@ def test_a_lasting_fault_ends_after_the_retries_with_address_and_reason(http: An
     assert len(waits) == 3
 
 
+def test_neither_error_nor_log_shows_the_password_of_an_address(
+    http: Any, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    http.objects["/a.tar?sig=pa55word"], http.faults = CONTENT, ["503"] * 9
+    address = http.address.replace("//", "//me:pa55word@") + "/a.tar?sig=pa55word"
+    with pytest.raises(DataError, match=r"//\*\*\*@.*a\.tar\?sig=\*\*\* at byte 7") as error:
+        counted(retries=1)[0].read(address, 7, 5)
+    assert "pa55word" not in str(error.value)
+    assert caplog.messages
+    assert all("pa55word" not in message for message in caplog.messages)
+
+
 def test_a_slow_answer_is_given_up_after_the_time_limit(http: Any, waits: list[float]) -> None:
     http.objects["/a.tar"], http.faults = CONTENT, ["slow"]
     store, counts = counted(timeout_s=0.15)

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 
 from mindvl_data.config import StoreConfig
-from mindvl_data.errors import DataError
+from mindvl_data.errors import DataError, redact
 
 Location = Path | str
 
@@ -23,6 +23,11 @@ def join(folder: Location, name: str) -> Location:
     if isinstance(folder, str) and is_remote(folder):
         return f"{folder.rstrip('/')}/{name}"
     return Path(folder) / name
+
+
+def shown(location: Location) -> str:
+    """The location for a log: without the secrets of an address. Errors hide them by themselves."""
+    return redact(str(location))
 
 
 def name_of(location: Location) -> str:

@@ -14,6 +14,7 @@ from zlib_ng.zlib_ng import crc32
 from mindvl_data.errors import BadSample
 from mindvl_data.shards.files import Content, Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
+from mindvl_data.shards.location import shown
 from mindvl_data.shards.tar import BLOCK, name_in_header, split_name
 from mindvl_data.types import MediaSize, RawSample
 
@@ -48,7 +49,7 @@ def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
             if isinstance(sample, RawSample):
                 logger.warning(
                     "%s at byte %d: the first read gave other bytes than were indexed, the second was right. "
-                    "Where this repeats, check the disk and its connection.", shard.path, entry.range[0],
+                    "Where this repeats, check the disk and its connection.", shown(shard.path), entry.range[0],
                 )  # fmt: skip
         samples.append(sample)
     return samples

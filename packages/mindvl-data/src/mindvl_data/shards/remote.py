@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data.config import StoreConfig
-from mindvl_data.errors import DataError
+from mindvl_data.errors import DataError, redact
 from mindvl_data.shards.index import write_atomically
 from mindvl_data.shards.location import Location, beside, is_remote, kept_folder, name_of
 
@@ -117,7 +117,7 @@ class RemoteStore:
                 problem = f"{length} bytes wanted, {len(content)} are there"
                 action = "The shard changed after it was indexed: index and upload it again."
                 cause = None
-            logger.warning("%s. %s at byte %d", problem, address, offset)
+            logger.warning("%s. %s at byte %d", redact(str(problem)), redact(address), offset)
         raise DataError(f"{problem}. {address} at byte {offset}. {action}") from cause
 
 
