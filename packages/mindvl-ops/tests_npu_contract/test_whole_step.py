@@ -29,7 +29,7 @@ def test_every_operator_of_a_step_is_registered_for_the_device(recipe, environme
     assert done.returncode == 0, done.stderr[-4000:]
     registered = json.loads(done.stdout.splitlines()[-1])
     assert set(registered) >= EXPECTED[recipe]
-    assert len(registered) > 80
+    assert len(registered) > 60
     missing = [name for name, is_there in registered.items() if not is_there]
     assert not missing, f"torch_npu computes these on the host: {', '.join(missing)}"
 
