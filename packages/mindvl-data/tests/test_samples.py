@@ -139,3 +139,48 @@ def test_media_and_coordinates_of_turns_that_were_cut_are_gone() -> None:
     record["messages"][1]["content"] = "no point"
     kept = cut_turns(parse_record(record, num_images=2), 1)
     assert (kept.num_images, kept.has_coordinates, len(kept.messages)) == (1, False, 2)
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+
+
+def test_tools_reasoning_and_calls_are_kept() -> None:
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "4", "tool_calls": None, "reasoning_content": None},
+    ]
+    for tools in ([CALL], json.dumps([CALL])):
+        sample = parse_record({"messages": messages, "tools": tools}, num_images=0)
+        assert sample.tools == (CALL,)
+        assert [message.reasoning for message in sample.messages] == ["", "hm", "", ""]
+        assert [message.tool_calls for message in sample.messages] == [(), (CALL,), (), ()]
+        assert cut_turns(sample, 1).tools == (CALL,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tools": {"name": "add"}}, "`tools` is dict; use a list of objects"),
+        ({"tools": ["add"]}, "`tools` is list; use a list of objects"),
+        ({"tools": "[{"}, "`tools` cannot be read as JSON"),
+        ({"tools": [{"name": "\ud800"}]}, "`tools` cannot be shown"),
+        ({"tools": [{"name": float("nan")}]}, "`tools` cannot be shown"),
+        ({"reasoning_content": 3}, "text is int"),
+        ({"tool_calls": 3}, "`tool_calls` of message 1 is int"),
+    ],
+)
+def test_tools_and_reasoning_of_another_kind_are_bad(change: dict[str, Any], message: str) -> None:
+    record = chat("?")
+    (record if "tools" in change else record["messages"][1]).update(change)
+    with pytest.raises(BadSample, match=message):
+        parse_record(record, num_images=0)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "tool_calls"])
+def test_only_the_assistant_reasons_and_calls(field: str) -> None:
+    record = chat("?")
+    record["messages"][0][field] = "x" if field == "reasoning_content" else [CALL]
+    with pytest.raises(BadSample, match="message 0 of the user has"):
+        parse_record(record, num_images=0)

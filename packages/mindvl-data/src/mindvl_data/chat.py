@@ -5,7 +5,8 @@ Comes after samples, before tokenization. The template is never taken apart: eac
 between two marks, and the marks are looked for in the result. What is learned begins where the template's own
 generation prompt ends and goes up to the token that ends the turn: exactly what the model has to say when it is asked.
 So what a template puts between prompt and content (Qwen3's empty thinking) is learned too. Where a template rewrites
-what an assistant said, so that even the closing mark does not come through, growing prefixes are compared instead.
+what an assistant said, so that even the closing mark does not come through, and where the assistant calls tools, the
+messages around it are marked; where that does not tell either, growing prefixes are compared, up to a bound.
 
 Marks are Unicode noncharacters; they are removed from what users wrote. Tokens with a meaning are hidden in every text,
 so that it can forge neither a learned span nor a picture; plain tags such as <think> are kept in what the assistant and
@@ -14,8 +15,9 @@ the system say, since models speak with them, and hidden in what users and tools
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from mindvl_data.errors import BadSample
 from mindvl_data.types import Coordinates, Image, Message, Part, Text, Video
@@ -28,8 +30,10 @@ _END_MARK = "\ufdd3"
 _MARKS = re.compile("[\ufdd0-\ufddf]")
 _BORDERS = re.compile(f"[{_START_MARK}{_END_MARK}]")
 _TRUSTED = ("assistant", "system")
+_MOST_COMPARED = 20_000_000  # characters that are rendered to find the answers of one conversation
+_RENDER_WORK = 20  # characters that one message of a rendering counts as
 
-Render = Callable[[list[dict[str, str]], bool], str]  # (messages, add_generation_prompt) -> text
+Render = Callable[..., str]  # (messages, add_generation_prompt, tools) -> text
 Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same picture resized
 
 
@@ -39,30 +43,48 @@ class Piece:
     learned: bool
 
 
+@dataclass(frozen=True)
+class _Talk:
+    """A conversation as a template sees it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     """A template and what is needed to read its output."""
 
     render: Render
+    source: str = ""  # Jinja; names of fields are looked for in it
     special_tokens: re.Pattern[str]  # any token with a meaning
     marks: re.Pattern[str]  # the same without plain tags such as <think>
     start_token: str = ""  # begins a sample without a template
     end_token: str  # ends one
 
-    def chat_pieces(self, messages: Sequence[Message], scales: Sequence[Scale]) -> list[Piece]:
+    def chat_pieces(
+        self, messages: Sequence[Message], scales: Sequence[Scale], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[Piece]:
         """A conversation; learned are the assistant's contents, each with the token that ends it.
 
+        Args:
+            tools: Descriptions of functions, which the template shows.
+
         Raises:
-            BadSample: The template refuses the conversation, or changes it so that no learned span can be found.
+            BadSample: The template refuses the conversation, changes it so that no learned span can be found, or does
+                not know a field that the conversation uses.
         """
-        plain = [
-            {"role": m.role, "content": self._flatten(m.parts, scales, trusted=m.role in _TRUSTED)} for m in messages
-        ]
-        marked = [m | {"content": _marked(m["content"])} if m["role"] == "assistant" else m for m in plain]
-        full = self._render(plain)
-        answers = [m["content"] for m in plain if m["role"] == "assistant"]
-        spans = self._marked_spans(full, self._render(marked), answers)
-        return self._cut(full, self._compare_prefixes(plain, full) if spans is None else spans)
+        self._check_fields(messages, tools)
+        talk = _Talk([self._plain(message, scales) for message in messages], [self._hidden(tool) for tool in tools])
+        full = self._render(talk)
+        spans = None
+        if not any(message.tool_calls for message in messages):  # calls are learned too, and stand behind the content
+            marked = [m | {"content": _marked(m["content"])} if m["role"] == "assistant" else m for m in talk.messages]
+            answers = [m["content"] for m in talk.messages if m["role"] == "assistant"]
+            spans = self._marked_spans(full, self._render(replace(talk, messages=marked)), answers)
+        if spans is None:
+            spans = self._spans_between(talk, full)
+        return self._cut(full, self._compare_prefixes(talk, full) if spans is None else spans)
 
     def content_pieces(self, content: Sequence[Part], scales: Sequence[Scale]) -> list[Piece]:
         """Text and pictures without a template: all of it is learned (pictures never are), then the end token."""
@@ -126,28 +148,127 @@ class ChatTemplate:
                 pieces.append(coordinates_text(part, scales[part.image]))
         text = "".join(pieces)
         hidden = self.marks if trusted else self.special_tokens
-        return hidden.sub(lambda match: match[0][:1] + SPLIT_MARK + match[0][1:], text)
+        return hidden.sub(_split, text)
 
-    def _render(self, messages: list[dict[str, str]], generation_prompt: bool = False) -> str:
+    def _plain(self, message: Message, scales: Sequence[Scale]) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "role": message.role,
+            "content": self._flatten(message.parts, scales, trusted=message.role in _TRUSTED),
+        }
+        if message.reasoning:
+            plain["reasoning_content"] = self._hidden(message.reasoning)
+        if message.tool_calls:
+            plain["tool_calls"] = [self._hidden(call) for call in message.tool_calls]
+        return plain
+
+    def _hidden(self, value: Any) -> Any:
+        """A JSON value in whose texts no token has a meaning."""
+        if isinstance(value, str):
+            return self.marks.sub(_split, _MARKS.sub("\ufffd", value))
+        if isinstance(value, dict):
+            return {self._hidden(name): self._hidden(inner) for name, inner in value.items()}
+        return [self._hidden(inner) for inner in value] if isinstance(value, list) else value
+
+    def _check_fields(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """A template that does not know a field would leave it out silently."""
+        used = {
+            "tools": bool(tools),
+            "tool_calls": any(message.tool_calls for message in messages),
+            "reasoning_content|thinking": any(message.reasoning for message in messages),
+        }
+        for names, is_used in used.items():
+            if is_used and not re.search(rf"\b({names})\b", self.source):
+                raise BadSample(f"chat template does not show `{names.split('|')[0]}`, which the record has")
+
+    def _render(self, talk: "_Talk", generation_prompt: bool = False) -> str:
         try:
-            return self.render(messages, generation_prompt)
+            return self.render(talk.messages, generation_prompt, talk.tools)
         except Exception as error:  # a template is a foreign program; whatever it raises means it refuses the sample
             raise BadSample(f"chat template refuses the conversation: {error}") from error
 
-    def _compare_prefixes(self, messages: list[dict[str, str]], full: str) -> list[tuple[int, int]]:
+    def _spans_between(self, talk: "_Talk", full: str) -> list[tuple[int, int]] | None:
+        """Where each answer begins and ends, from what stands around it: the messages before and after are marked.
+
+        It renders the conversation once more, however many turns it has. None where the marks do not tell.
+        """
+        others = [number for number, message in enumerate(talk.messages) if message["role"] != "assistant"]
+        if any(not talk.messages[number]["content"].strip() for number in others):
+            return None
+        marked = [m | {"content": _marked(m["content"])} if m["role"] != "assistant" else m for m in talk.messages]
+        found = self._render(replace(talk, messages=marked))
+        borders = [(match[0], match.start() - count) for count, match in enumerate(_BORDERS.finditer(found))]
+        if _BORDERS.sub("", found) != full or [mark for mark, _ in borders] != [_START_MARK, _END_MARK] * len(others):
+            return None
+        places = [place for _, place in borders]
+        bounds = dict(zip(others, zip(places[::2], places[1::2], strict=True), strict=True))
         spans = []
-        for number, message in enumerate(messages):
+        for number, message in enumerate(talk.messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], True)
-            after = full if number == len(messages) - 1 else self._render(messages[: number + 1])
+            is_last = number == len(talk.messages) - 1
+            if (number and number - 1 not in bounds) or not (is_last or number + 1 in bounds):
+                return None  # two answers in a row: nothing stands between them
+            floor = bounds[number - 1][1] if number else 0
+            stop = len(full) if is_last else self._turn_end(full, bounds[number + 1][0], talk.messages[number + 1])
+            begins = [full.find(header, floor, max(stop, 0)) + len(header) for header in self._headers]
+            begins = [begin for begin, header in zip(begins, self._headers, strict=True) if begin >= len(header)]
+            if not begins or stop < floor:
+                return None
+            spans.append((begins[0], self._end_of_turn(full, begins[0], stop)))
+        return spans
+
+    def _turn_end(self, full: str, start: int, message: dict[str, Any]) -> int:
+        """Where the turn before a message ends, whose content starts at `start`; -1 where it cannot be told."""
+        opening = self._opening(message["role"])
+        leading = len(message["content"]) - len(message["content"].lstrip())
+        for content_start in {start, start - leading}:
+            if opening and full.endswith(opening, 0, content_start):
+                return content_start - len(opening)
+        return -1
+
+    def _opening(self, role: str) -> str:
+        """What the template puts between an answer's turn and the content of a message that follows it."""
+        if role not in self._openings:
+            talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            try:
+                before = self.render(talk, False)
+                after = self.render([*talk, {"role": role, "content": f"{_START_MARK}c{_END_MARK}"}], False)
+            except Exception:  # a template may want other messages around; then what it puts there stays unknown
+                before, after = "", ""
+            after = after.partition(_START_MARK)[0]
+            self._openings[role] = after.removeprefix(before) if before and after.startswith(before) else ""
+        return self._openings[role]
+
+    @cached_property
+    def _openings(self) -> dict[str, str]:
+        return {}
+
+    def _end_of_turn(self, full: str, begin: int, stop: int) -> int:
+        """Where the token that ends the turn begins, or the turn ends."""
+        turn = full[begin:stop].rstrip()
+        endings = [match for match in self.marks.finditer(turn) if match.end() == len(turn)]
+        return begin + (endings[0].start() if endings else len(turn))
+
+    def _compare_prefixes(self, talk: "_Talk", full: str) -> list[tuple[int, int]]:
+        """The last resort, in quadratic time: the conversation is rendered up to each answer."""
+        spans, rendered = [], 0
+        for number, message in enumerate(talk.messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(replace(talk, messages=talk.messages[:number]), True)
+            is_last = number == len(talk.messages) - 1
+            after = full if is_last else self._render(replace(talk, messages=talk.messages[: number + 1]))
             if not full.startswith(before) or not full.startswith(after) or len(before) >= len(after):
                 raise BadSample(
                     f"chat template rewrites message {number} of the assistant, so what is learned cannot be told apart"
                 )
-            turn = full[len(before) : len(after)].rstrip()
-            endings = [match for match in self.marks.finditer(turn) if match.end() == len(turn)]
-            spans.append((len(before), len(before) + (endings[0].start() if endings else len(turn))))
+            rendered += len(before) + len(after) + _RENDER_WORK * number
+            if rendered > _MOST_COMPARED:
+                raise BadSample(
+                    f"chat template rewrites what the assistant says, and a conversation of {len(talk.messages)} "
+                    "messages is too long to compare turn by turn"
+                )
+            spans.append((len(before), self._end_of_turn(full, len(before), len(after))))
         return spans
 
     def _cut(self, text: str, spans: list[tuple[int, int]]) -> list[Piece]:
@@ -176,6 +297,11 @@ def move_coordinates(part: Coordinates, scale: Scale) -> list[int]:
     (height, width), (new_height, new_width) = scale
     limits = ((width, new_width), (height, new_height)) * 2
     return [min(max(round(v * new / old), 0), new) for v, (old, new) in zip(part.values, limits, strict=False)]
+
+
+def _split(match: re.Match[str]) -> str:
+    """A token with a meaning, made plain text."""
+    return match[0][:1] + SPLIT_MARK + match[0][1:]
 
 
 def _marked(answer: str) -> str:

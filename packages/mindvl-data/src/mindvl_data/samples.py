@@ -26,8 +26,7 @@ def parse_sample(raw: RawSample) -> Sample:
     Raises:
         BadSample: The record is not JSON, or does not fit its pictures; the message says what, not where.
     """
-    if len(raw.record) > MAX_RECORD_BYTES:
-        raise BadSample(f"record of {len(raw.record)} bytes is too long; {MAX_RECORD_BYTES} are the most")
+    check_record_size(len(raw.record))
     try:
         text = raw.record.decode("utf-8")
         record = json.loads(text) if raw.is_json else {"content": [*_mentions(raw), text]}
@@ -41,6 +40,16 @@ def parse_sample(raw: RawSample) -> Sample:
             kinds = ("an image", "a video") if isinstance(part, Image) else ("a video", "an image")
             raise BadSample(f"text mentions {kinds[0]} where medium {part.index} is {kinds[1]}")
     return sample
+
+
+def check_record_size(num_bytes: int) -> None:
+    """Refuse a record before it is parsed.
+
+    Raises:
+        BadSample: It has more than MAX_RECORD_BYTES.
+    """
+    if num_bytes > MAX_RECORD_BYTES:
+        raise BadSample(f"record of {num_bytes} bytes is too long; {MAX_RECORD_BYTES} are the most")
 
 
 def parse_record(record: Any, *, num_images: int, num_videos: int = 0) -> Sample:
@@ -70,6 +79,7 @@ def parse_record(record: Any, *, num_images: int, num_videos: int = 0) -> Sample
     return Sample(
         messages=messages,
         content=content,
+        tools=_objects(record.get("tools"), "`tools`"),
         num_images=num_images,
         num_videos=num_videos,
         has_coordinates=reader.highest_reference >= 0,
@@ -137,16 +147,40 @@ def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
         role: Any = item.get("role") if isinstance(item, dict) else None
         if role not in _ROLES:
             raise BadSample(f"message {number} has role {str(role)[:40]!r}; use one of {', '.join(_ROLES)}")
-        parts = reader.read(item.get("content"))
+        reasoning = item.get("reasoning_content")
+        calls = _objects(item.get("tool_calls"), f"`tool_calls` of message {number}")
+        if role != "assistant" and (reasoning or calls):
+            raise BadSample(f"message {number} of the {role} has `reasoning_content` or `tool_calls`; only answers do")
+        content = item.get("content")
+        parts = reader.read("" if content is None and calls else content)
         if role == "assistant":
             if any(isinstance(part, Image | Video) for part in parts):
                 raise BadSample(f"message {number} of the assistant holds an image; pictures can only be shown to it")
-            if all(isinstance(part, Text) and not part.text.strip() for part in parts):
+            if not calls and all(isinstance(part, Text) and not part.text.strip() for part in parts):
                 raise BadSample(f"message {number} of the assistant is empty")
-        messages.append(Message(role=role, parts=parts))
+        checked = "" if reasoning is None else _checked_text(reasoning)
+        messages.append(Message(role=role, parts=parts, reasoning=checked, tool_calls=calls))
     if not any(message.role == "assistant" for message in messages):
         raise BadSample("`messages` holds no assistant message, so there is nothing to learn")
     return tuple(messages)
+
+
+def _objects(value: Any, what: str) -> tuple[dict[str, Any], ...]:
+    """A list of JSON objects, or the same as a text of JSON."""
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadSample(f"{what} cannot be read as JSON: {error}") from error
+    if not value:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadSample(f"{what} is {type(value).__name__}; use a list of objects")
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
+        raise BadSample(f"{what} cannot be shown: {error}") from error
+    return tuple(value)
 
 
 class _PartReader:

@@ -18,8 +18,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, VIDEO_MARK, ChatTemplate, Piece, Scale
+from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, VIDEO_MARK, ChatTemplate, Piece, Render, Scale
 from mindvl_data.errors import BadSample, DataError
+from mindvl_data.templates import compile_template
 from mindvl_data.types import IGNORE_INDEX, Sample
 
 _MEDIA = re.compile(f"([{IMAGE_MARK}{VIDEO_MARK}])")
@@ -27,7 +28,7 @@ _MEDIA = re.compile(f"([{IMAGE_MARK}{VIDEO_MARK}])")
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _TAG = re.compile(r"</?\w+>", re.ASCII)
 _SHORT = 64  # characters; what templates put between contents comes again and again
-_VERSION = 2  # part of the identity: lengths measured by other rules are not mixed with ours
+_VERSION = 3  # part of the identity: lengths measured by other rules are not mixed with ours
 
 
 class Encoded(Protocol):
@@ -86,7 +87,7 @@ class Tokenizer:
                 "sources with videos out."
             )
         if sample.messages:
-            pieces = self.template.chat_pieces(sample.messages, scales)
+            pieces = self.template.chat_pieces(sample.messages, scales, sample.tools)
         else:
             pieces = self.template.content_pieces(sample.content, scales)
         ids: list[int] = []
@@ -161,15 +162,13 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         what = f"special tokens {lacking}" if lacking else "an eos or a pad token"
         raise DataError(f"tokenizer lacks {what}. {where}. Add them and save the tokenizer again.")
 
-    def render(messages: list[dict[str, str]], generation_prompt: bool) -> str:
-        text: str = hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
-        return text
-
+    render, template_source = _renderer(hf)
     first = hf("a")["input_ids"][:1]
     starts_with_bos = hf.bos_token is not None and first == [hf.bos_token_id]
     digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}\0{starts_with_bos}".encode())
     template = ChatTemplate(
         render=render,
+        source=template_source,
         special_tokens=_any_of(special_ids),
         marks=_any_of([token for token in special_ids if token not in tags]),
         start_token=hf.bos_token if starts_with_bos else "",
@@ -189,6 +188,30 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         special_ids=special_ids,
         known=lru_cache(4096)(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)),
     )
+
+
+def _renderer(hf: Any) -> tuple[Render, str]:
+    """The tokenizer's chat template as a function, as `apply_chat_template` calls it, and its source."""
+    tokens = dict(hf.special_tokens_map)
+    sources = {has_tools: hf.get_chat_template(None, tools=[{}] if has_tools else None) for has_tools in (False, True)}
+    compiled = {source: compile_template(source) for source in set(sources.values())}
+
+    def render(messages: list[dict[str, Any]], generation_prompt: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        return compiled[sources[bool(tools)]](
+            messages=[_with_thinking(message) for message in messages],
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=generation_prompt,
+            **tokens,
+        )
+
+    return render, "\n".join(compiled)
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Some templates know `reasoning_content` as `thinking`; transformers gives both."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 def _plain_backend(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int], list[str]]:

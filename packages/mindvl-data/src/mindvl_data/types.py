@@ -72,6 +72,8 @@ Part = Text | Image | Video | Coordinates
 class Message:
     role: Role
     parts: tuple[Part, ...]
+    reasoning: str = ""  # `reasoning_content` of the assistant; the template decides where it stands
+    tool_calls: tuple[dict[str, Any], ...] = ()  # of the assistant; the template writes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ class Sample:
 
     messages: tuple[Message, ...] = ()
     content: tuple[Part, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()  # descriptions of functions, for the chat template
     num_images: int
     num_videos: int = 0
     has_coordinates: bool

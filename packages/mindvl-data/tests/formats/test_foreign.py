@@ -120,3 +120,10 @@ def test_whatever_a_record_holds_it_is_a_sample_or_a_bad_one(record: Any, num_me
 def test_a_number_that_python_refuses_to_read_is_text() -> None:
     turns = [{"from": "human", "value": f"<box:{'1' * 5000}>"}, {"from": "gpt", "value": "!"}]
     assert len(own_record(turns, [])["messages"][0]["content"]) == 1
+
+
+def test_conversations_keep_their_tools_and_reasoning() -> None:
+    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "a", "reasoning_content": "hm"}]
+    record = own_record({"conversations": turns, "tools": "[]", "min_pixels": 784}, [])
+    assert record["messages"][1]["reasoning_content"] == "hm"
+    assert (record["tools"], record["min_pixels"]) == ("[]", 784)

@@ -63,3 +63,11 @@ def test_text_in_another_encoding_and_rows_after_it(tmp_path: Path) -> None:
     assert isinstance(bad, BadRow)
     assert "not UTF-8" in str(bad)
     assert isinstance(good, SourceRecord)
+
+
+def test_tools_and_what_the_assistant_thinks_and_calls_are_kept(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": [{"name": "f"}]}
+    row = {"messages": [{"role": "user", "content": "?"}, answer], "tools": [{"name": "f"}], "kind": "x"}
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(row))
+    assert records(path)[0].body == {"messages": row["messages"], "tools": row["tools"], "meta": {"kind": "x"}}

@@ -159,3 +159,18 @@ def test_a_part_whose_type_is_no_text_is_one_bad_sample_and_no_end(tmp_path: Pat
     found = validate(shard(tmp_path, *members), exclude_bad=True)
     assert keys(found) == [key_of("y")]
     assert [line["key"] for line in found.excluded] == ["x"]
+
+
+def test_a_huge_record_beside_media_and_text_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = b"[" + b"0," * 9_000_000 + b"0]"
+    path = shard(tmp_path, ("x.png", png()), ("x.txt", b"a cat"), ("x.json", huge), ("y.txt", b"a dog"))
+
+    def refuse(text: bytes) -> None:
+        raise AssertionError(f"{len(text)} bytes are parsed")
+
+    monkeypatch.setattr("mindvl_data.shards.validation.json.loads", refuse)
+    with pytest.raises(DataError, match="record of 18000003 bytes is too long"):
+        validate(path)
+    assert len(validate(path, exclude_bad=True).samples) == 1

@@ -20,7 +20,7 @@ from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 QUESTION_FIELDS = ("question", "context", "prompt", "instruction", "query")
 ANSWER_FIELDS = ("answer", "answers", "response", "output", "label", "labels")
 CAPTION_FIELDS = ("caption", "captions", "text")
-LIMIT_FIELDS = ("min_pixels", "max_pixels")
+OWN_FIELDS = ("min_pixels", "max_pixels", "tools")  # of a record, besides its text and media
 
 _MEDIA_PARTS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 
@@ -38,19 +38,19 @@ def own_record(record: Any, media: Sequence[str]) -> Any:
         return {"messages": messages_of_turns(record, {})}
     if not isinstance(record, dict) or "content" in record:
         return record
-    limits = {name: record[name] for name in LIMIT_FIELDS if record.get(name) is not None}
+    own = {name: record[name] for name in OWN_FIELDS if record.get(name) is not None}
     if "messages" in record:
         return {**record, "messages": _messages(record["messages"], len(media))}
     if "conversations" in record:
-        return {"messages": messages_of_turns(record["conversations"], record), **limits}
+        return {"messages": messages_of_turns(record["conversations"], record), **own}
     shown = [{"type": kind} for kind in media]
     if "texts" in record:
-        return {"messages": _cauldron(record["texts"], shown), **limits}
+        return {"messages": _cauldron(record["texts"], shown), **own}
     question, answer = _first(record, QUESTION_FIELDS), _first(record, ANSWER_FIELDS)
     if question is not None and answer is not None:
-        return {"messages": [_turn("user", question, shown), _turn("assistant", answer, [])], **limits}
+        return {"messages": [_turn("user", question, shown), _turn("assistant", answer, [])], **own}
     caption = _first(record, CAPTION_FIELDS)
-    return record if caption is None else {"content": [*shown, caption], **limits}
+    return record if caption is None else {"content": [*shown, caption], **own}
 
 
 def says_its_media(record: Any) -> bool:

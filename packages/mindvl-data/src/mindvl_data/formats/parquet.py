@@ -102,7 +102,7 @@ def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
         columns = ", ".join(texts) or "empty"
         raise BadRow(f"row has no conversation, question with answer, or caption; its columns are {columns}", place)
     shape = {name: body[name] for name in ("messages", "content") if name in body}
-    rest = {name: value for name, value in texts.items() if name not in _USED and _is_plain(value)}
+    rest = {name: value for name, value in texts.items() if name not in _USED and (name == "tools" or _is_plain(value))}
     body = {**shape, **extras(rest, ())}
     return SourceRecord(body=body, media=media_in_order(body, images, videos, place), place=place)
 

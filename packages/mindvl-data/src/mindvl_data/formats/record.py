@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import BadSample, DataError
+from mindvl_data.formats.foreign import OWN_FIELDS
 
 MEDIA_TYPES = ("image", "video")
 
@@ -138,12 +139,12 @@ def media_in_order(
 
 
 def extras(row: dict[str, Any], used: tuple[str, ...]) -> dict[str, Any]:
-    """`id`, pixel limits and `meta` of a record: what the row says beyond what the format reads."""
+    """`id`, pixel limits, `tools` and `meta` of a record: what the row says beyond what the format reads."""
     body: dict[str, Any] = {}
     if row.get("id") is not None:
         body["id"] = str(row["id"])
-    body |= {name: row[name] for name in ("min_pixels", "max_pixels") if row.get(name) is not None}
-    meta = {key: value for key, value in row.items() if key not in (*used, "id", "meta", "min_pixels", "max_pixels")}
+    body |= {name: row[name] for name in OWN_FIELDS if row.get(name) is not None}
+    meta = {key: value for key, value in row.items() if key not in (*used, "id", "meta", *OWN_FIELDS)}
     meta |= row["meta"] if isinstance(row.get("meta"), dict) else {}
     return body | ({"meta": meta} if meta else {})
 

@@ -57,7 +57,8 @@ def _message(turn: Any, row: dict[str, Any], number: int) -> dict[str, Any]:
             f"turn {number} is from {speaker!r} and says {type(value).__name__}; "
             f"use `from` (one of {', '.join(_ROLES)}) and a text `value`"
         )
-    return {"role": _ROLES[speaker], "content": parts_of_text(value, row)}
+    more = {name: fields[name] for name in ("reasoning_content", "tool_calls") if fields.get(name) is not None}
+    return {"role": _ROLES[speaker], "content": parts_of_text(value, row), **more}
 
 
 def _coordinates(kind: str, number: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from zlib_ng.zlib_ng import crc32
 
 from mindvl_data.errors import BadSample, DataError
 from mindvl_data.formats.foreign import says_its_media
-from mindvl_data.samples import parse_sample
+from mindvl_data.samples import check_record_size, parse_sample
 from mindvl_data.shards.index import key_of
 from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE
 from mindvl_data.shards.media import check_media
@@ -198,6 +198,7 @@ def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Memb
 
 
 def _is_metadata(member: Member, content: Content) -> bool:
+    check_record_size(member.length)
     try:
         return not says_its_media(json.loads(content[member.offset : member.offset + member.length]))
     except (ValueError, RecursionError) as error:
