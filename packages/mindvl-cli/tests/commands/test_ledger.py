@@ -88,7 +88,8 @@ def test_a_run_that_did_as_planned_verifies(run: Path) -> None:
 def test_samples_that_never_reached_an_update_are_told_with_their_causes(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
     counts = [sum(map(len, line["rows"])) for line in lines]
-    skipped = {"step": 2, "action": "skipped", "why": "the loss is nan", "ranks": []}
+    ranks = [{"rows": [[[*use, "key"] for use in row]]} for row in lines[1]["rows"]]
+    skipped = {"step": 2, "action": "skipped", "why": "the loss is nan", "ranks": ranks}
     (run / "skipped.jsonl").write_text(json.dumps(skipped) + "\n")
     source, _, shard, row = lines[2]["rows"][0][0]
     bad = {"step": 3, "source": source, "shard": shard, "row": row, "key": "k", "reason": "no JPEG"}

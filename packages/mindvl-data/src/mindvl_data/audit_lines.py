@@ -134,7 +134,7 @@ def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
     if type(sources) is not list or any(type(name) is not str for name in sources):
         raise ValueError("sources are no names")
     plan = line["plan"]
-    if isinstance(plan.get("buffer"), str):
+    if isinstance(plan, dict) and isinstance(plan.get("buffer"), str):
         plan = plan | {"buffer": unpack_samples(plan["buffer"])}
     check_plan(plan, num_sources=len(sources))
     branch, change, parent = 0, {}, line.get("parent")

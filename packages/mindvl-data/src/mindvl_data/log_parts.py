@@ -73,6 +73,11 @@ def log_files(log: Path) -> list[Path]:
         DataError: There is no such log, or a part of it is missing.
     """
     closed = closed_parts(log)
+    for number, path in enumerate(closed):
+        if header_number(_first_line(path)) != number:
+            raise DataError(
+                f"{path}:1: does not begin with the header of part {number + 1} of the log. Restore it from a copy."
+            )
     newest = log
     if closed and not log.exists() and next_path(log).exists():
         newest = next_path(log)  # killed between the two renames

@@ -19,6 +19,7 @@ from mindvl_data.log_parts import lines_of
 from mindvl_data.quarantine import BAD_ELSEWHERE, LoggedUse, read_quarantine, read_uses
 from mindvl_data.tracker import Change
 
+Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, row
 ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"
 
 
@@ -26,7 +27,7 @@ ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "mask
 class TrainingRecords:
     """What the trainer recorded beside the audit log."""
 
-    skipped: Mapping[int, str] = field(default_factory=dict)  # step that was left out -> why
+    skipped: Mapping[int, frozenset[Sample]] = field(default_factory=dict)  # step that was left out -> its samples
     step: int | None = None  # of the newest checkpoint, by its manifest; None: not told
     num_skipped: int | None = None  # steps left out up to the checkpoint, by its manifest
     num_placeholders: int | None = None  # samples replaced up to the checkpoint, by its manifest
@@ -52,28 +53,34 @@ def records_beside(audit_log: Path) -> Link:
     return Link(audit_log=audit_log, quarantine_log=audit_log.with_name("quarantine.jsonl"), training=training)
 
 
-def read_skipped(path: Path) -> dict[int, str]:
-    """Step -> why, of the steps that a run left out; empty where there is no such file.
+def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
+    """Step -> its samples, of the steps that a run left out; empty where there is no such file.
 
     Raises:
         DataError: A line is damaged.
     """
-    skipped: dict[int, str] = {}
+    skipped: dict[int, frozenset[Sample]] = {}
     if not path.exists():
         return skipped
     for number, text in lines_of(path, may_be_cut_off=True):
         try:
             line = json.loads(text)
-            step, action, why = line["step"], line["action"], line["why"]
-            if type(step) is not int or step < 1 or action not in ("skipped", "stopped") or type(why) is not str:
-                raise ValueError("step, action or why is none")
+            step, action = line["step"], line["action"]
+            if type(step) is not int or step < 1 or action not in ("skipped", "stopped"):
+                raise ValueError("step or action is none")
+            samples = frozenset(
+                (source, epoch, shard, row)
+                for rank in line["ranks"]
+                for pack in rank["rows"]
+                for source, epoch, shard, row, _ in pack
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{path}:{number}: line of skipped steps is damaged ({type(error).__name__}: {str(error)[:200]}). "
                 "Restore the file from a copy."
             ) from error
         if action == "skipped":
-            skipped[step] = why
+            skipped[step] = samples
     return skipped
 
 
@@ -129,7 +136,12 @@ class Account:
             self._after_checkpoint += in_step.total()
             return
         self._placeholders += len(bad)
-        if line.step in self._links[link].training.skipped:
+        recorded = self._links[link].training.skipped.get(line.step)
+        if recorded is not None:
+            if recorded != {tuple(use) for row in line.rows for use in row}:
+                self._disagreements.append(
+                    f"skipped.jsonl: the samples of step {line.step} are not those of {line.where}"
+                )
             self._skipped_steps.add(line.step)
             self._skipped[ANOMALOUS] += in_step.total()
             return
