@@ -2,11 +2,13 @@
 """Decoding: every format and mode as 8-bit RGB, upright, on white; bounded memory; damaged files."""
 
 import io
+import random
 import struct
 import subprocess
 import sys
 import threading
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -237,3 +239,46 @@ def test_a_bomb_is_refused_from_its_header_and_takes_no_memory() -> None:
     assert len(refusals) == 2
     assert all("13000" in refusal for refusal in refusals)
     assert int(megabytes) < 20  # decoded it would be 500
+
+
+def seeds() -> list[bytes]:
+    """A small image of every format and of the unusual kinds of each."""
+    rgba, rgb = noise(20, 30, "RGBA"), noise(20, 30)
+    palette, gray = rgb.quantize(16), noise(20, 30, "I;16")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    found = [encoded(rgb, format, exif=exif) for format in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")]
+    found += [encoded(rgba, format) for format in ("PNG", "WEBP", "TIFF", "BMP")]
+    found += [encoded(palette, format) for format in ("GIF", "PNG", "BMP", "TIFF")]
+    found += [encoded(gray, "PNG"), encoded(gray, "TIFF"), encoded(palette, "PNG", transparency=3)]
+    found += [encoded(rgb, "JPEG", progressive=True), encoded(rgb.convert("CMYK"), "JPEG")]
+    found += [encoded(rgb, "TIFF", compression=kind) for kind in ("jpeg", "tiff_lzw", "tiff_deflate", "packbits")]
+    return found
+
+
+def mutated(content: bytes, choose: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(choose.choice([1, 1, 2, 5, 20])):
+        place = choose.randrange(len(changed) if choose.random() < 0.5 else min(len(changed), 80))
+        kind = choose.random()
+        if kind < 0.6:
+            changed[place] = choose.choice([0, 1, 127, 128, 255, choose.randrange(256)])
+        elif kind < 0.8:
+            changed[place : place + 4] = choose.choice([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\0\0\x22\xc4"])
+        else:
+            del changed[place : choose.randrange(place, len(changed)) + 1]
+        changed = changed or bytearray(1)
+    return bytes(changed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_image_is_decoded_in_the_size_of_its_header_or_is_a_bad_sample(seed: int) -> None:
+    choose, decoded = random.Random(seed), 0
+    for content in seeds() * 2:
+        damaged = mutated(content, choose)
+        with suppress(BadSample):
+            size = read_size(damaged, decode_limit=1_000_000)
+            assert decode(damaged, decode_limit=1_000_000).shape == (*size, 3)
+            decoded += 1
+    assert decoded > 0

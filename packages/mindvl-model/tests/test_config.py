@@ -26,6 +26,8 @@ SPECIAL_IDS = {
         ("vision", {"num_heads": 3}, "hidden_size=16 over num_heads=3"),
         ("vision", {"num_heads": 8}, "multiple of 4 for two rotary axes"),
         ("vision", {"full_attention_layers": (0, 2)}, r"full_attention_layers=\[2\] are not among the 2 layers"),
+        ("vision", {"temporal_patch_size": 1}, "temporal_patch_size=1 is not supported: .* Use 2"),
+        ("vision", {"temporal_patch_size": 4}, "temporal_patch_size=4 is not supported"),
         ("vision", {"window_size": 100}, "window_size=100 is not a multiple of .* = 28 pixels"),
     ],
 )

@@ -91,8 +91,31 @@ def test_conversations_tell_how_many_pictures_they_have_and_captions_do_not() ->
     assert not says_its_media({"question": "a", "answer": "b"})
 
 
-SHAPES = ("messages", "content", "conversations", "texts", "question", "answers", "caption", "boxes", "min_pixels")
-INSIDE = ("role", "from", "value", "type", "text", "image", "xyxy", "user", "assistant")
+SHAPES = (
+    "messages",
+    "content",
+    "conversations",
+    "texts",
+    "question",
+    "answers",
+    "caption",
+    "boxes",
+    "min_pixels",
+    "tools",
+)
+INSIDE = (
+    "role",
+    "from",
+    "value",
+    "type",
+    "text",
+    "image",
+    "xyxy",
+    "user",
+    "assistant",
+    "reasoning_content",
+    "tool_calls",
+)
 NAMES = st.sampled_from([*SHAPES, *INSIDE])
 WORDS = st.sampled_from(
     ["user", "gpt", "assistant", "image", "video", "box", "text", "<image>a", "<box:0>", "\ud800", ""]

@@ -49,6 +49,11 @@ class VisionConfig:
         check_range(self, 1.0, 1e30, "rotary_base")
         check_range(self, 0.0, 1.0, "norm_epsilon")
         check_range(self, 0.0, 1e3, "init_std")
+        if self.temporal_patch_size != 2:
+            raise ModelError(
+                f"temporal_patch_size={self.temporal_patch_size} is not supported: a video patch holds two frames. "
+                "Use 2."
+            )
         if self.in_channels != 3:
             raise ModelError(f"in_channels={self.in_channels} is not supported: images have 3 channels. Use 3.")
         if not min(self.image_std) > 0:

@@ -183,6 +183,7 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
             r"tokens.image=200000 lies outside the vocabulary of 152064\. Such a model is not supported",
         ),
         (changed(eos_token_id=None), "eos_token_id is missing"),
+        (changed_vision(temporal_patch_size=1), "config.json: temporal_patch_size=1 is not supported"),
         (changed_vision(tokens_per_second=4), "tokens_per_second=4 is not supported, only 2"),
         (changed_vision(rotary="3d"), r"config.json: vision_config: key 'rotary' \('3d'\) is not known"),
         (changed_vision(window_size=100), "config.json: window_size=100 is not a multiple of"),
