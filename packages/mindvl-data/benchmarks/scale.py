@@ -57,6 +57,8 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 def link_sources(folder: Path, out: Path, *, num_sources: int, shards: int) -> list[Path]:
     """Folders of `shards` shards each, all of them links to the one shard of `folder`."""
+    from mindvl_data.shards.sealed import seal
+
     base = out / "base"
     base.mkdir(parents=True)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -69,7 +71,8 @@ def link_sources(folder: Path, out: Path, *, num_sources: int, shards: int) -> l
             (base / path.name.replace(stem, name, 1)).symlink_to(path)
         entries.append(entry | {"name": f"{name}.tar"})
     totals = {key: value * shards for key, value in manifest.items() if key != "version" and isinstance(value, int)}
-    (base / "manifest.json").write_text(json.dumps(manifest | totals | {"shards": entries}))
+    del manifest["checksum"]
+    (base / "manifest.json").write_bytes(seal(manifest | totals | {"shards": entries}))
     links = [out / f"source-{number:03d}" for number in range(num_sources)]
     for link in links:
         link.symlink_to(base)

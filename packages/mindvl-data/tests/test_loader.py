@@ -42,6 +42,7 @@ from mindvl_data.plan.sources import source_rules
 from mindvl_data.quarantine import read_quarantine
 from mindvl_data.rows import RowMaker
 from mindvl_data.shards.index import open_index
+from mindvl_data.shards.sealed import seal
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -527,8 +528,9 @@ def test_two_thousand_shards_stay_within_few_files_and_a_gigabyte(
             for file in files:
                 os.link(file, folder / file.name.replace("000000", f"{number:06d}"))
             manifest["shards"].append(manifest["shards"][0] | {"name": f"shard-{number:06d}.tar"})
-        manifest["samples"] = 1000
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        manifest |= {"samples": 1000, "bytes": 1000 * manifest["bytes"]}
+        del manifest["checksum"]
+        (folder / "manifest.json").write_bytes(seal(manifest))
     command = [sys.executable, "-c", FEW_FILES, *map(str, folders), str(tokenizer_folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr

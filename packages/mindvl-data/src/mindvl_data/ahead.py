@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from mindvl_data.plan.planner import PlannedStep, Planner
+from mindvl_data.process import OwnProcess
 
 T = TypeVar("T")
 _Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -36,15 +37,18 @@ class Workers:
         ]
         for thread in self._threads:
             thread.start()
+        self._process = OwnProcess("threads of a loader")
         # Runs once: at close, when the last reference goes, or at the end of the interpreter.
-        self._stop = weakref.finalize(self, _stop, self._jobs, self._threads, _PATIENCE_S)
+        self._stop = weakref.finalize(self, _stop, self._process, self._jobs, self._threads, _PATIENCE_S)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run `job` as soon as a thread is free.
 
         Raises:
             RuntimeError: They were closed; nobody would ever run it.
+            DataError: This is a fork of their process; nobody would ever run it either.
         """
+        self._process.check()
         if not self._stop.alive:
             raise RuntimeError("the threads of this loader were closed. Make a new loader.")
         future: Future[T] = Future()
@@ -58,7 +62,7 @@ class Workers:
     def finish(self) -> None:
         """The same, but wait for the jobs that run, however long they take."""
         if self._stop.detach() is not None:
-            _stop(self._jobs, self._threads, None)
+            _stop(self._process, self._jobs, self._threads, None)
 
 
 class PlanAhead:
@@ -147,7 +151,9 @@ def _work(jobs: _Jobs, on_start: Callable[[], None] | None) -> None:
         del entry, future, job  # a thread that waits must not keep a row, or its loader, in memory
 
 
-def _stop(jobs: _Jobs, threads: list[threading.Thread], patience_s: float | None) -> None:
+def _stop(process: OwnProcess, jobs: _Jobs, threads: list[threading.Thread], patience_s: float | None) -> None:
+    if not process.is_current:
+        return  # at the end of a fork: it has none of the threads, and their locks may never be released
     while True:
         try:
             entry = jobs.get_nowait()

@@ -22,6 +22,7 @@ from mindvl_data.errors import DataError
 from mindvl_data.plan.planner import PlannedStep, Planner, Row, rows_of_rank
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.positions import PositionKind
+from mindvl_data.process import OwnProcess
 from mindvl_data.quarantine import BadUse, QuarantineLog, quarantine_sizes
 from mindvl_data.rows import MadeRow, RowMaker
 from mindvl_data.shards.files import ShardFiles
@@ -106,6 +107,7 @@ class Loader:
                 f"packs_per_step={packs_per_step} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
                 "Use a multiple of dp_size, which is at least 1 and above dp_rank."
             )
+        self._process = OwnProcess("Loader")
         self._config = config
         self._on_thread_start = on_thread_start
         self._packs_per_step = packs_per_step
@@ -146,6 +148,7 @@ class Loader:
                 stays where it failed: the row is tried again by the next call, or by a loader that goes on from the
                 state.
         """
+        self._process.check()
         if self.is_used_up():
             raise StopIteration
         first = self._waiting[0]
@@ -172,6 +175,7 @@ class Loader:
         Raises:
             DataError: As `next`.
         """
+        self._process.check()
         if self._is_closed:
             raise DataError("loader is closed. Loader. Make a new one.")
         if self._failure is not None:
@@ -193,6 +197,7 @@ class Loader:
         Raises:
             DataError: Too many samples cannot be used, or the log cannot be written.
         """
+        self._process.check()
         row = next(row for _, segments, row in self._handed if segments is batch.segments)
         made = self._maker.make(batch.step, row, refused=[place for place, is_bad in enumerate(bad) if is_bad])
         known = {(s.source, s.shard, s.row) for s in batch.segments if s.bad}
@@ -206,6 +211,7 @@ class Loader:
 
         The audit log is on disk up to that step when this returns.
         """
+        self._process.check()
         if self._audit is not None and not self._is_closed:
             self._audit.sync()
         return seal_state(self._state, self._identities, sources=self._names, changes=self._changes)
@@ -230,6 +236,7 @@ class Loader:
                 log cannot go on from it: the loader goes on as if nothing had been asked. Or the log cannot be
                 written: the loader gives no row until a state is loaded.
         """
+        self._process.check()
         opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
         if self._audit is not None:
             self._audit.claim(opened.plan["step"])
@@ -260,10 +267,13 @@ class Loader:
         Returns:
             The planner's figures; `bad_samples` and `reads` (bytes and requests) of this rank alone.
         """
+        self._process.check()
         return self._planner.figures(self._state) | {"bad_samples": self._num_bad, "reads": self._files.report()}
 
     def close(self) -> None:
         """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
+        if not self._process.is_current:
+            return  # a fork has none of the threads, and the files are its parent's
         self._is_closed = True
         self._plan.close()
         if self._workers is not None:

@@ -14,6 +14,7 @@ from mindvl_data import DataConfig, PackingConfig, SourceConfig, Tokenizer, inde
 from mindvl_data.plan.planner import Planner
 from mindvl_data.plan.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.sealed import seal
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -92,7 +93,9 @@ def test_a_million_samples_of_many_sources_take_little_memory(
         for path in one.glob("shard-000000.*"):
             (base / path.name.replace("shard-000000", name)).symlink_to(path)
     entries = [manifest["shards"][0] | {"name": f"{name}.tar"} for name in names]
-    (base / "manifest.json").write_text(json.dumps(manifest | {"samples": 1000 * num_shards, "shards": entries}))
+    totals = {"samples": 1000 * num_shards, "bytes": num_shards * manifest["bytes"]}
+    del manifest["checksum"]
+    (base / "manifest.json").write_bytes(seal(manifest | totals | {"shards": entries}))
     folders = [tmp_path / f"source-{number}" for number in range(num_sources)]
     for folder in folders:
         folder.symlink_to(base)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
+from mindvl_data.process import OwnProcess
 from mindvl_data.shards.cache import RangeCache
 from mindvl_data.shards.location import Location, is_remote
 from mindvl_data.shards.remote import RemoteStore
@@ -31,6 +32,7 @@ class ShardFiles:
     """Open shards, read at any offset from any thread; of too many, the least recently used one is closed."""
 
     def __init__(self, store: StoreConfig | None = None, max_open: int = 256) -> None:
+        self._process = OwnProcess("ShardFiles")
         self.store = store
         self._local = _LocalFiles(max_open)
         settings = store or StoreConfig()
@@ -53,6 +55,7 @@ class ShardFiles:
         Raises:
             DataError: They cannot be had.
         """
+        self._process.check()
         if isinstance(location, str) and is_remote(location):
             self._count("bytes_wanted", sum(length for _, length in ranges))
             return self._read_remote(location, ranges)
@@ -75,6 +78,7 @@ class ShardFiles:
         Raises:
             DataError: They cannot be had.
         """
+        self._process.check()
         if isinstance(location, str) and is_remote(location):
             if self._cache is not None:
                 self._cache.forget(location, offset, length)
@@ -100,12 +104,14 @@ class ShardFiles:
             `bytes_wanted` of the samples asked for; `bytes_read` from files and stores, what lies between neighbours
             included; `requests` made and `retries` among them; `cache_hits` and the `cache_bytes` they gave.
         """
+        self._process.check()
         with self._lock:
             return dict(self._counts)
 
     def close(self) -> None:
         """Close all files."""
-        self._local.close()
+        if self._process.is_current:  # a fork's are closed when it ends
+            self._local.close()
 
     def _read_remote(self, address: str, ranges: Sequence[Range]) -> list[Content]:
         """From the cache what it holds; the rest from the store, kept range by range, so that it is found again

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
+from mindvl_data.process import OwnProcess
 from mindvl_data.shards.index_format import index_arrays, index_name, is_consistent
 from mindvl_data.shards.location import Location, is_remote, join
 from mindvl_data.shards.manifest import MANIFEST_NAME, read_manifest, refuse_different_files
@@ -61,6 +62,7 @@ class Shards(Sequence[ShardIndex]):
         store: StoreConfig | None,
         max_mapped: int,
     ) -> None:
+        self._process = OwnProcess("index")
         self._folder, self._store = folder, store
         self.names, self.sizes = tuple(names), sizes
         self._num_bytes, self._digests = num_bytes, digests
@@ -82,6 +84,7 @@ class Shards(Sequence[ShardIndex]):
         Raises:
             DataError: The index file is missing or damaged.
         """
+        self._process.check()
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
         number = range(len(self))[number]
