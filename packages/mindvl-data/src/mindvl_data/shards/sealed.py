@@ -6,6 +6,7 @@ Below the manifest of a directory and the figures that are kept beside it.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ def unseal(path: Path, *, max_bytes: int, requires_checksum: bool = True) -> dic
         OSError: It cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read(max_bytes + 1)
-    if len(text) > max_bytes:
-        raise SealError(f"larger than {max_bytes} bytes")
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise SealError(f"larger than {max_bytes} bytes")
+        text = file.read(size)  # as large as it is: a read reserves memory for all that is asked for
     return unseal_text(text, requires_checksum=requires_checksum)
 
 
