@@ -86,3 +86,13 @@ def test_secrets_and_control_characters_reach_neither_console_nor_file(
         assert r"https://***@h/a\x1b]0;x\x07?sig=***" in text
         assert r"OSError: https://***@h \x1b[2J" in text
         assert "\n    2026-01-01 INFO forged\n" in text
+
+
+def test_a_log_on_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-0000.log").symlink_to("/dev/full")
+    set_up_logging(rank=0, log_dir=tmp_path)
+    logger.info("one")
+    logger.info("two")
+    said = capsys.readouterr().err
+    assert said.endswith("cannot be written (No space left on device). The command goes on without it.\n")
+    assert len(said.splitlines()) == 1

@@ -8,6 +8,7 @@ console is progress.py and the commands' own lines.
 import copy
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -39,6 +40,29 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+class _LogFile(logging.FileHandler):
+    """A log that a full disk does not take is reported once, not with a traceback for every line."""
+
+    _failed = False
+
+    def close(self) -> None:
+        """Close the file; what it could not take was reported."""
+        with suppress(OSError):
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Called by logging while it handles the exception."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            text = (
+                f"{self.baseFilename}: cannot be written ({error.strerror or error}). The command goes on without it."
+            )
+            print(message(text), file=sys.stderr)
+
+
 def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool = False) -> None:
     """Replace the handlers set by an earlier call; may be called again once the rank is known.
 
@@ -58,7 +82,7 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
     handlers: list[logging.Handler] = [console]
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
-        file_handler = logging.FileHandler(log_dir / f"rank-{rank:04d}.log", encoding="utf-8")
+        file_handler = _LogFile(log_dir / f"rank-{rank:04d}.log", encoding="utf-8")
         file_handler.setFormatter(_Formatter(FILE_FORMAT))
         handlers.append(file_handler)
     for handler in handlers:

@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,16 @@ def test_limits_are_written_into_a_copy_or_in_place(model_folder, tmp_path):
     (copy / "empty").mkdir(parents=True)
     with pytest.raises(CliError, match="no image processor"):
         resolution.apply_limits(copy, min_pixels=784, max_pixels=7840)
+
+
+def test_a_copy_that_the_disk_does_not_take_leaves_nothing(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: Path, **options: object) -> None:
+        Path(target).mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(CliError, match=r"copy: cannot be written \(No space left on device\)"):
+        resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,10 @@
 
 import json
 import re
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mindvl_model import ModelError
 from mindvl_train import CheckpointError, InitSection, ModelSection, RunConfig, run_training
+from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 from mindvl_train.checkpoints.export import export_checkpoint, model_config
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
@@ -90,6 +93,36 @@ def test_a_damaged_checkpoint_is_not_exported(
     with pytest.raises(CheckpointError, match=message):
         export_checkpoint(tmp_path / "run", tmp_path / "model")
     assert not list(tmp_path.glob("model*"))
+
+
+def test_a_full_disk_ends_an_export_in_a_sentence_and_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    with (
+        largest_file(20_000),
+        pytest.raises(ModelError, match=r"model: cannot be written \(File too large\)"),
+    ):
+        export_checkpoint(trained, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_ends_a_conversion_in_a_sentence_and_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    export_checkpoint(trained, tmp_path / "model")
+    with (
+        largest_file(20_000),
+        pytest.raises(ModelError, match=r"run: cannot be written \(File too large\)"),
+    ):
+        convert_to_checkpoint(ConvertSource(model=tmp_path / "model"), tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk that takes no more of a file than that, which to a program is as a full one."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_manifest_gives_the_model_back(make_config: Callable[..., RunConfig]) -> None:

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import logging
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,39 @@ def test_tensorboard_gets_every_number_of_a_report(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     assert set(events.Tags()["scalars"]) == set(REPORT) - {"step"}
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
+
+
+def test_a_report_that_the_disk_does_not_take_whole_leaves_the_events_before_and_after_it(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path, resumed_step=0)
+    sink.write(REPORT)
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(REPORT | {"step": 8})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
+    sink.write(REPORT | {"step": 9})
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [7, 9]
+
+
+def test_tensorboard_forgets_what_came_after_the_resumed_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, steps in ((0, (1, 2, 3, 4)), (2, (3,))):
+        sink = TensorBoard(tmp_path, resumed_step=resumed)
+        for step in steps:
+            sink.write(REPORT | {"step": step, "loss": float(10 * resumed + step)})
+        sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 23.0)]
 
 
 def test_the_log_gets_one_line_that_a_person_can_follow(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ Thin: `mindvl_train.checks.alignment` does the work. Joined to the group in chec
 """
 
 import json
-import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_train.checks.alignment import AlignmentReport
@@ -58,9 +58,7 @@ def alignment(
 def _write(out: Path, report: "AlignmentReport") -> None:
     from mindvl_cli.pages.alignment import alignment_svg
 
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    unfinished.write_text(alignment_svg(report), encoding="utf-8")
-    os.replace(unfinished, out)
+    write_whole(out, alignment_svg(report))
 
 
 def _plain(report: "AlignmentReport") -> dict[str, Any]:

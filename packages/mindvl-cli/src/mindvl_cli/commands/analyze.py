@@ -5,7 +5,6 @@ Thin: mindvl_model.routing does the work; here models and data are found, and fi
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -17,6 +16,7 @@ import click
 from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import progress
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_data import DataConfig
@@ -181,9 +181,7 @@ def _data(path: Path, tokenizer: Path | None, seq_length: int) -> "DataConfig":
 def _write_page(out: Path, figures: dict[str, Any], scores: "Sequence[RoutingScore]") -> None:
     from mindvl_cli.pages.routing import routing_page
 
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    unfinished.write_text(routing_page(figures, scores), encoding="utf-8")
-    os.replace(unfinished, out)
+    write_whole(out, routing_page(figures, scores))
 
 
 def _print(figures: dict[str, Any], scores: "Sequence[RoutingScore]", out: Path | None) -> None:

@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import click
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_training import packing, parallel
 from mindvl_cli.commands.options import OUT_FILE, TRUST_REMOTE_CODE
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
@@ -139,9 +139,7 @@ def _write_csv(out: Path, report: "ParityReport") -> None:
     writer = csv.DictWriter(text, list(_row(report.inputs[0])))
     writer.writeheader()
     writer.writerows(_row(one) for one in report.inputs)
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    unfinished.write_text(text.getvalue(), newline="")
-    os.replace(unfinished, out)
+    write_whole(out, text.getvalue())
 
 
 def _summary(report: "ParityReport", model: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 from mindvl_cli.commands.ledger import ledger
 from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.progress import reported_progress
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_data.preview import Preview
@@ -194,7 +195,7 @@ def show(
         )
         page, document, text = preview_page.sample_page(shown), shown.as_json(stage), _as_text(shown, stage)
     if out is not None:
-        out.write_text(page, encoding="utf-8")
+        write_whole(out, page)
         text = f"{text}\npage: {out}"
     _say(as_json, document, text)
 
@@ -233,7 +234,7 @@ def stats(
     if out is not None:
         from mindvl_cli.pages.stats import stats_page
 
-        out.write_text(stats_page(figures, title=f"Data of {recipe.name}"), encoding="utf-8")
+        write_whole(out, stats_page(figures, title=f"Data of {recipe.name}"))
     if as_json:
         click.echo(json.dumps(figures))
         return

@@ -14,6 +14,7 @@ import click
 
 from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.failures import CliError
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_model import MindVLConfig
@@ -248,7 +249,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
             "recompute": best["recompute"],
             "optimizer": {"offload": best["offload"]},
         }
-        out.write_text(to_yaml(sections))
+        write_whole(out, to_yaml(sections))
         return f"sections for a recipe: {out}"
     image = config.data.image
     pixels = document["largest_max_pixels"] or request.max_pixels
@@ -261,7 +262,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
         optimizer=replace(config.optimizer, offload=best["offload"]),
         data=replace(config.data, packing=packing, image=replace(image, max_pixels=pixels)),
     )
-    out.write_text(to_yaml(planned))
+    write_whole(out, to_yaml(planned))
     return f"recipe: {out}. Next: mindvl train {out} --dry-run"
 
 

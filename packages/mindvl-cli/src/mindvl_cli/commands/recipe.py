@@ -5,12 +5,13 @@ Thin: options become arguments of mindvl_data.recipes, results become tables, YA
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_data.recipes import Finding, Recipe
@@ -160,13 +161,7 @@ def _write_new(path: Path, text: str) -> None:
 
     if path.exists():
         raise CliError(f"{path} exists. recipe show --out. Name another file, or remove it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, text)
 
 
 def _summary(shown: "Recipe") -> dict[str, Any]:

@@ -2,13 +2,13 @@
 """`mindvl report`: how a run went, and what another team needs to compare it; as a table, a page or JSON."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.whole_file import write_whole
 
 
 @click.command(epilog="Example: mindvl report runs/sft --out report.html")
@@ -27,9 +27,7 @@ def report(run: Path, out: Path | None, as_json: bool) -> None:
     if out is not None:
         from mindvl_cli.pages.run import run_page
 
-        unfinished = out.with_name(f"{out.name}.unfinished")
-        unfinished.write_text(run_page(record, figures), encoding="utf-8")
-        os.replace(unfinished, out)
+        write_whole(out, run_page(record, figures))
     if as_json:
         click.echo(json.dumps(figures))
     else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.failures import CliError, one_line
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,13 +206,17 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
             if rank:
                 return
             if done is None or bar is None:  # only now is it known that the run was accepted, and where it resumed
-                _write_whole(config.out / "recipe.yaml", to_yaml(config))
+                write_whole(config.out / "recipe.yaml", to_yaml(config))
                 done, steps = step, config.schedule.steps
                 bar = stack.enter_context(progress(f"train {config.phase}", total=steps, unit="steps", done=done))
             bar(step - done, note=None if loss is None else f"loss {loss:.3f}")
             done = step
 
-        result = run_training(config, resume=choice, accept_data_change=accepted_by, on_step=on_step)
+        try:
+            result = run_training(config, resume=choice, accept_data_change=accepted_by, on_step=on_step)
+        except OSError as error:
+            error.filename = error.filename or str(config.out)  # writing to an open file does not say its name
+            raise
     document = {
         "out": str(result.out),
         "step": result.step,
@@ -222,7 +227,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
         "data": result.data,
     }
     if not rank:
-        _write_whole(result_file, json.dumps(document, indent=1) + "\n")
+        write_whole(result_file, json.dumps(document, indent=1) + "\n")
     return document
 
 
@@ -237,9 +242,3 @@ def _who() -> str:
 
 def _is_verbose() -> bool:
     return bool(click.get_current_context().find_root().params.get("verbose"))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.unfinished")
-    temporary.write_text(text)
-    os.replace(temporary, path)

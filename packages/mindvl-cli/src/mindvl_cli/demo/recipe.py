@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindvl_cli.demo.settings import BLOCK, DemoSettings, PhaseSettings
 from mindvl_cli.load import to_yaml
+from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_train.config import Part, Phase
@@ -65,6 +66,5 @@ def write_recipe(
         checkpoints=CheckpointConfig(every_steps=min(250, wanted.steps), keep_last=1),
         trainable=trainable,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_yaml(config))
+    write_whole(path, to_yaml(config))
     return path

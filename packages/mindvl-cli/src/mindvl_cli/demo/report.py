@@ -18,6 +18,7 @@ from mindvl_cli.demo.findings import clock, findings, percent
 from mindvl_cli.demo.results import Example, Results, Stage
 from mindvl_cli.pages.charts import box_plots, heat_map, line_chart
 from mindvl_cli.pages.page import page, section, tile
+from mindvl_cli.whole_file import write_whole
 
 QUICK_NOTICE = (
     "Quick run: it trains a little to show that every part works, and claims nothing. Figures are not results."
@@ -31,9 +32,9 @@ def write_report(results: Results, out_dir: Path) -> Path:
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     document = json.dumps(report_document(results, out_dir), indent=2, allow_nan=False)
-    (out_dir / "report.json").write_text(document + "\n", encoding="utf-8")
+    write_whole(out_dir / "report.json", document + "\n")
     page = out_dir / "report.html"
-    page.write_text(render(results), encoding="utf-8")
+    write_whole(page, render(results))
     return page
 
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -22,6 +21,7 @@ import click
 
 from mindvl_cli.failures import CliError
 from mindvl_cli.interrupts import Stopped
+from mindvl_cli.whole_file import write_whole
 
 
 class StageBook:
@@ -40,7 +40,7 @@ class StageBook:
         self._folder.mkdir(parents=True, exist_ok=True)
         known = self._folder / "fingerprint"
         if not known.is_file():
-            _write_whole(known, fingerprint)
+            write_whole(known, fingerprint)
         elif known.read_text() != fingerprint:
             raise CliError(
                 f"{out}: holds a demo with another seed, size or version of the code. "
@@ -59,7 +59,7 @@ class StageBook:
             self._current = name
             result = action()
             content = {"result": result, "seconds": time.perf_counter() - started, "commands": self.commands[name]}
-            _write_whole(record, json.dumps(content, indent=1))
+            write_whole(record, json.dumps(content, indent=1))
         stored = json.loads(record.read_text())
         self.seconds[name], self.commands[name] = stored["seconds"], stored["commands"]
         return stored["result"]
@@ -95,12 +95,3 @@ def start_over(out: Path) -> None:
 def fingerprint_of(settings: Any) -> str:
     """A short hash of what a demo's records belong to."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.unfinished")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from mindvl_cli.demo.digits import Split, load_scans
 from mindvl_cli.demo.pages import Box, Layout, Page, compose_page, key_split, page_generator, random_number
+from mindvl_cli.whole_file import write_whole
 
 Task = Literal["digit", "caption", "read", "read3", "count", "compare", "locate", "arithmetic", "copy"]
 ScoreKind = Literal["exact", "point", "box"]
@@ -85,7 +86,7 @@ def write_source(
         if progress is not None:
             progress(1)
     path = folder / "data.json"
-    path.write_text(json.dumps(records), encoding="utf-8")
+    write_whole(path, json.dumps(records))
     return path
 
 
@@ -106,7 +107,7 @@ def write_benchmark(folder: Path, *, task: Task, split: Split, num_samples: int,
             row["box"] = list(example.boxes[0])
         rows.append(json.dumps(row))
     path = folder / f"{task}.jsonl"
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(rows) + "\n")
     return path
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from mindvl_cli.evaluation.benchmark import IMAGE_MARK
 from mindvl_cli.evaluation.predict import Prediction, open_image
 from mindvl_cli.evaluation.score import find_points
+from mindvl_cli.whole_file import write_whole
 
 MAX_ITEMS = 60
 MAX_SIDE = 320  # pixels of an embedded picture
@@ -41,14 +42,13 @@ def write_page(path: Path, *, name: str, predictions: Sequence[Prediction], scor
         for task, values in groups.items()
     )
     cards = "".join(_card(predictions[i], scores[i]) for i in shown)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
+    write_whole(
+        path,
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(name)}</h1>"
         f"<table><tr><th>task</th><th>right</th><th>items</th></tr>{rows}</table>"
         f"<p>{len(shown)} of {len(predictions)} items, at even distances.</p>"
         f'<div class="items">{cards}</div></body></html>\n',
-        encoding="utf-8",
     )
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw a resolution search: scores over the grid as a heat map, and boxes over the cells as in the paper's Figure 4."""
 
+import io
 from pathlib import Path
 from typing import Any
 
+from mindvl_cli.whole_file import write_whole
 from mindvl_merge import ResolutionSearch, box_of
 
 _UNIT_PIXELS = 28 * 28
@@ -79,8 +81,12 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 def _save(figure: Any, out: Path, name: str) -> list[Path]:
     paths = [out / f"{name}.png", out / f"{name}.svg"]
-    figure.savefig(paths[0], dpi=150)
-    figure.savefig(paths[1], metadata={"Date": None})  # the same search draws the same file
+    for path in paths:
+        drawn = io.BytesIO()
+        # Without a date the same search draws the same file.
+        options: dict[str, Any] = {"dpi": 150} if path.suffix == ".png" else {"metadata": {"Date": None}}
+        figure.savefig(drawn, format=path.suffix[1:], **options)
+        write_whole(path, drawn.getvalue())
     return paths
 
 

@@ -16,6 +16,7 @@ from mindvl_cli.evaluation.benchmark import Item
 from mindvl_cli.evaluation.predict import Predictor, Progress, Question
 from mindvl_cli.evaluation.run import score_prediction
 from mindvl_cli.failures import CliError
+from mindvl_cli.whole_file import write_whole
 from mindvl_merge import Request, ResolutionGrid, ResolutionSearch, box_of, search_resolution
 
 SEARCH_NAME = "resolution.json"
@@ -66,7 +67,7 @@ def write_search(result: ResolutionSearch, out: Path, *, model: str) -> list[Pat
 
     out.mkdir(parents=True, exist_ok=True)
     report = out / SEARCH_NAME
-    report.write_text(json.dumps({"model": model, **search_report(result)}, indent=2) + "\n", encoding="utf-8")
+    write_whole(report, json.dumps({"model": model, **search_report(result)}, indent=2) + "\n")
     return [report, *draw_heat_map(result, out), *draw_box_plot(result, out)]
 
 
@@ -80,10 +81,7 @@ def apply_limits(folder: Path, *, min_pixels: int, max_pixels: int, out: Path | 
         The processor file that was changed.
     """
     if out is not None:
-        if out.exists():
-            raise CliError(f"the folder exists. {out}. Remove it or choose another.")
-        shutil.copytree(folder, out)
-        folder = out
+        return _limited_copy(folder, out, min_pixels=min_pixels, max_pixels=max_pixels)
     for name in ("processor_config.json", "preprocessor_config.json"):
         path = folder / name
         if not path.is_file():
@@ -95,8 +93,24 @@ def apply_limits(folder: Path, *, min_pixels: int, max_pixels: int, out: Path | 
             for old_name, value in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
                 if old_name in holder:
                     holder[old_name] = value
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            partial.replace(path)
+            write_whole(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
             return path
     raise CliError(f"no image processor with a size was found. {folder}. Export the model with its processor.")
+
+
+def _limited_copy(folder: Path, out: Path, *, min_pixels: int, max_pixels: int) -> Path:
+    """A copy with these limits, which appears whole or not at all."""
+    if out.exists():
+        raise CliError(f"the folder exists. {out}. Remove it or choose another.")
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        shutil.copytree(folder, unfinished)
+        changed = apply_limits(unfinished, min_pixels=min_pixels, max_pixels=max_pixels)
+        unfinished.rename(out)
+    except OSError as error:  # copytree's own error is one, with a list of files
+        what = error.strerror or str(error)[:300]
+        raise CliError(f"{out}: cannot be written ({what}). Make room or choose another directory.") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return out / changed.name

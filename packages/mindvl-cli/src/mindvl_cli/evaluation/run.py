@@ -14,6 +14,7 @@ from mindvl_cli.evaluation.benchmark import Benchmark
 from mindvl_cli.evaluation.page import write_page
 from mindvl_cli.evaluation.predict import Prediction, Predictor, Progress
 from mindvl_cli.evaluation.score import Scores, gather, score_answer
+from mindvl_cli.whole_file import write_whole
 
 REPORT_NAME = "report.json"
 CACHE_NAME = "predictions.jsonl"
@@ -78,7 +79,7 @@ def evaluate(
     )
     if out is not None:
         document = {"model": str(predictor.folder), "fingerprint": predictor.fingerprint, **evaluation.report()}
-        (out / REPORT_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_whole(out / REPORT_NAME, json.dumps(document, indent=2) + "\n")
     return evaluation
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,19 +73,18 @@ def write_hf_folder(
         progress: Told how many parameters are written, and how many there are.
 
     Raises:
-        ModelError: `out` exists already, there is no tokenizer in its folder, or transformers has no such model.
+        ModelError: `out` exists already or cannot be written, there is no tokenizer in its folder, or transformers has
+            no such model.
     """
     if out.exists():
         raise ModelError(f"{out}: exists already. Name a new folder or remove it first.")
     if not (tokenizer / "tokenizer_config.json").is_file():
         raise ModelError(f"{tokenizer}: no tokenizer here. Name the folder of the run's tokenizer (--tokenizer).")
     document = hf_config(config, dtype or stored)
-    published = document["model_type"] == "qwen2_5_vl"
     unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
 
     def tensors() -> Iterable[tuple[str, Tensor]]:
+        published = document["model_type"] == "qwen2_5_vl"
         rules = weight_rules(config)
         for done, rule in enumerate(rules):
             kept = None if rule.param_name.endswith("expert_bias") else dtype  # float32 in every model, there as here
@@ -92,13 +92,32 @@ def write_hf_folder(
                 yield published_name(name) if published else name, as_dtype(piece, kept)
             progress(done + 1, len(rules))
 
-    write_weights(unfinished, tensors(), shard_bytes)
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        write_weights(unfinished, tensors(), shard_bytes)
+        _write_documents(unfinished, document, config, tokenizer, processor)
+        sync_folder(unfinished)
+        os.replace(unfinished, out)
+    except Exception as error:
+        # The tokenizer is saved by a library in Rust, which says of a full disk: "Exception: ... (os error 28)".
+        if not isinstance(error, OSError) and "(os error " not in str(error):
+            raise
+        what = getattr(error, "strerror", None) or str(error)[:300]
+        raise ModelError(f"{out}: cannot be written ({what}). Make room or name another directory.") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_documents(
+    folder: Path, document: dict[str, Any], config: MindVLConfig, tokenizer: Path, processor: ProcessorSettings
+) -> None:
+    """Everything beside the weights."""
+    published = document["model_type"] == "qwen2_5_vl"
     write_processor = write_qwen2_5_vl_processor if published else write_mindvl_processor
-    write_processor(unfinished, tokenizer, processor, config.vision)
-    (unfinished / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    write_processor(folder, tokenizer, processor, config.vision)
+    (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": config.tokens.end_of_turn, "pad_token_id": config.tokens.pad, "do_sample": False}
-    (unfinished / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
     for name in () if published else REMOTE_CODE:
-        shutil.copyfile(Path(__file__).with_name(name), unfinished / name)
-    sync_folder(unfinished)
-    os.replace(unfinished, out)
+        shutil.copyfile(Path(__file__).with_name(name), folder / name)

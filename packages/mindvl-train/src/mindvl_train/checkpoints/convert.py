@@ -86,7 +86,7 @@ def convert_to_checkpoint(
         progress: Told how many parameters are written, and how many there are.
 
     Raises:
-        ModelError: A folder is damaged, or its tensors do not fit the model; `out` exists.
+        ModelError: A folder is damaged, or its tensors do not fit the model; `out` exists or cannot be written.
     """
     enter()
     from mindvl_model.megatron.process import single_process
@@ -125,10 +125,18 @@ def convert_to_checkpoint(
             "run": {"precision": precision, "seed": seed, "data": _data(source, tokenizer)},
             "parents": [str(path) for path in folders],
         }
-        save_weights(
-            unfinished / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors(), file_bytes)
-        )
-    os.replace(unfinished, out)
+        try:
+            save_weights(
+                unfinished / "checkpoints",
+                described,
+                lambda folder: write_tensors(folder, places, tensors(), file_bytes),
+            )
+            os.replace(unfinished, out)
+        except OSError as error:
+            what = error.strerror or str(error)[:300]
+            raise WeightError(f"{out}: cannot be written ({what}). Make room or name another directory.") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     return ConvertReport(
         checkpoint=newest_checkpoint(out),
         precision=precision,

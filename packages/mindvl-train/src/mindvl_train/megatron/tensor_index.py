@@ -111,7 +111,9 @@ def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
     (folder / INDEX).write_bytes(content)
     # What megatron-core's loader wants beside torch's index.
     save_config(CheckpointingConfig("torch_dist"), str(folder))
-    torch.save({}, folder / "common.pt")
+    nothing = io.BytesIO()  # torch.save into a file says RuntimeError of a full disk
+    torch.save({}, nothing)
+    (folder / "common.pt").write_bytes(nothing.getvalue())
 
 
 def read_index(folder: Path) -> dict[str, StoredTensor]:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where reports go: a JSONL file, TensorBoard, the log, Weights & Biases."""
 
+import errno
 import hashlib
 import importlib
+import io
 import json
 import logging
 import math
 import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +56,55 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars under OUT/tensorboard."""
+    """Scalars under OUT/tensorboard, one event for each report.
+
+    TensorBoard's own writer works in a thread, which a full disk ends with a traceback and without the numbers that
+    wait in its queue. A report is small and rare, so it is written here, and whole: an event that is cut off would hide
+    all that follow from TensorBoard.
+    """
 
     def __init__(self, folder: Path, resumed_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto import event_pb2
 
-        self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1)
+        self._event: Any = event_pb2.Event
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("ab", buffering=0)
+        self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        # What an earlier start reported of this step and later ones is not shown.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._append(self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def write(self, report: dict[str, Any]) -> None:
-        """Add every number of the report at its step; `loss_by_source/pages` where numbers stand in groups."""
+        """Add every number of the report at its step; `loss_by_source/pages` where numbers stand in groups.
+
+        Raises:
+            OSError: It could not be written; the file is as it was before.
+        """
+        event = self._event(wall_time=time.time(), step=report["step"])
         for name, value in flat(report).items():
-            self._writer.add_scalar(name, value, report["step"])
+            event.summary.value.add(tag=name, simple_value=float(value))
+        self._append(event)
 
     def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
+        """Close the event file."""
+        self._file.close()
+
+    def _append(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        before = self._file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            written = self._file.write(record.getvalue()) or 0
+            if written < len(record.getvalue()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        except OSError:
+            if written:
+                self._file.truncate(before)
+            raise
 
 
 class WeightsAndBiases:
