@@ -56,6 +56,14 @@ def test_links_of_the_hugging_face_cache_are_files(tmp_path, make_folder, random
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_links_from_anywhere_into_the_hugging_face_cache_are_files(tmp_path, make_folder, random_tensors):
+    path, blobs = make_folder("a", random_tensors(0)), tmp_path / "hub" / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    (path / "model.safetensors").rename(blobs / "1f3")
+    (path / "model.safetensors").symlink_to(blobs / "1f3")
+    assert ModelFolder(path).files == ["model.safetensors"]
+
+
 def test_what_is_no_file_is_not_opened(tmp_path, make_folder, random_tensors):
     path = make_folder("a", random_tensors(0))
     os.mkfifo(path / "pipe")

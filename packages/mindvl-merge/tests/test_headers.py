@@ -77,6 +77,8 @@ REPEATED = (
         (b'{"a":' + b"1" * 5000 + b"}", "JSON is damaged"),
         (b"[1]", r"not an object but \[1\]"),
         (b"\xff\xfe{}", "JSON is damaged"),
+        (json.dumps({"a": _entry()}).encode("utf-16"), "JSON is damaged"),
+        (json.dumps({"a": _entry()}).encode("utf-8-sig"), "JSON is damaged"),
     ],
 )
 def test_every_lie_is_refused_in_one_sentence(tmp_path, header, message):

@@ -118,3 +118,29 @@ def test_templates_are_compared_wherever_they_are_kept(compare, first, other, ex
 def test_what_is_no_tokenizer_is_named(compare, document):
     with pytest.raises(FolderError, match=r"b.tokenizer\.json: "):
         compare({"tokenizer.json": TOKENIZER}, {"tokenizer.json": document})
+
+
+def test_a_tokenizer_saved_again_by_another_version_does_not_differ(tmp_path):
+    """Newer versions of the tokenizers library write more defaults; trim_offsets changes no token."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    documents = {
+        "old": {"model": model, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [level]}},
+        "new": {
+            "model": model | {"ignore_merges": False, "byte_fallback": False, "dropout": None},
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [level | {"trim_offsets": True, "use_regex": True}],
+            },
+        },
+        "other": {
+            "model": model,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [level | {"use_regex": False}]},
+        },
+    }
+    for name, document in documents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(document))
+    assert tokenizer_differences(tmp_path / "old", tmp_path / "new") == []
+    (found,) = tokenizer_differences(tmp_path / "old", tmp_path / "other")
+    assert (found.key, found.first, found.other) == ("pre_tokenizer", "True", "nothing")

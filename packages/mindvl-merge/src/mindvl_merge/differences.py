@@ -12,10 +12,12 @@ from typing import Any
 
 from .errors import FolderError
 from .files import read_json, regular_file, same_bytes
+from .spellings import one_spelling, same_sections
 
 MISSING = "nothing"
 
-_WITHOUT_EFFECT = {  # last part of a key of config.json; the merged model keeps the value of the first model
+_WITHOUT_EFFECT = {  # keys and sections of config.json; the merged model keeps the value of the first model
+    "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_experts_implementation_autoset",
@@ -24,25 +26,63 @@ _WITHOUT_EFFECT = {  # last part of a key of config.json; the merged model keeps
     "attention_dropout",
     "auto_map",
     "aux_loss_alpha",
+    "bad_words_ids",
+    "begin_suppress_tokens",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
     "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
     "eos_token_id",
     "ep_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
     "gradient_checkpointing",
+    "id2label",
     "initializer_range",
+    "label2id",
+    "length_penalty",
+    "max_length",
     "max_position_embeddings",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
     "output_router_logits",
+    "output_scores",
     "pad_token_id",
+    "prefix",
     "pretraining_tp",
     "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
     "return_dict",
+    "return_dict_in_generate",
     "router_aux_loss_coef",
+    "sep_token_id",
     "seq_aux",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
     "torch_dtype",
+    "torchscript",
     "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
     "use_cache",
 }
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -82,9 +122,9 @@ def config_differences(first: Path, other: Path) -> list[Difference]:
         )
     if found[0] is None or found[1] is None:
         return []
-    values = [_flat(document) for document in (found[0], found[1])]
+    values = [_flat(document, is_config=True) for document in same_sections(found[0], found[1])]
     return [
-        Difference(file="config.json", key=key, first=one, other=two, is_refused=_last(key) not in _WITHOUT_EFFECT)
+        Difference(file="config.json", key=key, first=one, other=two, is_refused=_changes_function(key, one, two))
         for key, one, two in _differing(*values)
     ]
 
@@ -104,7 +144,8 @@ def processor_differences(first: Path, other: Path) -> list[Difference]:
             continue
         for key, left, right in _differing(_flat(one), _flat(two)):
             last = _last(key)
-            refused = name in _PROCESSOR_FILES and (last in _PIXELS or last.startswith("do_"))
+            is_said = MISSING not in (left, right)  # newer versions write what was a default
+            refused = is_said and name in _PROCESSOR_FILES and (last in _PIXELS or last.startswith("do_"))
             differences.append(Difference(file=name, key=key, first=left, other=right, is_refused=refused))
     return differences
 
@@ -122,6 +163,12 @@ def code_differences(first: Path, other: Path) -> list[Difference]:
 def shown(value: Any) -> str:
     """A value for a message."""
     return MISSING if value is None else f"{value!r:.80}"
+
+
+def _changes_function(key: str, first: str, other: str) -> bool:
+    if key.endswith(".model_type") and MISSING in (first, other):  # of a section, which older versions do not name
+        return False
+    return not _WITHOUT_EFFECT.intersection(key.split("."))
 
 
 def _read(path: Path, name: str) -> dict[str, Any] | None:
@@ -144,32 +191,14 @@ def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[t
             yield key, shown(first.get(key)), shown(other.get(key))
 
 
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(section: Mapping[str, Any], prefix: str = "", *, is_config: bool = False) -> dict[str, Any]:
     """Values by dotted key; what is null, or says what its absence says, is left out."""
     flat: dict[str, Any] = {}
-    items = section if prefix.endswith("rope_parameters.") else _with_one_rotary(section)
+    name = _last(prefix.removesuffix("."))
+    items = one_spelling(section, name) if is_config and name != "rope_parameters" else section
     for key, value in items.items():
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value is not None and not (key == "layer_types" and _all_full(value)):
+            flat |= _flat(value, f"{prefix}{key}.", is_config=is_config)
+        elif value is not None:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _all_full(layer_types: Any) -> bool:
-    return isinstance(layer_types, list) and all(one == "full_attention" for one in layer_types)
-
-
-def _with_one_rotary(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary embedding under one key: transformers 4 has rope_theta beside rope_scaling, 5 has rope_parameters."""
-    spelled = [section.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
-    if not all(isinstance(one, dict) for one in spelled):
-        return dict(section)
-    rotary = {"rope_theta": section.get("rope_theta"), **spelled[0], **spelled[1]}
-    kinds = {str(rotary.pop(name, "default")) for name in ("type", "rope_type")} - {"default", "mrope"}
-    if kinds:
-        rotary["rope_type"] = " and ".join(sorted(kinds))
-    rest = {
-        key: value for key, value in section.items() if key not in ("rope_scaling", "rope_parameters", "rope_theta")
-    }
-    return rest | ({"rope_parameters": rotary} if spelled != [{}, {}] or rotary["rope_theta"] is not None else {})

@@ -85,9 +85,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
     """The same of bytes that were read from `path`; their number is checked by the caller."""
     try:
-        document = json.loads(content, object_pairs_hook=_without_repeated_keys)
+        document = json.loads(content.decode(), object_pairs_hook=_without_repeated_keys)
         _refuse_depth(document)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of 5,000 digits
+    except (ValueError, RecursionError) as error:  # also other encodings than UTF-8, and integers of 5,000 digits
         raise FolderError(f"{path}: the JSON is damaged ({str(error)[:200]}). Copy the file again.") from error
     if not isinstance(document, dict):
         raise FolderError(f"{path}: the JSON is not an object but {document!r:.60}. Copy the file again.")
@@ -111,10 +111,14 @@ def same_bytes(first: Path, other: Path) -> bool:
 
 
 def _refuse_escape(directory: Path, path: Path) -> None:
-    """Links inside of the directory are fine, and those of the Hugging Face cache: snapshots/X/NAME to blobs/HASH."""
+    """Links inside of the directory are fine, and those into the Hugging Face cache, models--X/blobs/HASH.
+
+    The cache has them from snapshots/COMMIT, and older `huggingface-cli download --local-dir` made them anywhere.
+    """
     root, target = directory.resolve(), path.resolve()
-    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
-    if not any(target.is_relative_to(place) for place in allowed):
+    allowed = [root, *([(root.parent.parent / "blobs").resolve()] if root.parent.name == "snapshots" else [])]
+    in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not in_cache and not any(target.is_relative_to(place) for place in allowed):
         raise FolderError(f"{path}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
 
 

@@ -56,10 +56,10 @@ def _compare_fast(first: Path, other: Path) -> list[Difference]:
         found = _first_entry("added token", flags[0], flags[1])
     differences = [] if found is None else [found]
     for section in _BESIDE_MODEL:
-        one, two = (document.get(section) for document in documents)
+        one, two = (_said(document.get(section)) for document in documents)
         if one != two:
-            differences.append(_differs(section, shown(one), shown(two)))
-    rest = [{key: value for key, value in model.items() if key not in ("vocab", "merges")} for model in models]
+            differences.append(_differs(section, *map(shown, _first_place(one, two))))
+    rest = [_said({key: value for key, value in model.items() if key not in ("vocab", "merges")}) for model in models]
     for key in sorted(rest[0].keys() | rest[1].keys()):
         if rest[0].get(key) != rest[1].get(key):
             differences.append(_differs(f"model.{key}", shown(rest[0].get(key)), shown(rest[1].get(key))))
@@ -79,6 +79,31 @@ def _first_entry(kind: str, first: dict[str, Any], other: dict[str, Any]) -> Dif
 
 def _differs(key: str, first: str, other: str) -> Difference:
     return Difference(file=_FAST, key=key, first=first, other=other, is_refused=True)
+
+
+def _said(value: Any) -> Any:
+    """A section without what says what its absence says, and without what only changes offsets into the text."""
+    if isinstance(value, list):
+        return [_said(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    default = {"use_regex": True} if value.get("type") == "ByteLevel" else {}
+    return {
+        key: _said(one)
+        for key, one in (default | value).items()
+        if key != "trim_offsets" and one is not None and one is not False and one != ""
+    }
+
+
+def _first_place(one: Any, two: Any) -> tuple[Any, Any]:
+    """The innermost values that differ first, so that a message shows the difference."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(one, dict) and isinstance(two, dict):
+        pairs = [(one.get(key), two.get(key)) for key in sorted(one.keys() | two.keys())]
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        pairs = list(zip(one, two, strict=True))
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    return _first_place(*differing[0]) if differing else (one, two)
 
 
 def _section(document: dict[str, Any], name: str, place: Path) -> dict[str, Any]:

@@ -107,6 +107,17 @@ def test_one_model_at_a_time_finds_the_same_errors(
     assert not list(tmp_path.glob("mindvl-parity-*"))
 
 
+def test_one_expert_for_each_token_holds(tmp_path: Path) -> None:
+    """Its weight is 1 where it is normalized; megatron-core itself refuses such a configuration."""
+    for normalize in (True, False):
+        config = smallest_qwen3_moe(experts_per_token=1, normalize_router=normalize)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))
+        model.save_pretrained(tmp_path / str(normalize))
+        report = check_parity(tmp_path / str(normalize), num_inputs=2)
+        assert report.failing == ()
+        assert max(one.mre for one in report.inputs) <= 1e-5
+
+
 @pytest.mark.parametrize("config", [smallest_qwen3_moe(), smallest_deepseek_v3(num_mtp_layers=0)])
 def test_language_models_with_experts_hold_in_fp8_too(config: MindVLConfig, tmp_path: Path) -> None:
     published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))

@@ -83,6 +83,22 @@ def test_links_stay_in_the_directory_or_in_the_cache_of_hugging_face(tmp_path: P
         shutil.copyfile(source, tmp_path / "blobs" / name)
         (cache / name).symlink_to(f"../../blobs/{name}")
     assert WeightFolder(cache).names() == sorted(SHAPES)
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    shutil.copyfile(tmp_path / "elsewhere", blobs / "1f3")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(blobs / "1f3")
+    assert WeightFolder(folder).names() == sorted(SHAPES)
+
+
+def test_what_the_library_says_of_names_does_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", shards=1)
+    rewrite_header(
+        folder / "model.safetensors", lambda text: text.replace(b'"w0"', b'"\\u001b\\n"').replace(b"[4]", b"[5]")
+    )
+    with pytest.raises(WeightError, match="not a whole safetensors file") as caught:
+        WeightFolder(folder)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ def test_bytes_that_are_no_text_directories_and_sizes_are_named(tmp_path: Path) 
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WeightError, match="not valid JSON"):
         read_json(path)
+    path.write_bytes(b"\xef\xbb\xbf{}")  # transformers refuses a byte order mark, too
+    with pytest.raises(WeightError, match="not valid JSON"):
+        read_json(path)
     with open(path, "wb") as file:
         file.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(WeightError, match=f"{MAX_JSON_BYTES + 1} bytes are more"):

@@ -34,10 +34,12 @@ class Qwen3MoEAdapter:
             layout,
             qk_layernorm=True,
             moe_router_score_function="softmax",
-            moe_router_pre_softmax=not config.normalize_router,
+            # megatron-core refuses one expert whose weight is always 1; our router computes it, as transformers does
+            moe_router_pre_softmax=not config.normalize_router or config.experts_per_token == 1,
             moe_aux_loss_coeff=config.aux_loss_weight,
             **expert_fields(config, layout),
         )
+        transformer.moe_router_pre_softmax = not config.normalize_router
         layer = layer_spec(causal=True, query_key_norm=True, experts=ExpertLayer, module=ExpertTransformerLayer)
         return build_language_model(
             transformer,

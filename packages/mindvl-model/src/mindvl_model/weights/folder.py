@@ -231,7 +231,8 @@ def _header(directory: Path, name: str) -> dict[str, StoredTensor]:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
             stored = {name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise WeightError(f"{file}: not a whole safetensors file ({error}). Fetch it again.") from error
+        reason = ascii(str(error))[1:-1]  # it may hold names from the file, which a terminal would obey
+        raise WeightError(f"{file}: not a whole safetensors file ({reason:.300}). Fetch it again.") from error
     parse_json(content, file)  # the library takes the last of two tensors of one name
     for name, one in stored.items():
         fits = len(one.shape) <= MAX_DIMENSIONS and math.prod(size for size in one.shape if size) < 2**62
@@ -241,10 +242,14 @@ def _header(directory: Path, name: str) -> dict[str, StoredTensor]:
 
 
 def _refuse_escape(directory: Path, file: Path) -> None:
-    """Links inside of the directory are fine, and those of the Hugging Face cache: snapshots/X/NAME to blobs/HASH."""
+    """Links inside of the directory are fine, and those into the Hugging Face cache, models--X/blobs/HASH.
+
+    The cache has them from snapshots/COMMIT, and older `huggingface-cli download --local-dir` made them anywhere.
+    """
     root, target = directory.resolve(), file.resolve()
-    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
-    if not any(target.is_relative_to(place) for place in allowed):
+    allowed = [root, *([(root.parent.parent / "blobs").resolve()] if root.parent.name == "snapshots" else [])]
+    in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not in_cache and not any(target.is_relative_to(place) for place in allowed):
         raise WeightError(f"{file}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
     if not file.is_file():
         raise WeightError(f"{file}: not a regular file. Fetch the directory again.")

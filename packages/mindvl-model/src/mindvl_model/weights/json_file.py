@@ -40,9 +40,9 @@ def read_json(file: Path) -> Any:
 def parse_json(content: bytes, file: Path) -> Any:
     """The same of bytes that were read from `file`; their number is checked by the caller."""
     try:
-        document = json.loads(content, object_pairs_hook=_without_repeated_keys)
+        document = json.loads(content.decode(), object_pairs_hook=_without_repeated_keys)
         _refuse_depth(document)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of 5,000 digits
+    except (ValueError, RecursionError) as error:  # also other encodings than UTF-8, and integers of 5,000 digits
         raise WeightError(f"{file}: not valid JSON ({str(error)[:200]}). Fetch the file again.") from error
     return document
 
