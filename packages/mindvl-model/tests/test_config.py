@@ -69,3 +69,23 @@ def test_a_configuration_comes_back_from_json(name: str) -> None:
     document["language"]["kind"] = "qwen9"
     with pytest.raises(ModelError, match="'qwen9'"):
         config_from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("language", "num_layers", None),
+        ("language", "hidden_size", True),
+        ("language", "rotary_base", float("nan")),
+        ("language", "kind", []),
+        ("vision", "image_std", []),
+        ("vision", "image_mean", [0.5, {}, 0.5]),
+        ("vision", "full_attention_layers", 3),
+        ("tokens", "video", "x"),
+    ],
+)
+def test_a_description_with_values_of_other_types_is_refused(part: str, name: str, value: object) -> None:
+    document = json.loads(json.dumps(asdict(named_config("tiny"))))
+    document[part][name] = value
+    with pytest.raises(ModelError):
+        config_from_json(document)

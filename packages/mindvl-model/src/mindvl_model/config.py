@@ -5,8 +5,9 @@ Names and meanings follow the configuration of Qwen2.5-VL in transformers; famil
 language_config.py, named sizes in sizes.py.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mindvl_model.errors import ModelError
 from mindvl_model.language_config import (
@@ -159,15 +160,47 @@ def config_from_json(document: dict[str, Any]) -> MindVLConfig:
         family = FAMILIES[language["kind"]]
         if language.get("yarn") is not None:
             language["yarn"] = YarnConfig(**language["yarn"])
-        return MindVLConfig(
+        config = MindVLConfig(
             vision=VisionConfig(**_with_tuples(document["vision"])),
             language=family(**_with_tuples(language)),
             tokens=TokenConfig(**document["tokens"]),
         )
-    except (KeyError, TypeError) as error:
+        _check_types(config)
+        return config
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
             f"model description: {error!r} is not known here. Checkpoint. Use the mindvl-model that wrote it."
         ) from error
+
+
+def _check_types(config: Any) -> None:
+    """Refuse fields whose values are of other types than the class says; JSON may hold anything.
+
+    Raises:
+        TypeError: By the name of the field.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if is_dataclass(value):
+            _check_types(value)
+        elif not _fits(value, hint):
+            raise TypeError(f"{name}={value!r:.60}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, args = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value in args
+    if kind is tuple:
+        if not isinstance(value, tuple):
+            return False
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return len(value) == len(hints) and all(map(_fits, value, hints))
+    if args:  # a union
+        return any(_fits(value, one) for one in args)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mindvl_model import ModelError
 from mindvl_train import CheckpointError, InitSection, ModelSection, RunConfig, run_training
 from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 from mindvl_train.checkpoints.export import export_checkpoint, model_config
+from mindvl_train.checkpoints.integrity import seal
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
@@ -112,6 +113,21 @@ def test_a_full_disk_ends_a_conversion_in_a_sentence_and_leaves_nothing(trained:
     ):
         convert_to_checkpoint(ConvertSource(model=tmp_path / "model"), tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "data", [None, {}, {"tokenizer": 3, "image": {}}, {"tokenizer": "x", "image": {"min_pixels": "x"}}]
+)
+def test_a_forged_manifest_is_a_sentence(trained: Path, tmp_path: Path, data: object) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["run"]["data"] = data
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint / "files.json").unlink()
+    seal(checkpoint)  # with checksums that fit
+    with pytest.raises(CheckpointError, match="the section of the run lacks"):
+        export_checkpoint(tmp_path / "run", tmp_path / "model")
 
 
 @contextmanager

@@ -39,17 +39,23 @@ def export_checkpoint(
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.restore import WeightReader
+    from mindvl_train.errors import DamagedCheckpointError
     from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.tensor_files import stored_parameters
 
     checkpoint = newest_checkpoint(source)
     manifest = read_manifest(checkpoint)
-    config, run = model_config(manifest), manifest["run"]
-    data, stored = run["data"], DTYPES[run["precision"]]
+    config = model_config(manifest)
     picture_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-    for name, size in picture_sizes.items():
-        picture_sizes[name] = size or data["image"].get(name)
-    if tokenizer is None and data["tokenizer"] is None:
+    try:
+        stored, told = DTYPES[manifest["run"]["precision"]], manifest["run"]["data"]
+        tokenizer = tokenizer or (None if told["tokenizer"] is None else Path(told["tokenizer"]))
+        for name, size in picture_sizes.items():
+            known = told["image"].get(name)
+            picture_sizes[name] = size or (None if known is None else int(known))
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise DamagedCheckpointError(f"{checkpoint}: manifest.json: the section of the run lacks {error!r}") from error
+    if tokenizer is None:
         raise ModelError(f"{checkpoint}: was converted without a tokenizer. Name one (--tokenizer).")
     if None in picture_sizes.values():
         raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
@@ -62,7 +68,7 @@ def export_checkpoint(
             stored,
             config,
             destination,
-            tokenizer=tokenizer or Path(data["tokenizer"]),
+            tokenizer=tokenizer,
             processor=ProcessorSettings(**picture_sizes),  # type: ignore[arg-type]
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
