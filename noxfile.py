@@ -72,6 +72,13 @@ def flow(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Plant bugs into a copy of the sources; checks and tests must notice each. Slow, not part of plain `nox`."""
+    _sync(session, "--no-default-groups", "--group", "test")
+    session.run("python", "tests/mutants/session.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def npu_contract(session: nox.Session) -> None:
     """The simulator beside the real torch_npu wheel, over a stub runtime: no NPU and no CANN are needed."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):

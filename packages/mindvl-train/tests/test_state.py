@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stopping and going on equals never stopping, bit for bit."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def die_at(step: int) -> Callable[[int, float | None], None]:
             raise KilledError
 
     return on_step
+
+
+def counters_in(checkpoint: Path) -> dict[str, Any]:
+    """What the manifest keeps of the counters."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    return {name: manifest[name] for name in ("step", "tokens", "label_tokens", "skipped", "norms", "losses")}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -46,5 +53,9 @@ def test_six_steps_straight_equal_three_a_crash_and_three_more(
         assert torch.equal(tensor, actual[name]), name
     ledgers = [(result.checkpoint / "ledger.json").read_bytes() for result in (straight, resumed)]
     assert ledgers[0] == ledgers[1]
+    counters = [counters_in(result.checkpoint) for result in (straight, resumed)]
+    assert counters[0] == counters[1]
+    assert counters[0]["label_tokens"] > 0
+    assert len(counters[0]["norms"]) == 6  # spikes are judged by those before the stop, too
     assert read_losses(make_config("straight")) == read_losses(config)
     assert [step for step, _, _ in read_losses(config)] == [1, 2, 3, 4, 5, 6]

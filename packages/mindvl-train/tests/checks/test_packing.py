@@ -86,8 +86,9 @@ def test_bf16_is_judged_by_the_rounding_noise_of_the_same_pack(make_config: Call
     assert not replace(report, neighbour=1e-2).holds
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_row_whose_samples_see_each_other_is_found(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     from mindvl_model import model
 
@@ -99,7 +100,7 @@ def test_a_row_whose_samples_see_each_other_is_found(
             return Segments.from_cu_seqlens(cu_seqlens[[0, -1]])
 
     monkeypatch.setattr(model, "Segments", Blind)
-    report = report_of(make_config())
+    report = report_of(make_config(precision=precision))
     assert not report.holds
     assert min(report.loss, report.gradient, report.neighbour) > 1e-3
 

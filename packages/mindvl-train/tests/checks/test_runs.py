@@ -113,3 +113,24 @@ def test_in_bf16_a_difference_is_judged_by_the_rounding_noise_of_the_same_quanti
     assert not judged.holds
     assert Difference("loud", 0.03, BF16_MARGIN * 0.01).holds
     assert not Difference("lost", math.nan, 1.0).holds
+
+
+def test_a_layout_that_stores_a_part_of_a_tensor_is_a_difference_and_no_traceback(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindvl_train.checks import runs
+
+    here = finished(make_config("run", steps=1, checkpoints=CheckpointConfig(every_steps=1, keep_last=1)))
+    there = here.with_name("other")
+    shutil.copytree(here, there)
+    read = runs._Gradients.read
+
+    def partly(self: Any, key: str) -> Any:
+        if "other" in str(self._reader._folder) and key.endswith("projector.fc1.weight"):
+            raise ValueError(f"{key}: 1 of 2 values are stored")
+        return read(self, key)
+
+    monkeypatch.setattr(runs._Gradients, "read", partly)
+    report = report_of(here, there, steps=1)
+    assert report.differences["gradient"] == Difference("projector.fc1.weight", math.inf, 1e-5)
+    assert not report.holds

@@ -5,6 +5,7 @@ Thin: `mindvl_train.checks.alignment` does the work. Joined to the group in chec
 """
 
 import json
+import math
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -66,15 +67,23 @@ def _plain(report: "AlignmentReport") -> dict[str, Any]:
         "ok": report.holds,
         "phase": report.phase,
         "precision": report.precision,
-        "mean_difference": report.mean_difference,
+        "mean_difference": _finite(report.mean_difference),
         "bound": report.bound,
-        "differences": report.differences,
+        "differences": {name: _finite(value) for name, value in report.differences.items()},
         "bounds": dict(report.bounds),
         "parameter": report.parameter,
         "moved_tokens": report.moved_tokens,
         "note": report.note,
-        "steps": [asdict(step) | {"difference": step.difference} for step in report.steps],
+        "steps": [
+            {name: _finite(value) for name, value in (asdict(step) | {"difference": step.difference}).items()}
+            for step in report.steps
+        ],
     }
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None for what JSON does not know."""
+    return value if math.isfinite(value) else None
 
 
 def _text(report: "AlignmentReport") -> str:

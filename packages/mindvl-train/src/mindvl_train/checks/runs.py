@@ -6,7 +6,7 @@ Comes after the runs, which leave `metrics.jsonl` and a checkpoint of step 1; pa
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,7 +30,6 @@ _FIGURES = (  # besides loss, norm and routers; times, memory and load balance d
     "loss_by_source",
     "loss_by_modality",
     "mtp_loss",
-    "grad_norm_by_part",
 )
 
 
@@ -92,13 +91,19 @@ def gradient_differences(expected: Path, actual: Path) -> dict[str, float]:
         expected, actual: Checkpoints of step 1, in any layout. Balancing biases of routers count as parameters.
     """
     ours, theirs = _Gradients(expected), _Gradients(actual)
-    if ours.names != theirs.names:
-        return dict.fromkeys(sorted(ours.names ^ theirs.names), math.inf)
-    floor = SMALL * max(float(tensor.abs().max()) for _, tensor in ours.read())
+    if ours.shapes != theirs.shapes:  # a tensor is missing, or is not stored whole
+        return dict.fromkeys(sorted(key for key, _ in ours.shapes.items() ^ theirs.shapes.items()), math.inf)
+    floor = SMALL * max(float(tensor.abs().max()) for key in ours.shapes for _, tensor in ours.read(key))
     found = {}
-    for (name, tensor), (_, other) in zip(ours.read(), theirs.read(), strict=True):
-        difference = float((tensor - other).abs().max()) / max(float(tensor.abs().max()), floor)
-        found[name] = math.inf if math.isnan(difference) else difference
+    for key in sorted(ours.shapes):
+        try:
+            pairs = zip(ours.read(key), theirs.read(key), strict=True)
+        except ValueError:  # the checkpoint holds a part of it: the layout does not save all that it trains
+            found[key.removeprefix(_MOMENT)] = math.inf
+            continue
+        for (name, tensor), (_, other) in pairs:
+            difference = float((tensor - other).abs().max()) / max(float(tensor.abs().max()), floor)
+            found[name] = math.inf if math.isnan(difference) else difference
     return found
 
 
@@ -140,13 +145,19 @@ class _Gradients:
         from mindvl_train.megatron.tensor_files import TensorReader  # imports megatron-core
 
         self._reader = TensorReader(checkpoint / "tensors")
-        self.names = {key for key in self._reader.tensors if key.startswith(_MOMENT) or key.endswith("expert_bias")}
+        self.shapes = {
+            key: tuple(stored.shape)
+            for key, stored in self._reader.tensors.items()
+            if key.startswith(_MOMENT) or key.endswith("expert_bias")
+        }
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        for key in sorted(self.names):
-            name, tensor = key.removeprefix(_MOMENT), self._reader.read_tensor(key).float()
-            if ".layers." in name and not re.search(r"\.layers\.\d", name):
-                for layer, piece in enumerate(tensor):
-                    yield name.replace(".layers.", f".layers.{layer}.", 1), piece
-            else:
-                yield name, tensor
+    def read(self, key: str) -> list[tuple[str, Tensor]]:
+        """A stored tensor by name, taken apart into those of its layers.
+
+        Raises:
+            ValueError: A part of it is not stored.
+        """
+        name, tensor = key.removeprefix(_MOMENT), self._reader.read_tensor(key).float()
+        if ".layers." not in name or re.search(r"\.layers\.\d", name):
+            return [(name, tensor)]
+        return [(name.replace(".layers.", f".layers.{layer}.", 1), piece) for layer, piece in enumerate(tensor)]
