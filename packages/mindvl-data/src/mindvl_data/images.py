@@ -123,7 +123,7 @@ def to_patches(
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
         (time, height, width) in patches.
     """
-    image = picture if isinstance(picture, DecodedImage) else DecodedImage(np.asarray(picture))
+    image = picture if isinstance(picture, DecodedImage) else DecodedImage(picture)
     height, width = smart_resize(
         image.height,
         image.width,
