@@ -51,8 +51,8 @@ def export_checkpoint(
         stored, told = DTYPES[manifest["run"]["precision"]], manifest["run"]["data"]
         tokenizer = tokenizer or (None if told["tokenizer"] is None else Path(told["tokenizer"]))
         for name, size in picture_sizes.items():
-            known = told["image"].get(name)
-            picture_sizes[name] = size or (None if known is None else int(known))
+            known = None if size else told["image"].get(name)
+            picture_sizes[name] = size if known is None else int(known)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamagedCheckpointError(f"{checkpoint}: manifest.json: the section of the run lacks {error!r}") from error
     if tokenizer is None:
