@@ -120,7 +120,7 @@ def test_a_medium_that_cannot_be_decoded_is_named_on_the_page(mixed: Path) -> No
     object.__setattr__(shown.raw, "media", (shown.raw.media[0][:150], shown.raw.media[1]))
     page = sample_page(shown)
     check_html(page)
-    assert "class=bad>medium 0: picture cannot be decoded" in page
+    assert "class=bad>medium 0: image cannot be decoded" in page
 
 
 def test_text_on_the_page_is_escaped(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
