@@ -63,8 +63,11 @@ def test_a_truncated_file_is_named(make_folder, random_tensors):
 
 
 def test_a_missing_folder_or_shard_is_named(tmp_path, make_folder, random_tensors):
-    with pytest.raises(FolderError, match=r"no model\.safetensors"):
+    with pytest.raises(FolderError, match="nowhere: this is not an existing directory"):
         ModelFolder(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FolderError, match=r"no model\.safetensors"):
+        ModelFolder(tmp_path / "empty")
     path = make_folder("a", random_tensors(0), shards=2)
     (path / "part-1.safetensors").unlink()
     with pytest.raises(FolderError, match=r"part-1\.safetensors"):

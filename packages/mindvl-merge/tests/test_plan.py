@@ -58,3 +58,12 @@ def test_an_existing_output_is_kept_unless_told(tmp_path, make_folder, random_te
     assert (tmp_path / "out" / "note").exists()
     _merge(tmp_path, [model], overwrite=True)
     assert not (tmp_path / "out" / "note").exists()
+
+
+def test_links_in_a_circle_give_one_sentence(tmp_path, make_folder, random_tensors):
+    path, circle = make_folder("a", random_tensors(0)), tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(MergeError, match="circle: this is not an existing directory"):
+        merge(MergeConfig(models=(path, circle), out=tmp_path / "out"))
+    with pytest.raises(MergeError, match="nothing was changed"):
+        merge(MergeConfig(models=(path,), out=circle))

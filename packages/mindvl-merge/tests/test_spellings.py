@@ -70,6 +70,7 @@ _OTHER = {
     "tied": (_PUBLISHED, _SAVED_BY_5 | {"tie_word_embeddings": True}, "tie_word_embeddings"),
     "experts": (_EXPERTS, {"model_type": "qwen3_moe", "num_local_experts": 64}, "num_experts"),
     "interleaved": (_LATENT, _LATENT | {"rope_interleave": False}, "rope_interleave"),
+    "exported": ({"vision_config": {}}, {"vision_config": {"tokens_per_second": 4, "hidden_act": "silu"}}),
     "head": (_DECODER, _DECODER | {"head_dim": 32}, "head_dim"),
     "nested window": (_DECODER, _DECODER | {"sliding_window": 8}, "sliding_window"),
 }

@@ -26,25 +26,26 @@ class MergeConfig:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise MergeConfigError("no model is given. models. Name at least one directory.")
+            raise MergeConfigError("models: no model is given. Name at least one directory.")
+        for path in (*self.models, self.out):
+            if "\0" in str(path):
+                raise MergeConfigError(f"{str(path)!r:.200}: a path cannot hold a null character. Choose another path.")
         if self.max_shard_bytes <= 0:
-            raise MergeConfigError(
-                f"max_shard_bytes={self.max_shard_bytes} is not positive. max_shard_bytes. Use 5000000000."
-            )
+            raise MergeConfigError(f"max_shard_bytes: {self.max_shard_bytes} is not positive. Use 5000000000.")
         if self.weights is None:
             return
         if len(self.weights) != len(self.models):
             raise MergeConfigError(
-                f"{len(self.weights)} weights for {len(self.models)} models. weights. Give one per model, "
-                "or none for equal ones."
+                f"weights: {len(self.weights)} weights for {len(self.models)} models. Give one per model, or none for "
+                "equal ones."
             )
         if not all(math.isfinite(weight) for weight in self.weights):
-            raise MergeConfigError(f"weights {list(self.weights)} are not all finite. weights. Give numbers.")
+            raise MergeConfigError(f"weights: {list(self.weights)} are not all finite. Give finite numbers.")
         total = math.fsum(self.weights)
         if abs(total - 1) > 1e-6 and not self.any_weight_sum:
             raise MergeConfigError(
-                f"weights {list(self.weights)} sum to {total:g}, not 1. weights. Correct them, leave them "
-                "out for equal weights, or set any_weight_sum if that is meant."
+                f"weights: {list(self.weights)} sum to {total:g}, not 1. Correct them, leave them out for equal "
+                "weights, or set any_weight_sum if that is meant."
             )
 
     @property

@@ -110,13 +110,18 @@ def same_bytes(first: Path, other: Path) -> bool:
         return False
 
 
+def real_path(path: Path) -> Path:
+    """The path behind all symbolic links; those that lead in a circle are left as they are, to fail when opened."""
+    return Path(os.path.realpath(path))
+
+
 def _refuse_escape(directory: Path, path: Path) -> None:
     """Links inside of the directory are fine, and those into the Hugging Face cache, models--X/blobs/HASH.
 
     The cache has them from snapshots/COMMIT, and older `huggingface-cli download --local-dir` made them anywhere.
     """
-    root, target = directory.resolve(), path.resolve()
-    allowed = [root, *([(root.parent.parent / "blobs").resolve()] if root.parent.name == "snapshots" else [])]
+    root, target = real_path(directory), real_path(path)
+    allowed = [root, *([real_path(root.parent.parent / "blobs")] if root.parent.name == "snapshots" else [])]
     in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
     if not in_cache and not any(target.is_relative_to(place) for place in allowed):
         raise FolderError(f"{path}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")

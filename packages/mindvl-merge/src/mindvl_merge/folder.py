@@ -202,6 +202,10 @@ def _weight_map(path: Path) -> dict[str, str] | None:
         FolderError: There are no weights, two sets of them, or the index names something other than files beside it.
     """
     index = path / INDEX_NAME
+    if not path.is_dir():
+        raise FolderError(
+            f"{path}: this is not an existing directory. Give a model directory as transformers saves it."
+        )
     if not index.exists():
         if not (path / SINGLE_NAME).exists():
             raise FolderError(

@@ -10,6 +10,7 @@ import torch
 
 from .config import MergeConfig
 from .errors import MergeError
+from .files import real_path
 from .folder import INDEX_NAME, SINGLE_NAME, ModelFolder
 from .headers import TensorInfo
 
@@ -43,9 +44,9 @@ def check_paths(config: MergeConfig) -> None:
     Raises:
         MergeError: It would.
     """
-    out = config.out.resolve()
+    out = real_path(config.out)
     for model in config.models:
-        source = model.resolve()
+        source = real_path(model)
         if out == source or out in source.parents or source in out.parents:
             raise MergeError(f"{config.out}: the output overlaps the input {model}. Choose another directory.")
     if not out.exists():

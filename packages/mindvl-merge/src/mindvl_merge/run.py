@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .config import MergeConfig
 from .errors import FolderError, MergeError
-from .files import other_files, read_json
+from .files import other_files, read_json, real_path
 from .folder import FolderWriter, ModelFolder
 from .headers import TensorInfo
 from .methods import METHODS
@@ -63,7 +63,7 @@ def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str,
 
 
 def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
-    out = config.out.resolve()  # through a symbolic link to the directory itself
+    out = real_path(config.out)  # through a symbolic link to the directory itself
     recover(out)
     check_paths(config)
     folders = [ModelFolder(path) for path in config.models]

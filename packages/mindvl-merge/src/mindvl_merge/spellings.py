@@ -12,6 +12,7 @@ _RENAMED = {"num_local_experts": "num_experts", "in_chans": "in_channels"}
 _ABSENT_MEANS: dict[str, Any] = {  # a key with this value says what its absence says
     "add_cross_attention": False,
     "attention_bias": False,
+    "hidden_act": "silu",
     "in_channels": 3,
     "is_decoder": False,
     "is_encoder_decoder": False,
@@ -19,6 +20,7 @@ _ABSENT_MEANS: dict[str, Any] = {  # a key with this value says what its absence
     "pruned_heads": {},
     "rope_interleave": True,
     "tie_encoder_decoder": False,
+    "tokens_per_second": 4,
 }
 _OF_SLIDING_WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers")
 _USUAL_ROTARY = {"default", "mrope", "axial"}  # kinds that differ by the model, not by the value
