@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
                 return config.out / "checkpoints" / str(state.step)
 
         monkeypatch.setattr(loop, "train_step", count)
-        state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=None, step=start)  # type: ignore[arg-type]
+        source: Any = SimpleNamespace(is_used_up=lambda: False)
+        state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=source, step=start)
         with process_groups(enter(), seed=0) as place:
             seen["last"] = loop.train(
                 config,
