@@ -52,6 +52,10 @@ _SAVED_BY_5 = {
 _EXPERTS = {"model_type": "qwen3_moe", "num_experts": 128}
 _LATENT = {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 _SAME = {
+    "exported": (
+        {"vision_config": {"depth": 2}},
+        {"vision_config": {"depth": 2, "tokens_per_second": 4}, "hidden_act": "silu"},
+    ),
     "published and 4.52": (_PUBLISHED, _SAVED_BY_4_52),
     "published and 4.57": (_PUBLISHED, _SAVED_BY_4_57),
     "published and 5": (_PUBLISHED, _SAVED_BY_5),
@@ -70,7 +74,6 @@ _OTHER = {
     "tied": (_PUBLISHED, _SAVED_BY_5 | {"tie_word_embeddings": True}, "tie_word_embeddings"),
     "experts": (_EXPERTS, {"model_type": "qwen3_moe", "num_local_experts": 64}, "num_experts"),
     "interleaved": (_LATENT, _LATENT | {"rope_interleave": False}, "rope_interleave"),
-    "exported": ({"vision_config": {}}, {"vision_config": {"tokens_per_second": 4, "hidden_act": "silu"}}),
     "head": (_DECODER, _DECODER | {"head_dim": 32}, "head_dim"),
     "nested window": (_DECODER, _DECODER | {"sliding_window": 8}, "sliding_window"),
 }

@@ -145,3 +145,13 @@ def test_no_queries_at_all_stay_in_the_graph(fake_npu, backend, keys):
     assert (output.shape, sums.shape, sums.requires_grad) == ((0, 2, 3), (0, 2), False)
     output.sum().backward()
     assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in inputs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_window_may_be_a_list(backend):
+    query = torch.randn(4, 1, 8)
+    with use_backend(backend):
+        pair, listed = (
+            attention(query, query, query, Segments([4]), causal=True, window=window) for window in ((1, 0), [1, 0])
+        )
+    assert torch.equal(pair, listed)

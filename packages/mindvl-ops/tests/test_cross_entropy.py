@@ -64,3 +64,7 @@ def test_labels_of_another_shape_or_type_are_refused():
             linear_cross_entropy(torch.zeros(3, 2), torch.zeros(5, 2), labels)
     with pytest.raises(OpsError, match=r"cross_entropy: logits have shape \[3\]"):
         cross_entropy(torch.zeros(3), torch.zeros(3).long())
+    with pytest.raises(OpsError, match=r"cross_entropy: logits have shape \[3, 0\]"):
+        cross_entropy(torch.zeros(3, 0), torch.zeros(3).long())
+    with pytest.raises(OpsError, match=r"hidden_states are torch\.float32, weight is torch\.bfloat16"):
+        linear_cross_entropy(torch.zeros(3, 2), torch.zeros(5, 2).bfloat16(), torch.zeros(3).long())

@@ -38,6 +38,8 @@ def test_sizes_that_do_not_fit_are_refused():
     x, weight = torch.zeros(3, 2), torch.zeros(2, 2, 4)
     with pytest.raises(OpsError, match=r"sizes \[1, 1\] do not add up to 3"):
         grouped_matmul(x, weight, [1, 1])
+    with pytest.raises(OpsError, match=r"sizes \[4, -1\] do not add up to 3"):
+        grouped_matmul(x, weight, torch.tensor([4, -1]))
     with pytest.raises(OpsError, match="1 sizes do not agree"):
         grouped_matmul(x, weight, [3])
     with pytest.raises(OpsError, match="Give one type"):

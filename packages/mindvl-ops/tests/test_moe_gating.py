@@ -77,5 +77,7 @@ def test_sizes_that_do_not_fit_are_refused():
         moe_gating(logits, 1, score="sigmoid", num_groups=3)
     with pytest.raises(OpsError, match="k=5 of 1 groups of 4"):
         moe_gating(logits, 5, score="sigmoid", num_groups=2, top_groups=1)
+    with pytest.raises(OpsError, match="score 'relu' is not known"):
+        moe_gating(logits, 1, score="relu")
     with pytest.raises(OpsError, match="bias"):
         moe_gating(logits, 1, score="sigmoid", bias=torch.zeros(7))

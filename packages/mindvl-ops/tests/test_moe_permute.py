@@ -87,7 +87,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-@pytest.mark.parametrize("k", [0, 1, 3, 4, -1])
+@pytest.mark.parametrize("k", [0, 1, 3, 4, -1, 2.0])
 def test_a_k_that_is_not_that_of_the_map_is_refused(backend, k):
     routing_map = torch.zeros(3, 3, dtype=torch.bool).scatter_(1, EXPERTS, True)
     with use_backend(backend), pytest.raises(OpsError, match=rf"moe_permute_map: k={k}"):

@@ -37,8 +37,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, shard: VocabularyShard = WH
     Raises:
         OpsError: Shapes or types that do not agree.
     """
-    if logits.dim() != 2:
-        raise OpsError(f"cross_entropy: logits have shape {list(logits.shape)}. Give [T, V].")
+    if logits.dim() != 2 or not logits.shape[1]:
+        raise OpsError(f"cross_entropy: logits have shape {list(logits.shape)}. Give [T, V], V at least 1.")
     _check_labels("cross_entropy", labels, len(logits))
     result: Tensor = chosen("cross_entropy")(logits, labels, shard)
     return result
@@ -62,6 +62,11 @@ def linear_cross_entropy(
         raise OpsError(
             f"shapes {list(hidden_states.shape)}, {list(weight.shape)} do not agree. linear_cross_entropy. Give "
             "hidden_states [T, H] and weight [V, H]."
+        )
+    if hidden_states.dtype != weight.dtype:
+        raise OpsError(
+            f"linear_cross_entropy: hidden_states are {hidden_states.dtype}, weight is {weight.dtype}. Give one type; "
+            "autocast does not convert them."
         )
     _check_labels("linear_cross_entropy", labels, len(hidden_states))
     result: Tensor = chosen("linear_cross_entropy")(hidden_states, weight, labels, shard)

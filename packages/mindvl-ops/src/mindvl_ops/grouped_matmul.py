@@ -36,21 +36,34 @@ def grouped_matmul(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
             f"x {list(x.shape)}, weight {list(weight.shape)}, {len(sizes)} sizes do not agree. grouped_matmul. Give "
             "[M, K], [E, K, N] and E sizes."
         )
-    if not isinstance(sizes, Tensor) and (sum(sizes) != len(x) or min(sizes, default=0) < 0):
-        raise OpsError(f"sizes {list(sizes)} do not add up to {len(x)} rows. grouped_matmul. Count the rows again.")
+    if not isinstance(sizes, Tensor):
+        _check_sizes(sizes, len(x))
     if x.dtype != weight.dtype:
         raise OpsError(f"x is {x.dtype}, weight {weight.dtype}. grouped_matmul. Give one type.")
     result: Tensor = chosen("grouped_matmul")(x, weight, sizes)
     return result
 
 
-def host_sizes(sizes: GroupSizes) -> list[int]:
-    """Sizes as numbers; waits for the device if they lie there."""
-    return sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
+def host_sizes(sizes: GroupSizes, num_rows: int) -> list[int]:
+    """Sizes as numbers; waits for the device if they lie there.
+
+    Raises:
+        OpsError: They do not add up to the number of rows.
+    """
+    if not isinstance(sizes, Tensor):
+        return list(sizes)
+    numbers: list[int] = sizes.tolist()
+    _check_sizes(numbers, num_rows)
+    return numbers
+
+
+def _check_sizes(sizes: Sequence[int], num_rows: int) -> None:
+    if sum(sizes) != num_rows or min(sizes, default=0) < 0:
+        raise OpsError(f"grouped_matmul: sizes {list(sizes)} do not add up to {num_rows} rows. Count the rows again.")
 
 
 @register("grouped_matmul", "reference")
 def grouped_matmul_reference(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
     """Group after group."""
-    pieces = x.split(host_sizes(sizes))
+    pieces = x.split(host_sizes(sizes, len(x)))
     return torch.cat([x.new_zeros(0, weight.shape[2]), *(rows @ w for rows, w in zip(pieces, weight, strict=True))])

@@ -51,7 +51,9 @@ def moe_gating(
     Raises:
         OpsError: Sizes that do not fit.
     """
-    experts = logits.shape[-1]
+    if score not in ("softmax", "sigmoid"):
+        raise OpsError(f"moe_gating: score {score!r:.40} is not known. Use softmax or sigmoid.")
+    experts = logits.shape[-1] if logits.dim() else 0
     if logits.dim() != 2 or num_groups < 1 or experts % num_groups or not 1 <= top_groups <= num_groups:
         raise OpsError(
             f"logits {list(logits.shape)} in {num_groups} groups, best {top_groups}. moe_gating. Give [T, E], E a "

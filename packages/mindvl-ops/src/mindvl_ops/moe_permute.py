@@ -129,7 +129,7 @@ def _check_weights(operator: str, weights: Tensor | None, routing_map: Tensor) -
 
 
 def _check_k(routing_map: Tensor, k: int) -> None:
-    if not 1 <= k <= routing_map.shape[1]:
+    if type(k) is not int or not 1 <= k <= routing_map.shape[1]:
         raise OpsError(f"moe_permute_map: k={k} of {routing_map.shape[1]} experts. Give 1 to {routing_map.shape[1]}.")
     if routing_map.device.type not in ("cpu", "cuda") or not len(routing_map):
         return

@@ -19,8 +19,8 @@ def swiglu(x: Tensor) -> Tensor:
     Returns:
         `[..., F]`, computed in float32 and rounded once.
     """
-    if x.shape[-1] % 2:
-        raise OpsError(f"last axis has odd size {x.shape[-1]}. swiglu. Give [gate | up] of equal halves.")
+    if not x.dim() or x.shape[-1] % 2:
+        raise OpsError(f"swiglu: the last axis of {list(x.shape)} is not even. Give [gate | up] of equal halves.")
     result: Tensor = chosen("swiglu")(x)
     return result
 

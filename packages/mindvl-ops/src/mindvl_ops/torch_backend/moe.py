@@ -110,7 +110,7 @@ class _GroupedMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.given_sizes = sizes
-        ctx.sizes = _bounds(sizes, x.device) if _one_kernel(x, weight) else host_sizes(sizes)
+        ctx.sizes = _bounds(sizes, x.device) if _one_kernel(x, weight) else host_sizes(sizes, len(x))
         return _by_rows(x, weight, ctx.sizes)
 
     @staticmethod
