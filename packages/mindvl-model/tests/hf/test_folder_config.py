@@ -13,6 +13,7 @@ from transformers import Qwen3Config
 
 from mindvl_model import WeightError, named_config
 from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.families import write_language
 from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
 from mindvl_model.testing.published import random_qwen2_5_vl
 from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
@@ -205,3 +206,15 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{not json")
     with pytest.raises(WeightError, match=r"config.json: not valid JSON"):
         config_from_folder(tmp_path)
+
+
+def test_keys_of_other_tasks_do_not_matter(tmp_path: Path) -> None:
+    text = write_language(smallest_config().language)
+    more = {"temperature": 1.0, "top_k": 50, "is_decoder": False, "pruned_heads": {}, "unset": None, "mlp_bias": False}
+    for name, document in (("plain", text), ("more", text | more), ("other", text | {"mlp_bias": True})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(document))
+    plain = language_config_from_folder(tmp_path / "plain")
+    assert language_config_from_folder(tmp_path / "more") == plain
+    with pytest.raises(WeightError, match="mlp_bias=True is not supported"):
+        language_config_from_folder(tmp_path / "other")

@@ -43,6 +43,16 @@ _TRAINING_AND_OUTPUT = {
     "seq_aux",
     "use_cache",
 }
+_OF_GENERATION = {  # and of other tasks; older versions of transformers wrote them into every section
+    *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty", "do_sample"),
+    *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task"),
+    *("forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length"),
+    *("no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix"),
+    *("remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token_id", "suppress_tokens"),
+    *("task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "typical_p"),
+    *("torchscript", "use_bfloat16", "gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
+    *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout"),
+}
 _TOKENS = {  # read from the first section that has them
     "bos_token_id",
     "eos_token_id",
@@ -54,12 +64,19 @@ _TOKENS = {  # read from the first section that has them
     "vision_token_id",
 }
 _OF_SLIDING_WINDOWS = {"max_window_layers", "sliding_window"}  # use_sliding_window itself is refused
-_WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING_AND_OUTPUT | _TOKENS | _OF_SLIDING_WINDOWS | {"spatial_patch_size"}
+_WITHOUT_EFFECT = (
+    _BOOKKEEPING | _TRAINING_AND_OUTPUT | _OF_GENERATION | _TOKENS | _OF_SLIDING_WINDOWS | {"spatial_patch_size"}
+)
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False, None),
     "attention_bias": (False, None),
     "attention_dropout": (0, None),  # False and 0.0 are equal to 0
     "hidden_act": ("silu",),
+    "is_decoder": (False, None),
+    "mlp_bias": (False, None),
+    "pruned_heads": ({}, None),
     "quantization_config": (None,),
+    "use_mrope": (False, None),
     "use_sliding_window": (False, None),
 }
 
@@ -156,6 +173,8 @@ class Keys:
         """
         for name in sorted(set(self.values) - self._asked - _WITHOUT_EFFECT):
             value = self.values[name]
+            if value is None:
+                continue  # not set
             if name == "layer_types" and isinstance(value, list) and all(one == "full_attention" for one in value):
                 continue
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
@@ -170,7 +189,7 @@ class Keys:
 
 def unsupported_model(error: ModelError, place: str) -> WeightError:
     """What a configuration of ours refuses, said of a directory: its values belong together, so none may be changed."""
-    what = str(error).rpartition(". ")[0] or str(error)
+    what = (str(error).rpartition(". ")[0] or str(error)).rstrip(".")
     return WeightError(f"{place}: {what}. Such a model is not supported. Name another directory.")
 
 
