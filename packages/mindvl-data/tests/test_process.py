@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process: in a forked process everything that holds threads or files says so at once, instead of hanging."""
 
+import io
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
-from mindvl_data import DataConfig, DataError, Loader
+from mindvl_data import DataConfig, DataError, Loader, decoding
 from mindvl_data.ahead import Workers
+from mindvl_data.images import decode
 from mindvl_data.process import OwnProcess
+from mindvl_data.shards import remote
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import open_index
 
@@ -108,6 +116,18 @@ def test_open_files_mapped_indexes_and_threads_are_refused_in_a_fork(shard_folde
         files.close()
 
 
+def test_memory_and_locks_that_threads_hold_are_free_in_a_fork() -> None:
+    encoded = io.BytesIO()
+    Image.new("RGB", (4, 2)).save(encoded, "PNG")
+
+    def decode_image() -> tuple[int, ...]:
+        return decode(encoded.getvalue(), decode_limit=8).shape
+
+    with decoding._MEMORY.taken(decoding.DECODING_BYTES), decoding._MEMORY._changed, remote._lock:
+        found = in_fork({"decode": decode_image, "store": lambda: remote._lock.acquire(timeout=1)})
+    assert found == {"decode": "returned (2, 4, 3)", "store": "returned True"}
+
+
 def test_a_fork_that_ends_stops_no_threads_of_its_parent() -> None:
     workers = Workers(1, "test")
     try:
@@ -122,3 +142,30 @@ def test_the_process_that_made_an_object_may_use_it() -> None:
     own.check()
     assert own.is_current
     assert in_fork({"fork": lambda: own.is_current}) == {"fork": "returned False"}
+
+
+POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from mindvl_data.process import end_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(100)
+"""
+
+
+def test_processes_of_a_pool_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    parent = subprocess.Popen([sys.executable, tmp_path / "pool.py"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    number = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait(60)
+    for _ in range(600):
+        if not Path(f"/proc/{number}/cmdline").is_file() or not Path(f"/proc/{number}/cmdline").read_bytes():
+            return  # gone, or a zombie
+        time.sleep(0.1)
+    os.kill(number, signal.SIGKILL)
+    pytest.fail("the process outlived its parent")

@@ -6,6 +6,7 @@ The rules, the same for training, evaluation and search (docs/data-format.md): t
 is applied; transparent parts lie on white; 16 bits are scaled to 8; color profiles are not applied.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,7 +129,12 @@ class _Budget:
     """Bytes that threads share; who asks for more than is left waits."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._num_bytes, self._used = num_bytes, 0
+        self._num_bytes = num_bytes
+        self.start_over()
+
+    def start_over(self) -> None:
+        """As nobody holds anything: a forked process has none of the threads that would give it back."""
+        self._used = 0
         self._changed = threading.Condition()
 
     @contextmanager
@@ -141,11 +147,12 @@ class _Budget:
             yield
         finally:
             with self._changed:
-                self._used -= num_bytes
+                self._used = max(0, self._used - num_bytes)  # 0 already in a fork made inside the block
                 self._changed.notify_all()
 
 
 _MEMORY = _Budget(DECODING_BYTES)
+os.register_at_fork(after_in_child=_MEMORY.start_over)
 
 
 def _plain_jpeg_size(content: bytes, decode_limit: int) -> tuple[int, int, float] | None:

@@ -189,6 +189,16 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         index_folder(tmp_path / "s")
 
 
+def test_a_name_of_a_shard_that_is_no_file_is_refused_without_reading(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(DataError, match=r"pipe\.tar: is not a regular file"):
+        index_folder(tmp_path)
+    (tmp_path / "pipe.tar").unlink()
+    (tmp_path / "lost.tar").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"lost\.tar: is a link to a file that does not exist"):
+        index_folder(tmp_path)
+
+
 def test_an_index_can_be_read_by_the_words_of_the_document(tmp_path: Path) -> None:
     """docs/data-format.md, "NAME.idx", in a few lines of struct."""
     folder = tmp_path / "s"

@@ -64,6 +64,7 @@ def test_a_manifest_that_lost_a_shard_is_refused_even_where_its_sums_hold(folder
 
 def test_the_index_files_of_other_programs_are_left_alone(folder: Path) -> None:
     (folder / "elsewhere.idx").write_text("v1.2 12")
+    (folder / "directory.idx").mkdir()
     (folder / "shard-000000.tar.idx").write_bytes(b"\0" * 64)
     assert open_index(folder).num_samples == 60
     index_folder(folder, fresh=True)

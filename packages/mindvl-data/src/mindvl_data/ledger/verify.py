@@ -8,7 +8,7 @@ Both stream: memory is one bit for every sample of the epochs in use.
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,6 +23,7 @@ from mindvl_data.ledger.replan import PROBLEMS_NAMED, LogSpan, Replanned, Replan
 from mindvl_data.ledger.usage import EpochUse, UsableSamples
 from mindvl_data.plan.planner import Planner
 from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.process import end_with_parent
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import Tokenizer, load_tokenizer
 from mindvl_data.tracker import changed_data, check_state, differences, identities, open_state, saved_plan
@@ -157,7 +158,7 @@ class _Check:
         with ExitStack() as stack:
             futures: list[Future[Replanned] | None] = [None] * len(spans)
             if num_processes > 1 and sum(job is not None for job in jobs) > 1:
-                pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
+                pool = ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=end_with_parent)
                 stack.callback(pool.shutdown, wait=True, cancel_futures=True)
                 futures = [None if job is None else pool.submit(replan, job) for job in jobs]
             for (link, span), job, future in zip(spans, jobs, futures, strict=True):
@@ -170,7 +171,7 @@ class _Check:
                 if future is None:
                     found = replan(job, report)
                 else:
-                    found = future.result()
+                    found = _result_of(future)
                     report(self.account.num_steps - before)
                 self._take(job, found)
         self._finish()
@@ -378,3 +379,13 @@ class _Check:
 
 def _comparable(plan: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plan.items() if name != "derived"}  # unknown after changed data
+
+
+def _result_of(future: Future[Replanned]) -> Replanned:
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise DataError(
+            "data ledger --verify: a process that planned steps again died, perhaps for lack of memory. "
+            "Start again with fewer --processes."
+        ) from error

@@ -9,8 +9,6 @@ time and index are those of an earlier call is not read again, and a call that w
 import hashlib
 import json
 import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import asdict
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.errors import DataError
+from mindvl_data.process import end_with_parent
 from mindvl_data.shards.claim import claimed
 from mindvl_data.shards.index import write_atomically
 from mindvl_data.shards.index_format import INDEX_MAGIC, index_arrays, is_index, shard_name
@@ -106,6 +105,10 @@ def _shards(folder: Path) -> list[Path]:
             "Write the folder again; the same command goes on."
         )
     paths = sorted(path for path in folder.glob(SHARD_PATTERN) if not path.is_dir())
+    for path in paths:
+        if not path.is_file():  # reading a pipe would wait for ever
+            what = "a link to a file that does not exist" if path.is_symlink() else "not a regular file"
+            raise DataError(f"{path}: is {what}. Put the shard back, or remove this name.")
     if not paths:
         raise DataError(f"no shards. {folder}. Write some with `mindvl data write SRC --format F --out {folder}`.")
     return paths
@@ -118,7 +121,7 @@ def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[Entry]
         return
     context = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
     context.set_forkserver_preload([__name__])  # imports once, not in every process
-    pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=end_with_parent)
     futures: list[Future[Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
     taken = 0
     try:
@@ -136,18 +139,6 @@ def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[Entry]
         raise DataError(f"a process that indexed shards died. {paths[taken]}. Use fewer --workers.") from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """A process of the pool would wait for work for ever after its parent was killed."""
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _index_shard(path: Path, rules: Rules) -> Entry:

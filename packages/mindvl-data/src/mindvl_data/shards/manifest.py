@@ -91,7 +91,7 @@ def refuse_different_files(folder: Path, manifest: Manifest) -> None:
                 f"used. {again}, or move the shard to another directory."
             )
         orphans = sorted(name for name in files if name.endswith(".idx") and shard_name(name) not in known)
-        orphans = [name for name in orphans if is_index(folder / name)]
+        orphans = [name for name in orphans if files[name].is_file() and is_index(folder / name)]
         if orphans:
             raise DataError(
                 f"{folder / orphans[0]}: belongs to a shard that is neither here nor in {MANIFEST_NAME}"

@@ -48,6 +48,15 @@ _absent: set[Path] = set()  # files that the store did not have when it was aske
 _verified: dict[Path, tuple[int, int, int]] = {}  # index files whose sha256 this process has checked
 
 
+def _new_lock() -> None:
+    """In a forked process: a thread of the parent that held the lock does not exist there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
 class _RefusedError(DataError):
     """The object is not there, or may not be read."""
 
