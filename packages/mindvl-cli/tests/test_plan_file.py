@@ -105,3 +105,13 @@ def test_everything_that_is_not_there_is_named_at_once(plan: Path, monkeypatch: 
         f"error: {key}: {name} does not exist. Make it, or name another place by {key}=PATH."
         for key, name in (("data.tokenizer", "tokenizer"), ("data.sources.0.path", "shards"))
     ]
+
+
+def test_a_check_does_not_ask_for_a_writable_out_to_which_it_writes_nothing(
+    plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(plan.parent)
+    for name in ("tower", "tokenizer", "shards"):
+        (plan.parent / name).mkdir()
+    (plan.parent / "file").write_text("")
+    assert load_ready(plan.parent / "recipe.yaml", ["out=file/below"]).out == Path("file/below")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dry run tells what the run then does, and reads and writes nothing."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from mindvl_model.testing.tiny import smallest_deepseek_v3
 from mindvl_ops import OpsConfig
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig
-from mindvl_train.dry_run import dry_run
+from mindvl_train.dry_run import _blocked_by, dry_run
 from mindvl_train.planner.measure import job_of, predict
 
 
@@ -96,3 +97,10 @@ def test_a_folder_without_a_tokenizer_is_one_sentence_with_its_key(
     (problem,) = dry_run(replace(config, data=replace(config.data, tokenizer=tmp_path))).problems
     assert problem.startswith(f"data.tokenizer: {tmp_path} holds no tokenizer.")
     assert len(problem.splitlines()) == 1
+
+
+def test_a_log_that_exists_counts_by_itself_and_not_by_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    null = Path("/dev/null")
+    monkeypatch.setattr(os, "access", lambda path, mode: path == null)
+    assert _blocked_by(null, is_file=True) is None
+    assert _blocked_by(null.with_name("no-such-log"), is_file=True) == "/dev is not writable"

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +69,20 @@ def test_the_claim_of_a_killed_process_is_gone(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     with claimed(tmp_path):
         pass
+
+
+def test_what_another_user_left_behind_can_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / CLAIM_NAME).write_text("process 1 on elsewhere")
+    original = os.open
+
+    def not_writable(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", not_writable)
+    with claimed(tmp_path):
+        assert (tmp_path / CLAIM_NAME).exists()
+        with pytest.raises(DataError, match="is writing or indexing shards here"), claimed(tmp_path):
+            pass
+    assert not (tmp_path / CLAIM_NAME).exists()

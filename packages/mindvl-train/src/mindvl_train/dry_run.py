@@ -83,7 +83,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
     from mindvl_train.planner.measure import job_of, predict
 
-    problems = list(missing_paths(config, from_stage))
+    problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
     model_config = _model_config(config, problems)
     processes = num_processes or fewest_processes(config)
     dp_size = data_parallel_size(config, processes)
@@ -251,10 +251,6 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
     Args:
         from_stage: The stage of a plan that will have written init.checkpoint by then.
     """
-    for key, place in (("out", config.out), ("data.audit_log", config.data.audit_log), *_more_places(config)):
-        blocked = None if place is None else _blocked_by(place, is_file=key.endswith("_log"))
-        if blocked is not None:
-            yield f"{key}: {place} cannot be written, because {blocked}. Name another place by {key}=PATH."
     named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
     named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
     named += [
@@ -267,15 +263,26 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
             yield f"{key}: {path} does not exist. Make it, or name another place by {key}=PATH."
 
 
-def _more_places(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
-    yield "data.quarantine_log", config.data.quarantine_log
-    yield "data.store.cache", config.data.store.cache
+def _unwritable_places(config: RunConfig) -> Iterator[str]:
+    """One sentence for each place that a training would write to and cannot."""
+    places = [
+        ("out", config.out),
+        ("data.audit_log", config.data.audit_log),
+        ("data.quarantine_log", config.data.quarantine_log),
+        ("data.store.cache", config.data.store.cache),
+    ]
+    for key, place in places:
+        blocked = None if place is None else _blocked_by(place, is_file=key.endswith("_log"))
+        if blocked is not None:
+            yield f"{key}: {place} cannot be written, because {blocked}. Name another place by {key}=PATH."
 
 
 def _blocked_by(place: Path, *, is_file: bool) -> str | None:
     """Why a file or directory cannot be made at a place; None where nothing is in the way."""
     if is_file and place.is_dir():
         return "it is a directory"
+    if is_file and _exists(place):  # a device, such as /dev/null, counts by itself
+        return None if os.access(place, os.W_OK) else "it is not writable"
     above = place.absolute().parent if is_file else place.absolute()
     while not _exists(above):
         above = above.parent

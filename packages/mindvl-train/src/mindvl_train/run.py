@@ -171,7 +171,11 @@ def _build_state(
     optimizer = build_optimizer(models, config.optimizer)
     prepare_schedule(models, optimizer)
     source = _loader(config, model_config, place, cores)
-    refuse_different_orders(source.state_dict())
+    try:
+        refuse_different_orders(source.state_dict())
+    except BaseException:
+        source.close()
+        raise
     return TrainState(models=models, optimizer=optimizer, source=source), source
 
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mindvl_data.errors import DataError
@@ -35,7 +35,10 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def _open_locked(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except PermissionError:  # left behind by another user, whose process was killed; it can be locked all the same
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _lock(descriptor, path):
                 return descriptor
@@ -61,6 +64,7 @@ def _lock(descriptor: int, path: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    with suppress(OSError):  # the lock holds without these words
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return True
