@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenization: ids, learned masks, placeholders, identity."""
 
+import copy
 import json
 import random
 import shutil
@@ -338,6 +339,29 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer_folder: Path, tmp_p
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"tool_use": "{{ 1 }}"}, r"has the chat templates \['tool_use'\], and none of them is `default`"),
+        (5, "no text"),
+    ],
+)
+def test_a_template_that_cannot_be_chosen_is_refused(tokenizer: Tokenizer, template: object, said: str) -> None:
+    hf = copy.deepcopy(tokenizer.hf)
+    hf.chat_template = template
+    with pytest.raises(DataError, match=said):
+        wrap_tokenizer(hf)
+
+
+def test_a_damaged_tokenizer_is_one_sentence(tokenizer_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, folder)
+    for content in ("{", "[]", '{"version": 1}', '{"model": {"type": "BPE"}}'):
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(DataError, match=r"tokenizer cannot be read|no fast tokenizer"):
+            load_tokenizer(folder)
 
 
 def test_a_model_folder_that_carries_code_gives_its_tokenizer_without_asking(

@@ -142,8 +142,9 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     try:
         # False: a model folder may carry code of its own, which its tokenizer does not need; None would ask the user.
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0].rstrip(".")[:200]  # transformers lists what else might be installed
+    except Exception as error:  # damaged files raise many kinds, tokenizers' own plain Exception among them
+        lines = str(error).splitlines() or [type(error).__name__]
+        why = lines[0].rstrip(".")[:200]  # transformers lists what else might be installed
         raise DataError(f"tokenizer cannot be read: {why}. {folder}. Save it with transformers.") from error
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or not hf.chat_template:
@@ -162,7 +163,7 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         what = f"special tokens {lacking}" if lacking else "an eos or a pad token"
         raise DataError(f"tokenizer lacks {what}. {where}. Add them and save the tokenizer again.")
 
-    render, template_source = _renderer(hf)
+    render, template_source = _renderer(hf, where)
     first = hf("a")["input_ids"][:1]
     starts_with_bos = hf.bos_token is not None and first == [hf.bos_token_id]
     digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}\0{starts_with_bos}".encode())
@@ -190,10 +191,18 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
     )
 
 
-def _renderer(hf: Any) -> tuple[Render, str]:
+def _renderer(hf: Any, where: str) -> tuple[Render, str]:
     """The tokenizer's chat template as a function, as `apply_chat_template` calls it, and its source."""
     tokens = dict(hf.special_tokens_map)
-    sources = {has_tools: hf.get_chat_template(None, tools=[{}] if has_tools else None) for has_tools in (False, True)}
+    try:
+        sources = {tools: hf.get_chat_template(None, tools=[{}] if tools else None) for tools in (False, True)}
+    except ValueError as error:  # several templates, and none of them is the default
+        names = sorted(hf.chat_template)
+        raise DataError(
+            f"{where}: has the chat templates {names}, and none of them is `default`. Name the one to use `default`."
+        ) from error
+    if not all(isinstance(source, str) for source in sources.values()):
+        raise DataError(f"{where}: its chat template is {str(hf.chat_template)[:40]!r} and no text. Correct it.")
     compiled = {source: compile_template(source) for source in set(sources.values())}
 
     def render(messages: list[dict[str, Any]], generation_prompt: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
