@@ -9,9 +9,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import click
 import pytest
 
+from mindvl_cli.commands.data import data
+from mindvl_cli.failures import run_guarded
 from mindvl_cli.interrupts import Stopped
+from mindvl_cli.main import cli
 
 # A command group as `mindvl` has it, whose commands wait in the ways that commands do.
 PROGRAM = """
@@ -105,6 +109,18 @@ def test_a_command_cleans_up_and_ends_with_the_code_of_its_kind(name: str, numbe
 @pytest.mark.parametrize("how", ["pool", "swallowed", "trained"])
 def test_nothing_keeps_a_command_from_ending(how: str) -> None:
     assert end("demo", how, signal.SIGTERM)[0] == 75
+
+
+@pytest.mark.parametrize(("name", "code"), [("write", 75), ("index", 75), ("stats", 143)])
+def test_commands_of_data_that_continue_say_so(
+    name: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop() -> None:
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setitem(data.commands, name, click.Command(name, callback=stop))
+    assert run_guarded(lambda: cli.main(["data", name], prog_name="mindvl", standalone_mode=False)) == code
+    assert ("to continue" in capsys.readouterr().err) == (code == 75)
 
 
 def test_the_message_says_whether_the_command_continues() -> None:

@@ -9,6 +9,9 @@ saves, and hands it on to the handler of this file, so that the command that cal
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import click
 
 STOPPED = 75  # EX_TEMPFAIL, as mindvl_train.signals has it: the same command, started again, continues
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -43,6 +46,18 @@ class Stopped(BaseException):
     def __str__(self) -> str:
         name = signal.Signals(self.number).name
         return f"stopped by {name}. Start the same command again{' to continue' if self.continues else ''}."
+
+
+class StoppableGroup(click.Group):
+    """A group of commands of which some continue: a signal that ends one of them learns its name."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except Stopped as stopped:
+            stopped.command = (ctx.invoked_subcommand or "", *stopped.command)
+            raise
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from mindvl_cli.failures import run_guarded
-from mindvl_cli.interrupts import STOPPED, Stopped, ended_by_signals
+from mindvl_cli.interrupts import STOPPED, StoppableGroup, ended_by_signals
 from mindvl_cli.logs import set_up_logging
 from mindvl_cli.output import Guarded
 
@@ -38,7 +38,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(StoppableGroup):
     """A group whose commands are `module:attribute` strings until they are called."""
 
     def __init__(self, *args: Any, lazy_commands: dict[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -57,14 +57,6 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command), f"{module}:{attribute} is not a click command"
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a signal that ends it learns the command's name."""
-        try:
-            return super().invoke(ctx)
-        except Stopped as stopped:
-            stopped.command = (ctx.invoked_subcommand or "", *stopped.command)
-            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing any of them."""

@@ -12,6 +12,7 @@ import click
 
 from mindvl_cli.commands.ledger import ledger
 from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.interrupts import StoppableGroup
 from mindvl_cli.progress import reported_progress
 from mindvl_cli.whole_file import write_whole
 
@@ -27,7 +28,7 @@ existing = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(cls=StoppableGroup)
 def data() -> None:
     """Write, index, show and count training data."""
 
