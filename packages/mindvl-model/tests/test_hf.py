@@ -342,7 +342,7 @@ def test_a_failed_export_leaves_no_folder_of_that_name(
     model, out = make_model(CONFIG), tmp_path / "model"
     with monkeypatch.context() as patched:
         patched.setattr(export, "write_mindvl_processor", full_disk)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ModelError, match=r"cannot be written \(No space left"):
             export_hf_folder(model, CONFIG, out, tokenizer=tokenizer_folder, processor=SETTINGS)
     assert not out.exists()
     export_hf_folder(model, CONFIG, out, tokenizer=tokenizer_folder, processor=SETTINGS)  # over what the failure left
