@@ -25,7 +25,7 @@ MIB = 1 << 20
 # the same ranges stand in every pyproject.toml
 REQUIRED = {
     "torch": ("2.13", "2.14", False),
-    "megatron-core": ("0.16.1", "0.16.2", True),  # the device setup knows this version by heart
+    "megatron-core": ("0.16.1", "0.16.2", True),  # the device setup is written for this version
     "transformers": ("5.23", "5.24", False),
 }
 OURS = ("mindvl-data", "mindvl-ops", "mindvl-model", "mindvl-train", "mindvl-merge", "mindvl-cli")
