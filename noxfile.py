@@ -87,10 +87,10 @@ def npu_contract(session: nox.Session) -> None:
         if shutil.which(tool) is None:
             session.skip(f"{tool} is missing: the stub runtime cannot be compiled")
     _sync(session, "--all-packages", "--extra", "npu", "--no-default-groups", "--group", "test")
-    folder = "packages/mindvl-ops/tests_npu_contract"
+    directory = "packages/mindvl-ops/tests_npu_contract"
     # Without CANN the wheel would stop `import torch` itself.
     environment = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    session.run("pytest", "-q", "-o", f"pythonpath={folder}", folder, *session.posargs, env=environment)
+    session.run("pytest", "-q", "-o", f"pythonpath={directory}", directory, *session.posargs, env=environment)
 
 
 @nox.session
@@ -104,8 +104,8 @@ def build(session: nox.Session) -> None:
     missing = {f"mindvl-{package}" for package in PACKAGES} - built
     if missing:
         session.error(f"no wheel was built for {', '.join(sorted(missing))}")
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder) / "constraints.txt"
+    with tempfile.TemporaryDirectory() as directory:
+        constraints = Path(directory) / "constraints.txt"
         constraints.write_text("\n".join(_pins()))
         python = ["--python", session.virtualenv.location]
         (merge_wheel,) = wheels.glob("mindvl_merge-*.whl")
@@ -126,8 +126,8 @@ def build(session: nox.Session) -> None:
 def pins(session: nox.Session) -> None:
     """Renew the exact pins in pyproject.toml from a fresh resolution; not part of plain `nox`."""
     pyproject = ROOT / "pyproject.toml"
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
         (copy / "pyproject.toml").write_text(_with_pins(pyproject.read_text(), HELD))
         for package in PACKAGES:
             target = copy / "packages" / f"mindvl-{package}"

@@ -20,5 +20,5 @@ def workspace_files() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The folder of the workspace."""
+    """The directory of the workspace."""
     return ROOT

@@ -18,7 +18,7 @@ INLINE = re.compile(r"(?<!`)`(mindvl [^`\n]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 SHELL = {"", "sh", "bash", "console"}
 FILE = re.compile(r"(?<!`)`([\w.-]+(?:/[\w.-]+)+/?|[\w-]+\.(?:py|md|yaml))`(?!`)")
-MADE_BY_THE_READER = {"runs", "photos.yaml"}  # first part of a path; so are folders in capitals, such as OUT/stages
+MADE_BY_THE_READER = {"runs", "photos.yaml"}  # first part of a path; so are directories in capitals, such as OUT/stages
 PLACEHOLDER = re.compile(r"[\[\]<>|{}*]|\.\.\.")
 
 
@@ -150,8 +150,8 @@ def _is_there(root: Path, beside: Path, name: str) -> bool:
     if first.isupper() or first in MADE_BY_THE_READER:
         return True
     patterns = ("packages/*", "packages/*/src", "packages/*/src/*")
-    folders = [root, beside, *(folder for pattern in patterns for folder in root.glob(pattern))]
-    return any((folder / name).exists() for folder in folders)
+    directories = [root, beside, *(directory for pattern in patterns for directory in root.glob(pattern))]
+    return any((directory / name).exists() for directory in directories)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/first-run.md, run from top to bottom in an empty folder as a new user would."""
+"""docs/first-run.md, run from top to bottom in an empty directory as a new user would."""
 
 import json
 import os
@@ -32,10 +32,10 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         printed[language].append(done.stdout)
 
-    pictures, *_, answer = printed["python"]
-    assert pictures == "288 pictures\n"
+    images, *_, answer = printed["python"]
+    assert images == "288 images\n"
     assert answer.startswith("A photo of "), answer
-    assert "0 left out" in printed["bash"][-1]  # the folder, made into a checkpoint again
+    assert "0 left out" in printed["bash"][-1]  # the directory, made into a checkpoint again
     assert "<image" in (tmp_path / "sample.html").read_text()
     lines = [json.loads(line) for line in (tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50]

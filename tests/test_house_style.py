@@ -79,7 +79,7 @@ def test_no_file_has_a_name_that_says_nothing(workspace_files: list[Path]) -> No
 
 
 def test_every_source_file_has_its_mirrored_test(workspace_files: list[Path]) -> None:
-    """A folder of small files may share one test that carries the folder's name."""
+    """A directory of small files may share one test that carries the directory's name."""
     known = set(workspace_files)
     missing = []
     for path in _sources(workspace_files):
@@ -88,8 +88,8 @@ def test_every_source_file_has_its_mirrored_test(workspace_files: list[Path]) ->
         tests, inside = Path(*path.parts[:2]) / "tests", Path(*path.parts[4:])
         elsewhere = TESTED_ELSEWHERE.get(Path(*path.parts[3:]).as_posix())
         mirrored = tests / (elsewhere or inside.parent / f"test_{inside.name}")
-        for_folder = tests / inside.parent.parent / f"test_{inside.parent.name}.py"
-        if mirrored not in known and not (inside.parent.parts and for_folder in known):
+        for_directory = tests / inside.parent.parent / f"test_{inside.parent.name}.py"
+        if mirrored not in known and not (inside.parent.parts and for_directory in known):
             missing.append(f"{path} wants {mirrored}")
     assert not missing, "\n".join(missing)
 
@@ -103,8 +103,8 @@ def test_every_test_file_names_something_that_exists(workspace_files: list[Path]
         package = path.parts[1]
         source = Path("packages", package, "src", package.replace("-", "_"), *path.parts[3:-1])
         name = path.stem.removeprefix("test_")
-        is_folder = any(other.is_relative_to(source / name) for other in known)
-        if name != "readme" and source / f"{name}.py" not in known and not is_folder:
+        is_directory = any(other.is_relative_to(source / name) for other in known)
+        if name != "readme" and source / f"{name}.py" not in known and not is_directory:
             orphans.append(str(path))
     assert not orphans, "\n".join(orphans)
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from mindvl_cli.load import load_config, to_plain
-from mindvl_cli.plan_file import is_plan, load_stages
+from mindvl_cli.pipeline_file import is_pipeline, load_stages
 from mindvl_data.recipes import load_recipe
 from mindvl_merge import MergeConfig
 from mindvl_train import RunConfig
 from mindvl_train.config import OptimizerConfig
-from mindvl_train.phases import PlanConfig
+from mindvl_train.phases import PipelineConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
@@ -32,14 +32,14 @@ TABLE_1 = {
     ("mindvl-671b-a37b", "multitask"): (80e9, 1024, 5e-6, 5e-7),
     ("mindvl-671b-a37b", "sft"): (12e9, 512, 2e-6, 2e-7),
 }
-# Section 5.3: row length to visual tokens of 28 x 28 pixels in a picture.
+# Section 5.3: row length to visual tokens of 28 x 28 pixels in an image.
 SFT_LENGTHS = {2048: 1280, 4096: 3072, 8192: 4096}
 
 
 def _config_class(path: Path) -> type:
     if path.stem.startswith("merge"):
         return MergeConfig
-    return PlanConfig if is_plan(path) else RunConfig
+    return PipelineConfig if is_pipeline(path) else RunConfig
 
 
 def _name(path: Path) -> str:
@@ -73,14 +73,14 @@ def test_every_stage_of_a_plan_starts_where_an_earlier_one_ends(path: Path) -> N
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_three_phases_are_those_of_table_1(model: str) -> None:
-    stages = load_stages(RECIPES / model / "plan.yaml")
+    stages = load_stages(RECIPES / model / "pipeline.yaml")
     assert [stage.config.phase for stage in stages] == ["warmup", "multitask", "sft", "sft", "sft"]
     for stage in stages:
         config, length = stage.config, stage.config.data.packing.seq_length
         tokens, rows, peak, low = TABLE_1[model, config.phase]
         schedule = config.schedule
         assert config.model.size == model
-        assert config.packs_per_step == rows
+        assert config.global_batch_size == rows
         assert (schedule.peak_lr, schedule.min_lr, schedule.lr_warmup_ratio) == (peak, low, 0.1)
         assert 0 <= tokens - schedule.steps * rows * length < rows * length
         assert config.trained_parts == (
@@ -103,13 +103,13 @@ def test_sources_weigh_what_the_paper_counts(model: str, phase: str) -> None:
 def test_the_ablation_has_its_phases() -> None:
     trained = {
         name: [(stage.config.phase, stage.config.trained_parts) for stage in load_stages(RECIPES / "mindvl-8b" / name)]
-        for name in ("plan-4phase.yaml", "plan-2phase.yaml", "plan-2phase-sft.yaml")
+        for name in ("pipeline-4phase.yaml", "pipeline-2phase.yaml", "pipeline-2phase-sft.yaml")
     }
     everything = ("vision", "projector", "language")
     warmup, multitask, sft = ("warmup", ("projector",)), ("multitask", everything), ("sft", everything)
-    assert trained["plan-4phase.yaml"] == [warmup, ("warmup", ("vision", "projector")), multitask, sft, sft, sft]
-    assert trained["plan-2phase.yaml"] == [warmup, multitask]
-    assert trained["plan-2phase-sft.yaml"] == [warmup, sft, sft, sft]
+    assert trained["pipeline-4phase.yaml"] == [warmup, ("warmup", ("vision", "projector")), multitask, sft, sft, sft]
+    assert trained["pipeline-2phase.yaml"] == [warmup, multitask]
+    assert trained["pipeline-2phase-sft.yaml"] == [warmup, sft, sft, sft]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -118,7 +118,7 @@ def test_recipes_say_what_the_paper_does_not_and_write_it_out(model: str, phase:
     path = RECIPES / model / f"{phase}.yaml"
     comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
     paper, ours = comments.split("From the paper: ")[1].split("Not in the paper, ours: ")
-    for word in ("what is trained", "tokens", "sequence length", "packs_per_step", "peak_lr", "min_lr", "Table 1"):
+    for word in ("what is trained", "tokens", "sequence length", "global_batch_size", "peak_lr", "min_lr", "Table 1"):
         assert word in paper
     for word in ("optimizer", "cosine", "min_pixels", "precision", "parallel"):
         assert word in ours
@@ -132,21 +132,21 @@ def test_recipes_say_what_the_paper_does_not_and_write_it_out(model: str, phase:
 
 
 def test_the_published_moe_model_is_fine_tuned_at_4k_alone_and_merged_from_it() -> None:
-    folder = RECIPES / "mindvl-671b-a37b"
-    stages, all_lengths = load_stages(folder / "plan-4k.yaml"), load_stages(folder / "plan.yaml")
+    directory = RECIPES / "mindvl-671b-a37b"
+    stages, all_lengths = load_stages(directory / "pipeline-4k.yaml"), load_stages(directory / "pipeline.yaml")
     assert [stage.name for stage in stages] == ["warmup", "multitask", "sft-4096"]
     assert stages[-1].config.data.packing.seq_length == 4096
     assert stages[-1].config.data.image.max_pixels == SFT_LENGTHS[4096] * 28 * 28
     by_name = {stage.name: stage.config for stage in all_lengths}
     assert all(stage.config == by_name[stage.name] for stage in stages)  # so either pipeline continues the other
-    merge = load_config(folder / "merge.yaml", MergeConfig)
+    merge = load_config(directory / "merge.yaml", MergeConfig)
     assert str(merge.models[0]).endswith("-4k")
-    assert "sft-4096" in (folder / "merge.yaml").read_text()
+    assert "sft-4096" in (directory / "merge.yaml").read_text()
 
 
 def test_sft_tokens_of_both_readings_are_written_down() -> None:
     thirds = [int(4e9 / (512 * length)) for length in SFT_LENGTHS]
-    for path in (RECIPES / "mindvl-8b" / "plan.yaml", RECIPES / "mindvl-671b-a37b" / "plan.yaml"):
+    for path in (RECIPES / "mindvl-8b" / "pipeline.yaml", RECIPES / "mindvl-671b-a37b" / "pipeline.yaml"):
         text = " ".join(line.lstrip("# ") for line in path.read_text().splitlines())
         assert "does not say of what" in text
         assert f"schedule.steps of {thirds[0]}, {thirds[1]} and {thirds[2]}" in text

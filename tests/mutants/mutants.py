@@ -40,11 +40,11 @@ _TRAIN = "mindvl-train/src/mindvl_train"
 
 MOE = "recipes/tiny/sft-moe.yaml"
 DEEPSEEK = "recipes/tiny/sft-deepseek.yaml"
-_ALIGNED_MOE = (MOE, "model.language.aux_loss_weight=0", "packs_per_step=2")
+_ALIGNED_MOE = (MOE, "model.language.aux_loss_weight=0", "global_batch_size=2")
 # The sizes of sft-moe.yaml as a small Qwen2.5-VL: biases, and positions on three axes.
 _QWEN2_5_VL = (
     MOE,
-    "packs_per_step=2",
+    "global_batch_size=2",
     "model.language={kind: qwen2, hidden_size: 64, num_layers: 4, num_heads: 4, num_kv_heads: 2, head_dim: 16, "
     "ffn_hidden_size: 128, vocab_size: 512, rotary_base: 10000.0, mrope_sections: [2, 3, 3]}",
 )
@@ -52,7 +52,7 @@ _QWEN2_5_VL = (
 
 def _parallel(layouts: str, recipe: str = MOE, *more: str) -> Command:
     steps = "2" if layouts.startswith("dp") else "1"
-    return ("check", "parallel", recipe, *more, "--layouts", layouts, "--steps", steps, "--rows", "2")
+    return ("check", "parallel", recipe, *more, "--layouts", layouts, "--steps", steps, "--packs", "2")
 
 
 def _packing(recipe: str = MOE, layouts: str = "one") -> Command:
@@ -72,35 +72,35 @@ MUTANTS = (
     Mutant(
         "every epoch of a source has the same order",
         "data order",
-        f"{_DATA}/plan/shuffle.py",
+        f"{_DATA}/order/shuffle.py",
         'f"{seed}\\0{source}\\0{epoch}"',
         'f"{seed}\\0{source}"',
-        _tests("data", "plan/test_shuffle.py"),
+        _tests("data", "order/test_shuffle.py"),
     ),
     Mutant(
         "data-parallel ranks train overlapping packs",
         "data order",
-        f"{_DATA}/plan/planner.py",
-        "return tuple(rows[dp_rank::dp_size])",
-        "return tuple(rows[: len(rows) // dp_size])",
+        f"{_DATA}/order/data_order.py",
+        "return tuple(packs[dp_rank::dp_size])",
+        "return tuple(packs[: len(packs) // dp_size])",
         _parallel("dp2"),
     ),
     Mutant(
         "sources with half the weight give as many samples",
         "data order",
-        f"{_DATA}/plan/mixture.py",
+        f"{_DATA}/order/mixture.py",
         "self.owed += self._share * amount",
         "self.owed += amount / len(self.owed)",
-        _tests("data", "plan/test_mixture.py"),
+        _tests("data", "order/test_mixture.py"),
     ),
     # packing
     Mutant(
         "packs are filled beyond their number of image patches",
         "packing",
-        f"{_DATA}/plan/packing.py",
+        f"{_DATA}/order/packing.py",
         "(self.lengths <= self.free_tokens) & (self.patches <= self.free_patches)",
         "(self.lengths <= self.free_tokens) & (self.patches >= 0)",
-        _tests("data", "plan/test_packing.py"),
+        _tests("data", "order/test_packing.py"),
     ),
     Mutant(
         "the image tokens of a pack are put in place in reverse order",
@@ -181,15 +181,15 @@ MUTANTS = (
         "each context-parallel rank counts all loss tokens",
         "loss counting",
         f"{_TRAIN}/megatron/pipeline.py",
-        "batch.num_label_tokens if counts_labels else 0",
-        "batch.num_label_tokens",
+        "batch.num_loss_tokens if counts_labels else 0",
+        "batch.num_loss_tokens",
         _parallel("cp2"),
     ),
     Mutant(
         "each tensor-parallel rank counts the loss tokens of a pack",
         "loss counting",
         f"{_TRAIN}/step.py",
-        "counted = microbatches if place.counts_rows else []",
+        "counted = microbatches if place.counts_packs else []",
         "counted = microbatches",
         _parallel("tp2"),
     ),

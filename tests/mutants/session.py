@@ -48,7 +48,7 @@ def main() -> int:
     chosen = [one for one in MUTANTS if not options.words or any(word in one.name for word in options.words)]
     if not chosen or (options.write and len(chosen) < len(MUTANTS)):
         parser.error("no mutant has these words in its name, or --write was given for a part of them.")
-    rows, unnoticed = [], 0
+    packs, unnoticed = [], 0
     with tempfile.TemporaryDirectory(prefix="mindvl-mutants-") as temporary:
         place = make_data(Path(temporary) / "data")
         for command in dict.fromkeys(one.caught_by for one in chosen):
@@ -64,10 +64,10 @@ def main() -> int:
             unnoticed += outcome.passed
             verdict = "NOT NOTICED" if outcome.passed else f"noticed: {outcome.found}"
             print(f"{mutant.name} ({time.monotonic() - started:.0f} s): {verdict}", flush=True)
-            rows.append((mutant, outcome))
+            packs.append((mutant, outcome))
     print(f"{len(chosen) - unnoticed} of {len(chosen)} planted bugs were noticed")
     if options.write and not unnoticed:
-        PAGE.write_text(with_table(PAGE.read_text(), rows))
+        PAGE.write_text(with_table(PAGE.read_text(), packs))
     return 1 if unnoticed else 0
 
 
@@ -143,17 +143,18 @@ def shown(command: Command) -> str:
     kind, *words = command
     if kind == "pytest":
         return " ".join(word if word.startswith(("packages/", "-")) else f"'{word}'" for word in words)
-    options = [word for word in words[2:] if "model.language={" not in word and word not in ("--rows", "--steps")]
-    options = [word for word in options if not word.isdecimal() and not word.startswith("packs_per_step=")]
+    options = [word for word in words[2:] if "model.language={" not in word and word not in ("--packs", "--steps")]
+    options = [word for word in options if not word.isdecimal() and not word.startswith("global_batch_size=")]
     family = "as Qwen2.5-VL" if any("kind: qwen2" in word for word in words) else ""
     return " ".join(filter(None, ("mindvl check", words[0], Path(words[1]).name, family, *options)))
 
 
-def with_table(page: str, rows: Sequence[tuple[Mutant, Outcome]]) -> str:
+def with_table(page: str, packs: Sequence[tuple[Mutant, Outcome]]) -> str:
     """The page with its table replaced."""
     lines = ["| area | planted bug | noticed by | named |", "|---|---|---|---|"]
     lines += [
-        f"| {mutant.area} | {mutant.name} | `{shown(mutant.caught_by)}` | {outcome.found} |" for mutant, outcome in rows
+        f"| {mutant.area} | {mutant.name} | `{shown(mutant.caught_by)}` | {outcome.found} |"
+        for mutant, outcome in packs
     ]
     head, _, rest = page.partition("| area |")
     after = rest.partition("\n\n")[2]

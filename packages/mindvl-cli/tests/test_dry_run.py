@@ -61,7 +61,7 @@ REPORT = DryRun(
     schedule={
         "steps": 1907,
         "learning_rate": {1: 1e-6, 191: 2e-4, 1907: 1e-5},
-        "rows_per_step": 1024,
+        "global_batch_size": 1024,
         "seq_length": 8192,
         "tokens": 15_997_075_456,
     },
@@ -73,7 +73,12 @@ REPORT = DryRun(
         "free_bytes": 80_000_000_000,
     },
     operators={"attention": "npu", "adamw": "torch"},
-    start={"resumes": None, "init": {"vision": "tower"}, "from_stage": None, "at_random": ["projector", "language"]},
+    start={
+        "resumes": None,
+        "init": {"vision": "vision_encoder"},
+        "from_stage": None,
+        "at_random": ["projector", "language"],
+    },
     data=None,
     problems=("data.tokenizer: gone does not exist. Make it.",),
 )
@@ -90,9 +95,9 @@ REPORT = DryRun(
         "stages      1, 2: 4 layers; on each rank 988.61M parameters, weights 2.0 GB, gradients 4.0 GB, optimizer 8.7",
         "optimizer 8.7 GB, activations 2.6 GB to 5.1 GB (as on an npu)\n",
         "stages      3: 4 layers with head;",
-        "1,024 rows of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
+        "1,024 packs of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
         "1,907 steps, 16.00B tokens; learning rate 1e-06 at step 1, 0.0002 at step 191, 1e-05 at step 1,907",
-        "weights     vision from tower, projector at random, language at random",
+        "weights     vision from vision encoder, projector at random, language at random",
         "20 checkpoints of 1.4 TB, up to 4.1 TB at once; 80.0 GB free",
         "operators   npu: attention; torch: adamw",
         "problem     data.tokenizer: gone does not exist. Make it.",
@@ -157,7 +162,7 @@ def documents(tiny_place: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         "deepseek_v3": smallest_deepseek_v3(vocab_size=512),
     }
     sections = {
-        name: {"size": None, "folder": None, "vision": to_plain(model.vision), "language": to_plain(model.language)}
+        name: {"size": None, "directory": None, "vision": to_plain(model.vision), "language": to_plain(model.language)}
         for name, model in models.items()
     }
     sections["qwen2"] = sections["qwen3"] | {"language": to_plain(QWEN2)}
@@ -171,8 +176,8 @@ def key_paths(node: Any) -> Iterator[str]:
         yield from (f"{key}.{below}" for below in key_paths(value))
 
 
-def dry_run(document: dict[str, Any], override: str, place: Path, folder: Path) -> Result:
-    recipe = folder / "recipe.yaml"
+def dry_run(document: dict[str, Any], override: str, place: Path, directory: Path) -> Result:
+    recipe = directory / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(document))
     return CliRunner().invoke(cli, ["train", str(recipe), "--dry-run", override])
 
@@ -208,7 +213,7 @@ def test_any_value_of_any_field_is_answered(
         ("data.seed=-1", "seed=-1 must be between 0 and"),
         ("parallel.pp_size=100", "pp_size=100 with virtual_stages=1: pipeline stages of 2 language layers"),
         ("parallel.ep_size=1000000", "1000000 data-parallel ranks"),
-        ("packs_per_step=100000000000", "packs_per_step=100000000000 must be between 1 and 1,048,576"),
+        ("global_batch_size=100000000000", "global_batch_size=100000000000 must be between 1 and 1,048,576"),
         ("data.packing.pad_multiple=0", "pad_multiple=0 must be between 1 and"),
         ("data.packing.balance_steps=1000003", "balance_steps=1000003 must be between 1 and 1024"),
         ("data.sources.0.weight=.inf", "weight: inf is not a finite number"),
@@ -254,6 +259,6 @@ def test_the_largest_step_is_estimated_from_its_first_packs(
     documents: dict[str, dict[str, Any]], tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_place)
-    result = dry_run(documents["qwen3"], "packs_per_step=1048576", tiny_place, tmp_path)
+    result = dry_run(documents["qwen3"], "global_batch_size=1048576", tiny_place, tmp_path)
     assert result.exit_code == 0, result.exception
-    assert "1,048,576 rows" in result.output
+    assert "1,048,576 packs" in result.output

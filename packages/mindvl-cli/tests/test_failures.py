@@ -31,7 +31,7 @@ def test_success_is_zero_and_a_given_exit_code_is_kept() -> None:
 
 def test_our_error_is_one_line_on_stderr_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
     data_error = _foreign_error("DataError", "mindvl_data.errors")
-    child = type("BadShard", (data_error,), {"__module__": "mindvl_data.shards"})
+    child = type("ShardError", (data_error,), {"__module__": "mindvl_data.shards"})
 
     assert _raising(child("shard a.tar is cut off\n  at byte 7. Write it again.")) == 1
     assert capsys.readouterr() == ("", "error: shard a.tar is cut off at byte 7. Write it again.\n")

@@ -13,8 +13,8 @@ from mindvl_cli.load import ConfigError, load_config, load_section, parse_overri
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
-    kind: Literal["folder"] = "folder"
+class Directory:
+    kind: Literal["directory"] = "directory"
     path: Path
 
 
@@ -40,7 +40,7 @@ class Schedule:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     schedule: Schedule
-    sources: tuple[Folder | Shards, ...] = ()
+    sources: tuple[Directory | Shards, ...] = ()
     size: tuple[int, int] | None = None
     shares: dict[str, float] = field(default_factory=dict)
     is_fast: bool = False
@@ -53,8 +53,8 @@ class Run:
 GOOD = """\
 schedule: {peak_lr: 1e-4, steps: 10}
 sources:
-  - kind: folder
-    path: pictures
+  - kind: directory
+    path: images
   - kind: shards
     weight: 2
     paths: [a, b]
@@ -82,7 +82,7 @@ def test_a_recipe_becomes_nested_frozen_dataclasses(recipe: Path) -> None:
 
     assert run == Run(
         schedule=Schedule(peak_lr=1e-4, steps=10),
-        sources=(Folder(path=Path("pictures")), Shards(weight=2.0, paths=(Path("a"), Path("b")))),
+        sources=(Directory(path=Path("images")), Shards(weight=2.0, paths=(Path("a"), Path("b")))),
         size=(1, 2),
         shares={"text": 0.2},
     )
@@ -153,7 +153,7 @@ def test_only_the_branch_of_the_given_kind_complains(recipe: Path) -> None:
 
 def test_an_unknown_kind_lists_the_known_ones(recipe: Path) -> None:
     assert _problems(recipe, GOOD.replace("kind: shards", "kind: shard")) == [
-        "run.yaml:5: sources.1.kind: 'shard' is unknown. Use one of 'folder', 'shards'."
+        "run.yaml:5: sources.1.kind: 'shard' is unknown. Use one of 'directory', 'shards'."
     ]
 
 
@@ -188,9 +188,9 @@ def test_a_packages_own_error_in_a_part_is_named_with_line_and_key_path(recipe: 
     model_error = type("ModelError", (Exception,), {"__module__": "mindvl_model.errors"})
 
     @dataclass(frozen=True)
-    class Tower:
+    class VisionEncoder:
         heads: int
-        kind: Literal["tower"] = "tower"
+        kind: Literal["encoder"] = "encoder"
 
         def __post_init__(self) -> None:
             if self.heads % 2:
@@ -199,12 +199,12 @@ def test_a_packages_own_error_in_a_part_is_named_with_line_and_key_path(recipe: 
     @dataclass(frozen=True)
     class Models:
         schedule: Schedule
-        main: Tower | None = None
-        choices: dict[str, tuple[Folder | Tower, ...]] = field(default_factory=dict)
+        main: VisionEncoder | None = None
+        choices: dict[str, tuple[Directory | VisionEncoder, ...]] = field(default_factory=dict)
 
     recipe.write_text(
         "schedule:\n  peak_lr: 1\n  steps: x\nmain: {heads: 3}\n"
-        "choices:\n  all:\n    - kind: folder\n      path: a\n    - kind: tower\n      heads: 5\n"
+        "choices:\n  all:\n    - kind: directory\n      path: a\n    - kind: encoder\n      heads: 5\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_config(recipe, Models, ["main.heads=7"])
@@ -271,7 +271,7 @@ def test_an_override_is_read_as_yaml() -> None:
 def test_a_section_is_read_without_looking_at_the_rest(recipe: Path) -> None:
     recipe.write_text(GOOD + "something_else: {a: [nothing]}\n")
     assert load_section(recipe, "schedule", Schedule, ["schedule.steps=7"]) == Schedule(peak_lr=1e-4, steps=7)
-    assert load_section(recipe, "sources.0", Folder) == Folder(path=Path("pictures"))
+    assert load_section(recipe, "sources.0", Directory) == Directory(path=Path("images"))
 
 
 def test_problems_of_a_section_carry_the_full_key_path(recipe: Path) -> None:

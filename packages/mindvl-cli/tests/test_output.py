@@ -10,7 +10,7 @@ import pytest
 import webdataset
 
 from mindvl_cli.output import Guarded, escaped, message
-from mindvl_data import index_folder
+from mindvl_data import index_directory
 
 TITLE = "\x1b]0;owned\x07"
 
@@ -46,9 +46,9 @@ def test_a_guarded_stream_lets_through_what_draws(may_draw: bool, text: str, sho
 
 
 def test_names_of_others_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    with webdataset.TarWriter(str(folder / "a.tar")) as writer:
+    directory = tmp_path / "shards"
+    directory.mkdir()
+    with webdataset.TarWriter(str(directory / "a.tar")) as writer:
         writer.write({"__key__": f"k{TITLE}[/b]", "txt": f"caption {TITLE}"})
         writer.write({"__key__": f"bad{TITLE}", "json": {"url": TITLE}})
 
@@ -57,9 +57,9 @@ def test_names_of_others_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -
             [sys.executable, "-m", "mindvl_cli.main", *words], capture_output=True, text=True, check=False
         )
 
-    refused = mindvl("data", "index", str(folder))
-    index_folder(folder, exclude_bad=True)
-    shown = mindvl("data", "show", str(folder), "--stage", "sample")
+    refused = mindvl("data", "index", str(directory))
+    index_directory(directory, exclude_bad=True)
+    shown = mindvl("data", "show", str(directory), "--stage", "sample")
     typed = mindvl("data", "show", f"s3://me:pa55word@b/{TITLE}")
     assert [each.returncode for each in (refused, shown, typed)] == [1, 0, 2]
     for each in (refused, shown, typed):

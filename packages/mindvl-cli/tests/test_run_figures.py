@@ -18,7 +18,7 @@ def line(step: int, **more: Any) -> dict[str, Any]:
         "loss": 4.0 / step,
         "learning_rate": 1e-3,
         "grad_norm": 1.0,
-        "label_tokens": 10 * step,
+        "loss_tokens": 10 * step,
         "tokens": 100 * step,
         "tokens_per_s": 50.0 * step,
         "seconds_per_step": 2.0,
@@ -27,13 +27,13 @@ def line(step: int, **more: Any) -> dict[str, Any]:
 
 
 def since(samples: int, sample_tokens: int) -> dict[str, Any]:
-    counts = {"steps": 1, "rows": 2, "samples": samples, "sample_tokens": sample_tokens, "visual_tokens": 7}
-    return {"since_last": {**counts, "label_tokens": 10, "tokens": 128, "tflop": 1.5}}
+    counts = {"steps": 1, "packs": 2, "samples": samples, "sample_tokens": sample_tokens, "visual_tokens": 7}
+    return {"since_last": {**counts, "loss_tokens": 10, "tokens": 128, "tflop": 1.5}}
 
 
-def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return folder
+def write(directory: Path, lines: list[dict[str, Any]]) -> Path:
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return directory
 
 
 def test_means_are_over_all_samples_and_speed_leaves_out_the_first_report(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_means_are_over_all_samples_and_speed_leaves_out_the_first_report(tmp_pa
     (tmp_path / "run.json").write_text(json.dumps({"data": {"seq_length": 64, "sources": []}}))
     figures = run_figures(read_run(tmp_path))
     assert (figures["samples"], figures["average_tokens_per_sample"]) == (40, 8.0)
-    assert figures["fill"] == pytest.approx(320 / (6 * 64))
+    assert figures["packing_efficiency"] == pytest.approx(320 / (6 * 64))
     assert figures["tokens_per_s"] == 150.0  # of 100 and 200
     assert (figures["loss"], figures["tokens"], figures["tflop"]) == (1.0, 400, 4.5)
     assert figures["mfu"] is None
@@ -98,7 +98,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "told"), [(None, "no metrics.jsonl"), ("", "no report yet"), ('{"st', "no report")])
-def test_a_folder_without_reports_is_refused_with_what_to_do(tmp_path: Path, text: str | None, told: str) -> None:
+def test_a_directory_without_reports_is_refused_with_what_to_do(tmp_path: Path, text: str | None, told: str) -> None:
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(CliError, match=told):

@@ -3,7 +3,7 @@
 
 Used by loader.py where megatron-energon is installed. As its documentation advises, what is cheap (text, size from the
 header) happens before packing and what is dear after it. Rows are filled by a greedy knapsack, as in its examples.
-Pictures become patches in one of three ways: its decoder, then Pillow and numpy, written plainly; its decoder, then
+Images become patches in one of three ways: its decoder, then Pillow and numpy, written plainly; its decoder, then
 transformers' processor; our functions, so that nothing but the frame differs.
 """
 
@@ -34,7 +34,7 @@ from mindvl_data import ImageConfig, Tokenizer, smart_resize
 from mindvl_data.images import decode, read_size, to_patches
 from mindvl_data.samples import parse_record
 
-Pictures = Literal["its decoder", "our functions", "transformers"]
+Images = Literal["its decoder", "our functions", "transformers"]
 
 
 @edataclass
@@ -42,16 +42,16 @@ class Cooked(Sample):
     """What lies in the shard."""
 
     record: bytes
-    picture: bytes
+    image: bytes
 
 
 @edataclass
 class Encoded(Sample):
-    """Text as tokens, its picture still encoded."""
+    """Text as tokens, its image still encoded."""
 
-    input_ids: Any  # int64 [S], one placeholder for the picture
+    input_ids: Any  # int64 [S], one placeholder for the image
     learned: Any  # bool [S]
-    picture: bytes
+    image: bytes
     length: int
 
 
@@ -68,21 +68,21 @@ class Row(Sample):
 
 @stateless
 def cook(sample: dict[str, Any]) -> Cooked:
-    return Cooked(**basic_sample_keys(sample), record=sample["json"], picture=sample["0.jpg"])
+    return Cooked(**basic_sample_keys(sample), record=sample["json"], image=sample["0.jpg"])
 
 
-def prepare(folder: Path) -> None:
+def prepare(directory: Path) -> None:
     """What `energon prepare` writes: its index, and a description of the data set."""
     CrudeWebdataset.prepare_dataset(
-        folder, sorted(path.name for path in folder.glob("*.tar")), split_parts_ratio=[("train", 1.0)], workers=1
+        directory, sorted(path.name for path in directory.glob("*.tar")), split_parts_ratio=[("train", 1.0)], workers=1
     )
-    (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    (directory / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
-def rows(folder: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Row]:
+def rows(directory: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Row]:
     """One epoch of packed rows, in this process."""
     dataset = get_train_dataset(
-        folder,
+        directory,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         batch_size=None,
         packing_buffer_size=buffer_size,
@@ -94,30 +94,30 @@ def rows(folder: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Row]
     return iter(get_loader(dataset))
 
 
-def plain_patches(picture: Image.Image, image: ImageConfig) -> tuple[Any, tuple[int, int, int]]:
+def plain_patches(image: Image.Image, config: ImageConfig) -> tuple[Any, tuple[int, int, int]]:
     """Resize with Pillow, cut with numpy."""
     height, width = smart_resize(
-        picture.height,
-        picture.width,
-        multiple=image.multiple,
-        min_pixels=image.min_pixels,
-        max_pixels=image.max_pixels,
+        image.height,
+        image.width,
+        multiple=config.multiple,
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
     )
-    pixels = np.asarray(picture.resize((width, height), resample=Image.Resampling.BICUBIC))
-    side, merge = image.patch_size, image.spatial_merge_size
+    pixels = np.asarray(image.resize((width, height), resample=Image.Resampling.BICUBIC))
+    side, merge = config.patch_size, config.spatial_merge_size
     rows, columns = height // side, width // side
     blocks = pixels.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
-    return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, image.patch_dim), (1, rows, columns)
+    return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, config.patch_dim), (1, rows, columns)
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
     """Tokens and patches of one sample, rows of several."""
 
-    decoder = None  # pictures are decoded after packing
+    decoder = None  # images are decoded after packing
     cookers = [Cooker(cook)]  # noqa: RUF012 - energon's own way
 
     def __init__(
-        self, tokenizer: Tokenizer, image: ImageConfig, seq_length: int, pictures: Pictures, processor: Any
+        self, tokenizer: Tokenizer, image: ImageConfig, seq_length: int, images: Images, processor: Any
     ) -> None:
         super().__init__()
         self._tokenizer, self._image, self._seq_length = tokenizer, image, seq_length
@@ -127,11 +127,11 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
             "our functions": lambda content: to_patches(decode(content, decode_limit=image.decode_limit), image),
             "transformers": lambda content: self._process(decoder.decode("0.jpg", content), processor),
         }
-        self._patches = decoders[pictures]
+        self._patches = decoders[images]
 
     @stateless
     def preencode_sample(self, sample: Cooked) -> Encoded:
-        height, width = read_size(sample.picture, decode_limit=self._image.decode_limit)
+        height, width = read_size(sample.image, decode_limit=self._image.decode_limit)
         encoded = self._tokenizer.encode(parse_record(json.loads(sample.record), num_images=1), [])
         side = self._image.multiple
         visual_tokens = round(height / side) * round(width / side)  # within the pixel budget, as the benchmark's are
@@ -139,7 +139,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
             sample,
             input_ids=encoded.ids,
             learned=encoded.learned,
-            picture=sample.picture,
+            image=sample.image,
             length=len(encoded.ids) - 1 + visual_tokens,
         )
 
@@ -149,7 +149,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
 
     @stateless
     def postencode_sample(self, sample: Encoded) -> Row:
-        patches, grid = self._patches(sample.picture)
+        patches, grid = self._patches(sample.image)
         visual_tokens = grid[1] * grid[2] // self._image.spatial_merge_size**2
         is_pad = sample.input_ids == self._tokenizer.image_pad_id
         repeats = np.where(is_pad, visual_tokens, 1)
@@ -172,6 +172,6 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         )
 
     @staticmethod
-    def _process(picture: Any, processor: Any) -> tuple[Any, tuple[int, ...]]:
-        found = processor(images=picture, return_tensors="np")
+    def _process(image: Any, processor: Any) -> tuple[Any, tuple[int, ...]]:
+        found = processor(images=image, return_tensors="np")
         return found["pixel_values"], tuple(found["image_grid_thw"][0].tolist())

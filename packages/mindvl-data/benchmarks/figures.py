@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One measured figure, its rival in the same run, and whether the target is met; printed as JSON or as a table.
 
-Used by every benchmark of this folder; `mindvl bench` reads the JSON.
+Used by every benchmark of this directory; `mindvl bench` reads the JSON.
 """
 
 import json
@@ -57,16 +57,16 @@ def as_rows(figures: Iterable[Figure]) -> list[dict[str, object]]:
     return [asdict(f) | {"ratio": f.ratio, "target": f.target, "holds": f.holds} for f in figures]
 
 
-def print_report(figures: Sequence[Figure], *, as_json: bool, folder: Path = Path(__file__).parent) -> None:
+def print_report(figures: Sequence[Figure], *, as_json: bool, directory: Path = Path(__file__).parent) -> None:
     """All figures on stdout, with the commit that was measured and the versions that took part.
 
-    `folder` is that of the benchmark, inside of the package that is measured.
+    `directory` is that of the benchmark, inside of the package that is measured.
     """
     if as_json:
         names = ("mindvl-data", "mindvl-ops", "simplejpeg", "pillow", "numpy", "torch", "torchvision", "transformers",
                  "webdataset", "megatron-energon")  # fmt: skip
         found = {name: version for name in names if (version := installed(name))}
-        document = {"commit": commit(folder), "versions": found, "figures": as_rows(figures)}
+        document = {"commit": commit(directory), "versions": found, "figures": as_rows(figures)}
         print(json.dumps(document, indent=1))
         return
     for figure in figures:

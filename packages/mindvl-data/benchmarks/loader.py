@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures a core can make ready to train on, beside JPEG decoding alone, transformers, webdataset and energon.
+"""Images a core can make ready to train on, beside JPEG decoding alone, transformers, webdataset and energon.
 
 Run: python packages/mindvl-data/benchmarks/loader.py [--quick] [--json]
 All contenders read the same half-megapixel photo-like JPEGs, round after round in turn; a figure is the median over the
-rounds of pictures by second of processor time. What is compared is said in docs/benchmarks.md.
+rounds of images by second of processor time. What is compared is said in docs/benchmarks.md.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from mindvl_data.shards.reading import read_sample, read_samples
 from mindvl_data.types import RawSample
 
 SEQ_LENGTH, BUFFER = 8192, 64
-PACK = 11  # photos in a row of that length
+PACK = 11  # photos in a pack of that length
 RIVAL_ENVIRONMENT = (
     "uv venv /tmp/rivals && uv pip install --no-config --python /tmp/rivals/bin/python -e packages/mindvl-data "
     "megatron-energon==7.4.1 webdataset==1.0.2 torchvision && "
@@ -85,13 +85,15 @@ def run(*, quick: bool = False) -> list[Figure]:
     return compare(contenders, photos)
 
 
-def contend(photos: Source, small: Source, tokenizer_folder: Path) -> list[Contender]:
+def contend(photos: Source, small: Source, tokenizer_directory: Path) -> list[Contender]:
     """Everybody who can take part on this machine."""
-    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_directory)
     found = [
         Contender("decode", lambda: decode_alone(photos), photos.num_samples),
-        Contender("loader", lambda: our_loader(photos, tokenizer_folder, num_threads=0), photos.num_samples),
-        Contender("loader, 1 thread", lambda: our_loader(photos, tokenizer_folder, num_threads=1), photos.num_samples),
+        Contender("loader", lambda: our_loader(photos, tokenizer_directory, num_threads=0), photos.num_samples),
+        Contender(
+            "loader, 1 thread", lambda: our_loader(photos, tokenizer_directory, num_threads=1), photos.num_samples
+        ),
         Contender("PIL + transformers", lambda: processor_path(photos, tokenizer, "Pil"), photos.num_samples),
         Contender("raw photos", lambda: our_raw(photos), photos.num_samples),
         Contender("raw small", lambda: our_raw(small), small.num_samples),
@@ -106,12 +108,12 @@ def contend(photos: Source, small: Source, tokenizer_folder: Path) -> list[Conte
     if installed("megatron-energon"):
         import energon_rival
 
-        energon_rival.prepare(photos.folder)
-        for pictures in ("its decoder", "our functions", "transformers"):
+        energon_rival.prepare(photos.directory)
+        for images in ("its decoder", "our functions", "transformers"):
             found.append(
                 Contender(
-                    f"energon, {pictures}",
-                    lambda pictures=pictures: energon_rows(photos, tokenizer, pictures),  # type: ignore[misc]
+                    f"energon, {images}",
+                    lambda images=images: energon_rows(photos, tokenizer, images),  # type: ignore[misc]
                     photos.num_samples,
                 )
             )
@@ -144,7 +146,7 @@ def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
         figure("raw photos", "webdataset photos", 3.0),
         figure("raw small", "webdataset small", 3.0),
         Figure(name="size of a photo", value=photos.pixels / photos.num_samples / 1e6, unit="megapixels",
-               note=f"{8 * photos.picture_bytes / photos.pixels:.1f} bits a pixel"),
+               note=f"{8 * photos.image_bytes / photos.pixels:.1f} bits a pixel"),
     ]  # fmt: skip
     lacking = [name for name in ("webdataset", "megatron-energon", "torchvision") if not installed(name)]
     if lacking:
@@ -154,10 +156,10 @@ def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
 
 
 def raw_samples(source: Source) -> list[tuple[bytes, bytes]]:
-    """(record, picture) of every sample, in memory."""
+    """(record, image) of every sample, in memory."""
     files = ShardFiles()
     found = []
-    for shard in open_index(source.folder).shards:
+    for shard in open_index(source.directory).shards:
         for row in range(len(shard.samples)):
             raw = read_sample(shard, row, files)
             found.append((raw.record, raw.media[0]))
@@ -167,19 +169,19 @@ def raw_samples(source: Source) -> list[tuple[bytes, bytes]]:
 
 def decode_alone(source: Source) -> Callable[[], int]:
     """What a loader can never be faster than: JPEG to RGB, nothing else."""
-    pictures = [picture for _, picture in raw_samples(source)]
-    return lambda: sum(simplejpeg.decode_jpeg(picture, colorspace="RGB").shape[2] == 3 for picture in pictures)
+    images = [image for _, image in raw_samples(source)]
+    return lambda: sum(simplejpeg.decode_jpeg(image, colorspace="RGB").shape[2] == 3 for image in images)
 
 
 def our_loader(source: Source, tokenizer: Path, *, num_threads: int) -> Callable[[], int]:
     """Everything: read, check, parse, tokenize, decode, resize, cut, pack, collate."""
     config = DataConfig(
-        sources=(SourceConfig(name="photos", path=source.folder, max_epochs=1),),
+        sources=(SourceConfig(name="photos", path=source.directory, max_epochs=1),),
         tokenizer=tokenizer,
         packing=PackingConfig(seq_length=SEQ_LENGTH, buffer_size=BUFFER),
         num_threads=num_threads,
     )
-    loader = Loader(config, packs_per_step=1, position_kind="rope")
+    loader = Loader(config, global_batch_size=1, position_kind="rope")
 
     def go() -> int:
         with loader:
@@ -193,10 +195,8 @@ def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callab
     processor = image_processor(backend)
     samples = raw_samples(source)
 
-    def one(record: bytes, picture: bytes) -> int:
-        found = processor(
-            images=Image.open(io.BytesIO(picture)).convert("RGB"), return_tensors="np" if backend else "pt"
-        )
+    def one(record: bytes, image: bytes) -> int:
+        found = processor(images=Image.open(io.BytesIO(image)).convert("RGB"), return_tensors="np" if backend else "pt")
         visual_tokens = int(found["image_grid_thw"][0].prod()) // 4
         pad = "<|vision_start|>" + "<|image_pad|>" * visual_tokens + "<|vision_end|>"
         messages = [
@@ -206,7 +206,7 @@ def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callab
         text = tokenizer.hf.apply_chat_template(messages, tokenize=False)
         return int(len(tokenizer.hf(text)["input_ids"]) > visual_tokens)
 
-    return lambda: sum(one(record, picture) for record, picture in samples)
+    return lambda: sum(one(record, image) for record, image in samples)
 
 
 def image_processor(backend: str) -> Any:
@@ -223,8 +223,8 @@ def image_processor(backend: str) -> Any:
 
 
 def our_raw(source: Source) -> Callable[[], int]:
-    """Record and picture bytes of every sample, checked against the index, those of a pack read together."""
-    index, files = open_index(source.folder), ShardFiles()
+    """Record and image bytes of every sample, checked against the index, those of a pack read together."""
+    index, files = open_index(source.directory), ShardFiles()
 
     def go() -> int:
         count = 0
@@ -242,24 +242,24 @@ def webdataset_raw(source: Source) -> Callable[[], int]:
     """The same bytes by webdataset's own loop."""
     import webdataset
 
-    paths = sorted(str(path) for path in source.folder.glob("*.tar"))
+    paths = sorted(str(path) for path in source.directory.glob("*.tar"))
     dataset = webdataset.WebDataset(paths, shardshuffle=False)
     return lambda: sum("0.jpg" in sample and "json" in sample for sample in dataset)
 
 
-def energon_rows(source: Source, tokenizer: Tokenizer, pictures: Any) -> Callable[[], int]:
+def energon_rows(source: Source, tokenizer: Tokenizer, images: Any) -> Callable[[], int]:
     """The loader's job by megatron-energon."""
     from energon_rival import Encoder, rows
 
-    processor = image_processor("Pil") if pictures == "transformers" else None
-    encoder = Encoder(tokenizer, ImageConfig(), SEQ_LENGTH, pictures, processor)
-    found = rows(source.folder, encoder, buffer_size=BUFFER)
+    processor = image_processor("Pil") if images == "transformers" else None
+    encoder = Encoder(tokenizer, ImageConfig(), SEQ_LENGTH, images, processor)
+    found = rows(source.directory, encoder, buffer_size=BUFFER)
     return lambda: sum(len(row.image_grid_thw) for row in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer pictures and rounds")
+    parser.add_argument("--quick", action="store_true", help="fewer images and rounds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):  # energon reports on stdout, which is ours

@@ -2,7 +2,7 @@
 """Fill, visual balance, waits, drift and speed of the packer, beside what others do to fill rows.
 
 Run: python packages/mindvl-data/benchmarks/packing.py [--quick] [--json]
-What the figures mean is said in docs/benchmarks.md. Lengths are drawn, no picture is read.
+What the figures mean is said in docs/benchmarks.md. Lengths are drawn, no image is read.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from packers import RIVALS, Closed
 from workloads import MIXES, Lengths, TooLong, draw
 
 from mindvl_data import Packer
-from mindvl_data.plan.balance import balance_order
+from mindvl_data.order.balance import balance_order
 
 DP_SIZE, MICROBATCHES, WINDOW = 8, 8, 4
 DRIFT_ROWS = 64  # rows of one window whose mean number of samples is looked at
@@ -140,7 +140,7 @@ def imbalance(loads: NDArray[np.int64], *, balance: Balance | None) -> tuple[flo
     for start in range(0, len(loads) - window + 1, window):
         part = loads[start : start + window]
         order = np.arange(window) if balance is None else balance(part)
-        # Rows are dealt to ranks one by one, as `rows_of_rank` does.
+        # Rows are dealt to ranks one by one, as `packs_of_rank` does.
         steps = part[order].reshape(WINDOW, MICROBATCHES, DP_SIZE).astype(np.float64)
         mean = steps.mean(axis=2)
         lock_step.extend(steps.max(axis=2).sum(axis=1) / mean.sum(axis=1) - 1)
@@ -151,7 +151,7 @@ def imbalance(loads: NDArray[np.int64], *, balance: Balance | None) -> tuple[flo
 
 def window_balance(loads: NDArray[np.int64]) -> NDArray[np.int64]:
     """The order that the planner's balance window gives the rows of one window."""
-    return balance_order(loads, rows_per_step=DP_SIZE * MICROBATCHES, width=DP_SIZE)
+    return balance_order(loads, global_batch_size=DP_SIZE * MICROBATCHES, width=DP_SIZE)
 
 
 def run(*, quick: bool = False) -> list[Figure]:
@@ -174,7 +174,7 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
         mine.append(pack(partial(ours, visual=visual.tolist(), limit=limit), tokens, visual, capacity, limit))
         for name, rival in RIVALS.items():
             theirs[name].append(pack(rival, tokens, visual, capacity, limit))
-    is_issue, has_pictures = mix == "issue" and too_long == "cut", any(visual.any() for _, visual in streams)
+    is_issue, has_images = mix == "issue" and too_long == "cut", any(visual.any() for _, visual in streams)
     where = f"{mix} {capacity}: " if too_long == "cut" else f"{mix} {capacity}, long ones dropped: "
     knapsack = theirs["greedy knapsack"]
     common = {"rival": "greedy knapsack"}
@@ -195,7 +195,7 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
         Figure(name=where + "speed", unit="rows/s/core", at_least=5000 if at_8192 else None,
                **pair("rows_per_s"), **common, note=f"{middle('balanced_per_s', mine):,.0f} with the balance window"),
     ]  # fmt: skip
-    if has_pictures:
+    if has_images:
         figures += [
             Figure(name=where + "rows over the visual limit", value=sum(p.over_limit for p in mine), unit="rows",
                    at_most=0, rival_value=sum(p.over_limit for p in knapsack), **common),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loader benchmark reads: photo-like pictures in shards, and a tokenizer folder.
+"""What the loader benchmark reads: photo-like images in shards, and a tokenizer directory.
 
-Used by loader.py and scale.py. Pictures have the 1/f spectrum of natural images (Field 1987), strong edges, and colour
+Used by loader.py and scale.py. Images have the 1/f spectrum of natural images (Field 1987), strong edges, and colour
 that varies less than brightness, so that a JPEG of them has about the bytes per pixel, hence the decoding cost, of a
 photograph.
 """
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mindvl_data import index_folder, write_shards
+from mindvl_data import index_directory, write_shards
 
 SIZES = ((612, 816), (816, 612), (576, 864), (707, 707))  # (height, width), half a megapixel each
 QUALITY = 90
@@ -44,16 +44,16 @@ _WORDS = _make_words(5_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Indexed shards of one picture a sample."""
+    """Indexed shards of one image a sample."""
 
-    folder: Path
+    directory: Path
     num_samples: int
-    pixels: int  # of all pictures
-    picture_bytes: int
+    pixels: int  # of all images
+    image_bytes: int
 
 
 def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """A picture [height, width, 3]."""
+    """An image [height, width, 3]."""
     generator = np.random.default_rng(seed)
     luminance = _field(generator, height, width, slope=1.1)
     for _ in range(12):  # things in front of each other: edges, which a random phase does not have
@@ -66,28 +66,30 @@ def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
     return np.asarray(Image.merge("YCbCr", planes).convert("RGB"))
 
 
-def make_source(folder: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES, num_shards: int = 4) -> Source:
-    """Write, pack into shards and index `count` conversations about one picture each."""
-    raw = folder / "raw"
+def make_source(
+    directory: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES, num_shards: int = 4
+) -> Source:
+    """Write, pack into shards and index `count` conversations about one image each."""
+    raw = directory / "raw"
     raw.mkdir(parents=True)
     chooser = random.Random(0)
-    rows, pixels, picture_bytes = [], 0, 0
+    rows, pixels, image_bytes = [], 0, 0
     for number in range(count):
         height, width = sizes[number % len(sizes)]
         file = io.BytesIO()
         Image.fromarray(make_photo(height, width, number)).save(file, "JPEG", quality=QUALITY)
         (raw / f"{number}.jpg").write_bytes(file.getvalue())
         pixels += height * width
-        picture_bytes += len(file.getvalue())
+        image_bytes += len(file.getvalue())
         turns = [
             {"from": "human", "value": "<image>\n" + make_text(chooser, 15)},
             {"from": "gpt", "value": make_text(chooser, 60)},
         ]
         rows.append({"id": str(number), "image": f"{number}.jpg", "conversations": turns})
     (raw / "rows.json").write_text(json.dumps(rows))
-    write_shards(raw / "rows.json", folder / "shards", format="llava", samples_per_shard=-(-count // num_shards))
-    index_folder(folder / "shards")
-    return Source(folder=folder / "shards", num_samples=count, pixels=pixels, picture_bytes=picture_bytes)
+    write_shards(raw / "rows.json", directory / "shards", format="llava", samples_per_shard=-(-count // num_shards))
+    index_directory(directory / "shards")
+    return Source(directory=directory / "shards", num_samples=count, pixels=pixels, image_bytes=image_bytes)
 
 
 def make_text(chooser: random.Random, num_words: int) -> str:
@@ -96,7 +98,7 @@ def make_text(chooser: random.Random, num_words: int) -> str:
     return " ".join(chooser.choices(_WORDS, [1 / rank for rank in ranks], k=num_words)).capitalize() + "."
 
 
-def make_tokenizer(folder: Path) -> Path:
+def make_tokenizer(directory: Path) -> Path:
     """A byte-level tokenizer of 4,000 tokens with Qwen's special tokens and a ChatML template."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -116,8 +118,8 @@ def make_tokenizer(folder: Path) -> Path:
         additional_special_tokens=SPECIAL_TOKENS,
     )
     tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
 def _field(generator: np.random.Generator, height: int, width: int, *, slope: float) -> NDArray[np.float64]:

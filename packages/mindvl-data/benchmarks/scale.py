@@ -2,7 +2,7 @@
 """Memory of a loader with thousands of shards, memory and start of a plan over 100 million samples.
 
 Run: python packages/mindvl-data/benchmarks/scale.py [--quick] [--json]
-Each measurement is a process of its own. The 100 million samples are 313 sources whose folders all lead to the same
+Each measurement is a process of its own. The 100 million samples are 313 sources whose directories all lead to the same
 few files: every source maps and plans its own copy, the disk holds one, and all of it is in the page cache.
 """
 
@@ -31,11 +31,11 @@ def run(*, quick: bool = False) -> list[Figure]:
         root = Path(temporary)
         tokenizer = photos.make_tokenizer(root / "tokenizer")
         many = photos.make_source(root / "many", 2 * num_shards, sizes=((56, 84),), num_shards=num_shards)
-        loader = child("loader", tokenizer, [many.folder])
+        loader = child("loader", tokenizer, [many.directory])
         one = photos.make_source(root / "one", SAMPLES_PER_SHARD, sizes=((28, 56),), num_shards=1)
-        child("loader", tokenizer, [one.folder])  # measures the text and keeps the lengths beside the index
-        folders = link_sources(one.folder, root / "linked", num_sources=num_sources, shards=linked)
-        first, plan = child("plan", tokenizer, folders), child("plan", tokenizer, folders)
+        child("loader", tokenizer, [one.directory])  # measures the text and keeps the lengths beside the index
+        directories = link_sources(one.directory, root / "linked", num_sources=num_sources, shards=linked)
+        first, plan = child("plan", tokenizer, directories), child("plan", tokenizer, directories)
     samples = num_sources * linked * SAMPLES_PER_SHARD
     size, base = f"{samples / 1e6:.0f} M samples, {num_sources} sources", "beyond imports"
     return [
@@ -55,19 +55,19 @@ def run(*, quick: bool = False) -> list[Figure]:
     ]  # fmt: skip
 
 
-def link_sources(folder: Path, out: Path, *, num_sources: int, shards: int) -> list[Path]:
-    """Folders of `shards` shards each, all of them links to the one shard of `folder`."""
+def link_sources(directory: Path, out: Path, *, num_sources: int, shards: int) -> list[Path]:
+    """Directories of `shards` shards each, all of them links to the one shard of `directory`."""
     from mindvl_data.shards.sealed import seal
 
     base = out / "base"
     base.mkdir(parents=True)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((directory / "manifest.json").read_text())
     (entry,) = manifest["shards"]
     stem = entry["name"].removesuffix(".tar")
     entries = []
     for number in range(shards):
         name = f"shard-{number:06d}"
-        for path in folder.glob(f"{stem}.*"):
+        for path in directory.glob(f"{stem}.*"):
             (base / path.name.replace(stem, name, 1)).symlink_to(path)
         entries.append(entry | {"name": f"{name}.tar"})
     totals = {key: value * shards for key, value in manifest.items() if key != "version" and isinstance(value, int)}
@@ -79,17 +79,17 @@ def link_sources(folder: Path, out: Path, *, num_sources: int, shards: int) -> l
     return links
 
 
-def child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, float]:
+def child(what: str, tokenizer: Path, directories: list[Path]) -> dict[str, float]:
     """Run this script as a process that measures itself."""
-    names = "\n".join(map(str, folders))
+    names = "\n".join(map(str, directories))
     command = [sys.executable, __file__, "--child", what, str(tokenizer)]
     done = subprocess.run(command, input=names, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
 
-def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, float]:
-    """Memory and times of a loader over the folders: one epoch ("loader") or some rows ("plan")."""
+def measure_child(what: str, tokenizer: Path, directories: list[Path]) -> dict[str, float]:
+    """Memory and times of a loader over the directories: one epoch ("loader") or some rows ("plan")."""
     from transformers import AutoTokenizer
 
     from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig
@@ -98,8 +98,8 @@ def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, 
     imports = memory()
     config = DataConfig(
         sources=tuple(
-            SourceConfig(name=folder.name, path=folder, max_epochs=1 if what == "loader" else None)
-            for folder in folders
+            SourceConfig(name=directory.name, path=directory, max_epochs=1 if what == "loader" else None)
+            for directory in directories
         ),
         tokenizer=tokenizer,
         packing=PackingConfig(seq_length=8192),
@@ -107,7 +107,7 @@ def measure_child(what: str, tokenizer: Path, folders: list[Path]) -> dict[str, 
     )
     started, start_cpu = time.perf_counter(), time.process_time()
     ranks = RANKS if what == "plan" else 1  # of many ranks one plans all rows and loads its few
-    with Loader(config, packs_per_step=RANKS, dp_size=ranks, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=RANKS, dp_size=ranks, position_kind="rope") as loader:
         next(loader)
         start_s, start_cpu, begin = time.perf_counter() - started, time.process_time() - start_cpu, memory()
         cpu, rows = time.process_time(), 0
@@ -138,8 +138,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         what, tokenizer = arguments.child
-        folders = [Path(line) for line in sys.stdin.read().splitlines()]
-        print(json.dumps(measure_child(what, Path(tokenizer), folders)))
+        directories = [Path(line) for line in sys.stdin.read().splitlines()]
+        print(json.dumps(measure_child(what, Path(tokenizer), directories)))
     else:
         print_report(run(quick=arguments.quick), as_json=arguments.json)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: a tiny byte-level tokenizer with Qwen's special tokens, and small folders of shards."""
+"""What the tests share: a tiny byte-level tokenizer with Qwen's special tokens, and small directories of shards."""
 
 import io
 import json
@@ -19,7 +19,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, load_tokenizer, write_shards
+from mindvl_data import (
+    DataConfig,
+    ImageConfig,
+    PackingConfig,
+    SourceConfig,
+    index_directory,
+    load_tokenizer,
+    write_shards,
+)
 from mindvl_data.tokenization import Tokenizer
 
 SPECIAL_TOKENS = [
@@ -47,7 +55,7 @@ def make_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(["user assistant system read the number picture what is it"] * 4, trainer)
+    backend.train_from_iterator(["user assistant system read the number image what is it"] * 4, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",
@@ -59,83 +67,83 @@ def make_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer().save_pretrained(folder)
-    return folder
+def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer().save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tokenizer_folder: Path) -> Tokenizer:
-    return load_tokenizer(tokenizer_folder)
+def tokenizer(tokenizer_directory: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_directory)
 
 
-def encode_picture(height: int, width: int, *, seed: int = 0, format: str = "PNG") -> bytes:
+def encode_image(height: int, width: int, *, seed: int = 0, format: str = "PNG") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format)
     return file.getvalue()
 
 
-def write_pictures_source(folder: Path, count: int, *, seed: int = 0) -> Path:
-    """A LLaVA file of `count` rows with one or two small pictures each."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_images_source(directory: Path, count: int, *, seed: int = 0) -> Path:
+    """A LLaVA file of `count` packs with one or two small images each."""
+    directory.mkdir(parents=True, exist_ok=True)
     random_source = random.Random(seed)
-    rows: list[dict[str, Any]] = []
+    packs: list[dict[str, Any]] = []
     for number in range(count):
         names = []
         for place in range(random_source.choice([1, 1, 2])):
             size = random_source.choice([(56, 56), (56, 84), (84, 140), (30, 100)])
             name = f"{number}-{place}.{random_source.choice(['png', 'jpg'])}"
-            (folder / name).write_bytes(
-                encode_picture(*size, seed=number, format="JPEG" if name.endswith("jpg") else "PNG")
+            (directory / name).write_bytes(
+                encode_image(*size, seed=number, format="JPEG" if name.endswith("jpg") else "PNG")
             )
             names.append(name)
         question = "<image>" * len(names) + "Read the number."
         answer = str(random_source.randrange(10 ** random_source.randint(1, 12)))
-        rows.append(
+        packs.append(
             {
                 "id": f"n{number}",
                 "image": names if len(names) > 1 else names[0],
                 "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}],
             }
         )
-    path = folder / "rows.json"
-    path.write_text(json.dumps(rows))
+    path = directory / "packs.json"
+    path.write_text(json.dumps(packs))
     return path
 
 
-def write_text_source(folder: Path, count: int, *, seed: int = 0) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def write_text_source(directory: Path, count: int, *, seed: int = 0) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     random_source = random.Random(seed)
-    path = folder / "text.jsonl"
+    path = directory / "text.jsonl"
     lines = [json.dumps({"text": "ab " * random_source.randint(2, 30) + str(n)}) for n in range(count)]
     path.write_text("\n".join(lines))
     return path
 
 
 @pytest.fixture(scope="session")
-def shard_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two indexed sources: 60 conversations about pictures in four shards, 40 plain texts in three."""
+def shard_directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two indexed sources: 60 conversations about images in four shards, 40 plain texts in three."""
     root = tmp_path_factory.mktemp("sources")
-    pictures = write_pictures_source(root / "pictures-raw", 60)
+    images = write_images_source(root / "images-raw", 60)
     text = write_text_source(root / "text-raw", 40)
-    write_shards(pictures, root / "pictures", format="llava", samples_per_shard=16)
+    write_shards(images, root / "images", format="llava", samples_per_shard=16)
     write_shards(text, root / "text", format="text", samples_per_shard=15)
-    for name in ("pictures", "text"):
-        index_folder(root / name)
-    return {"pictures": root / "pictures", "text": root / "text"}
+    for name in ("images", "text"):
+        index_directory(root / name)
+    return {"images": root / "images", "text": root / "text"}
 
 
 @pytest.fixture
-def make_config(shard_folders: dict[str, Path], tokenizer_folder: Path) -> Callable[..., DataConfig]:
+def make_config(shard_directories: dict[str, Path], tokenizer_directory: Path) -> Callable[..., DataConfig]:
     def make(**changes: Any) -> DataConfig:
         max_epochs = changes.pop("max_epochs", None)
         settings: dict[str, Any] = {
             "sources": tuple(
-                SourceConfig(name=name, path=path, max_epochs=max_epochs) for name, path in shard_folders.items()
+                SourceConfig(name=name, path=path, max_epochs=max_epochs) for name, path in shard_directories.items()
             ),
-            "tokenizer": tokenizer_folder,
+            "tokenizer": tokenizer_directory,
             "packing": PackingConfig(seq_length=256, buffer_size=16),
             "image": ImageConfig(min_pixels=28 * 28, max_pixels=84 * 84),
             "seed": 3,

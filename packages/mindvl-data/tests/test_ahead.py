@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import ahead
-from mindvl_data.ahead import PlanAhead, Workers
+from mindvl_data.ahead import OrderPrefetcher, Workers
 
 
 class Counting:
@@ -29,14 +29,14 @@ class Counting:
         return self.step if self.step <= self.last else None
 
 
-def take(planned: PlanAhead, count: int) -> list[Any]:
+def take(planned: OrderPrefetcher, count: int) -> list[Any]:
     return [planned.next_step() for _ in range(count)]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 def test_steps_come_in_order_and_the_end_stays_the_end(num_steps: int) -> None:
     planner = Counting(last=6)
-    planned = PlanAhead(planner, num_steps=num_steps)  # type: ignore[arg-type]
+    planned = OrderPrefetcher(planner, num_steps=num_steps)  # type: ignore[arg-type]
     assert take(planned, 8) == [1, 2, 3, 4, 5, 6, None, None]
     assert planner.threads == {threading.current_thread().name} if num_steps == 0 else {"mindvl-plan-0"}
     planned.close()
@@ -44,7 +44,7 @@ def test_steps_come_in_order_and_the_end_stays_the_end(num_steps: int) -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_a_failing_plan_fails_at_its_step_with_its_traceback_and_again(num_steps: int) -> None:
-    planned = PlanAhead(Counting(failing=3), num_steps=num_steps)  # type: ignore[arg-type]
+    planned = OrderPrefetcher(Counting(failing=3), num_steps=num_steps)  # type: ignore[arg-type]
     assert take(planned, 2) == [1, 2]
     for _ in range(2):
         with pytest.raises(KeyError, match="broken plan") as caught:
@@ -55,7 +55,7 @@ def test_a_failing_plan_fails_at_its_step_with_its_traceback_and_again(num_steps
 
 def test_only_as_many_steps_are_planned_as_were_asked_for() -> None:
     planner = Counting(last=100)
-    planned = PlanAhead(planner, num_steps=5)  # type: ignore[arg-type]
+    planned = OrderPrefetcher(planner, num_steps=5)  # type: ignore[arg-type]
     assert not planned.is_ready
     assert planner.step == 0  # nothing before the first step is wanted: a state may still be loaded
     take(planned, 2)
@@ -64,7 +64,7 @@ def test_only_as_many_steps_are_planned_as_were_asked_for() -> None:
 
 
 def test_no_step_is_lost_when_waiting_for_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = PlanAhead(Counting(), num_steps=2)  # type: ignore[arg-type]
+    planned = OrderPrefetcher(Counting(), num_steps=2)  # type: ignore[arg-type]
     take(planned, 1)
     with monkeypatch.context() as patched:
         patched.setattr(ahead.Future, "result", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -10,15 +10,15 @@ import pytest
 from mindvl_data import DataError
 from mindvl_data.audit_lines import read_log
 
-STEP: dict[str, Any] = {"step": 1, "rows": [[["a", 0, "s", 3]]], "tokens": {"a": 5}, "when": "2026-01-01T00:00:00Z"}
+STEP: dict[str, Any] = {"step": 1, "packs": [[["a", 0, "s", 3]]], "tokens": {"a": 5}, "when": "2026-01-01T00:00:00Z"}
 
 
 def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    line = '{"step":1,"rows":[],"tokens":{},"when":"2026-01-01T00:00:00Z"}\n'
-    log.write_text(line + '{"step":2,"rows":[[["pic')
+    line = '{"step":1,"packs":[],"tokens":{},"when":"2026-01-01T00:00:00Z"}\n'
+    log.write_text(line + '{"step":2,"packs":[[["pic')
     assert [one.step for one in read_log(log)] == [1]
-    log.write_text(line + '{"step":2,"rows":[[["pic\n')
+    log.write_text(line + '{"step":2,"packs":[[["pic\n')
     with pytest.raises(DataError, match=r"audit\.jsonl:2: line of an audit log is damaged"):
         list(read_log(log))
     with pytest.raises(DataError, match="No such file"):
@@ -28,8 +28,8 @@ def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"rows": None}, {"rows": [None]}, {"rows": [[["a", 0, "s"]]]}, {"rows": [[["a", -1, "s", 3]]]},
-        {"rows": [[["a", 0, "s", 10**40]]]}, {"rows": [[[["a"], 0, "s", 3]]]}, {"rows": [[["a", True, "s", 3]]]},
+        {"packs": None}, {"packs": [None]}, {"packs": [[["a", 0, "s"]]]}, {"packs": [[["a", -1, "s", 3]]]},
+        {"packs": [[["a", 0, "s", 10**40]]]}, {"packs": [[[["a"], 0, "s", 3]]]}, {"packs": [[["a", True, "s", 3]]]},
         {"tokens": []}, {"tokens": {"a": -5}}, {"tokens": {"a": "5"}}, {"tokens": {"a": 1e300}}, {"when": None},
         {"before": {"file": None}}, {"before": 5},
     ],
@@ -44,9 +44,9 @@ def test_a_step_that_no_loader_wrote_is_named(tmp_path: Path, changed: dict[str,
 @pytest.mark.parametrize(
     "text",
     [
-        '{"step":1,"rows":' + "[" * 100_000, '{"step":1,"change":{}}', '{"step":1,"branch":0,"plan":[],"sources":[]}',
-        '{"step":1,"part":1,"plan":{"buffer":"AAAA"},"sources":["a"],"when":""}', '{"step":1,"rows":1,"step":2}',
-        '{"step":' + "9" * 5000 + ',"rows":[]}', "[]", "", '{"step":1,"rows":[],"tokens":{},"when":"' + chr(0xD800),
+        '{"step":1,"packs":' + "[" * 100_000, '{"step":1,"change":{}}', '{"step":1,"branch":0,"plan":[],"sources":[]}',
+        '{"step":1,"part":1,"plan":{"buffer":"AAAA"},"sources":["a"],"when":""}', '{"step":1,"packs":1,"step":2}',
+        '{"step":' + "9" * 5000 + ',"packs":[]}', "[]", "", '{"step":1,"packs":[],"tokens":{},"when":"' + chr(0xD800),
     ],
 )  # fmt: skip
 def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:

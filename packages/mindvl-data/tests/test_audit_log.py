@@ -15,9 +15,9 @@ from mindvl_data.tracker import saved_plan
 MakeConfig = Callable[..., DataConfig]
 
 
-def state_after(config: DataConfig, rows: int = 4) -> dict[str, Any]:
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
-        for _ in range(rows):
+def state_after(config: DataConfig, packs: int = 4) -> dict[str, Any]:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
+        for _ in range(packs):
             next(loader)
         return loader.state_dict()
 
@@ -32,16 +32,18 @@ def without_time(log: Path) -> list[dict[str, Any]]:
 def test_the_audit_log_lists_every_sample_of_every_complete_step(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "runs" / "audit.jsonl"
     config = make_config(audit_log=log)
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         batches = [next(loader) for _ in range(5)]  # the third step is not complete
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    logged = [tuple(sample) for line in lines for row in line["rows"] for sample in row]
-    assert logged == [(s.source, s.epoch, s.shard, s.row) for batch in batches[:4] for s in batch.segments]
+    logged = [tuple(sample) for line in lines for pack in line["packs"] for sample in pack]
+    assert logged == [(s.source, s.epoch, s.shard, s.sample_index) for batch in batches[:4] for s in batch.segments]
     lengths = [segment.length for batch in batches[:4] for segment in batch.segments]
     assert sum(sum(line["tokens"].values()) for line in lines) == sum(lengths)
     read = list(read_log(log))
-    assert [(line.step, line.kind, line.rows) for line in read] == [(k, "rows", lines[k - 1]["rows"]) for k in (1, 2)]
+    assert [(line.step, line.kind, line.packs) for line in read] == [
+        (k, "packs", lines[k - 1]["packs"]) for k in (1, 2)
+    ]
 
 
 def logged_steps(log: Path) -> list[int]:
@@ -50,16 +52,16 @@ def logged_steps(log: Path) -> list[int]:
 
 def test_a_resumed_run_has_each_step_once_in_the_audit_log(make_config: MakeConfig, tmp_path: Path) -> None:
     log, whole = tmp_path / "audit.jsonl", tmp_path / "whole.jsonl"
-    state_after(make_config(audit_log=whole), rows=12)
-    state = state_after(make_config(audit_log=log), rows=4)
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+    state_after(make_config(audit_log=whole), packs=12)
+    state = state_after(make_config(audit_log=log), packs=4)
+    with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
         loader.load_state_dict(state)
         for _ in range(4):
             next(loader)
     assert logged_steps(log) == [1, 2, 3, 4]
     with open(log, "ab") as file:
-        file.write(b'{"step":5,"rows":[[["pic')  # the kill
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        file.write(b'{"step":5,"packs":[[["pic')  # the kill
+    with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
         loader.load_state_dict(state)  # the checkpoint is two steps older than the log
         assert logged_steps(log) == [1, 2]
         for _ in range(8):
@@ -69,21 +71,21 @@ def test_a_resumed_run_has_each_step_once_in_the_audit_log(make_config: MakeConf
 
 def test_a_run_without_a_checkpoint_starts_its_audit_log_anew(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    state_after(make_config(audit_log=log), rows=6)
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+    state_after(make_config(audit_log=log), packs=6)
+    with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
         assert logged_steps(log) == [1, 2, 3]  # a checkpoint may still be restored
         next(loader), next(loader)
     assert logged_steps(log) == [1]
 
 
 def start_anew(config: DataConfig) -> None:
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         next(loader), next(loader)
 
 
 def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    state_after(make_config(audit_log=log), rows=6)
+    state_after(make_config(audit_log=log), packs=6)
     logged = log.read_text()
     for _ in range(2):
         with pytest.raises(DataError, match=r"holds steps that this run would not.*audit\.jsonl.*Resume.*remove"):
@@ -94,14 +96,14 @@ def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config:
     log.write_text(older.replace(" ", "") + "\n" + rest)  # nothing says which plan it was
     with pytest.raises(DataError, match="would not log again"):
         start_anew(make_config(audit_log=log))
-    log.write_text('{"step":1,"rows":[[["pic')  # no step is lost with this
+    log.write_text('{"step":1,"packs":[[["pic')  # no step is lost with this
     start_anew(make_config(audit_log=log, seed=99))
     assert logged_steps(log) == [1]
 
 
 def test_a_log_with_marks_is_not_erased_even_by_its_own_plan(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    state_after(make_config(audit_log=log), rows=2)
+    state_after(make_config(audit_log=log), packs=2)
     mark = {"step": 1, "change": {"who": "me@here"}, "plan": {}, "sources": [], "when": "2026-01-01T00:00:00Z"}
     with open(log, "a") as file:
         file.write(json.dumps(mark, separators=(",", ":")) + "\n")
@@ -115,27 +117,27 @@ def test_opening_a_log_that_another_loader_writes_changes_nothing_and_writing_is
 ) -> None:
     log = tmp_path / "audit.jsonl"
     config = make_config(audit_log=log, num_threads=0)
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         next(loader), next(loader)
         state = loader.state_dict()
         with open(log, "ab") as file:
             file.write(b'{"step":2,"ro')  # being written
         live = log.read_bytes()
-        with Loader(config, packs_per_step=2, position_kind="rope") as second:
+        with Loader(config, global_batch_size=2, position_kind="rope") as second:
             assert log.read_bytes() == live
             with pytest.raises(DataError, match=r"being written by another loader.*audit\.jsonl.*name another"):
                 next(second), next(second)
             with pytest.raises(DataError, match="being written by another loader"):
                 second.load_state_dict(state)
         assert log.read_bytes() == live
-    with Loader(config, packs_per_step=2, position_kind="rope") as third:
+    with Loader(config, global_batch_size=2, position_kind="rope") as third:
         third.load_state_dict(state)
         assert logged_steps(log) == [1]
 
 
 def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with Loader(make_config(audit_log=log), packs_per_step=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
+    with Loader(make_config(audit_log=log), global_batch_size=2, dp_rank=1, dp_size=2, position_kind="rope") as loader:
         next(loader)
     assert not log.exists()
 
@@ -151,23 +153,23 @@ def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, t
 def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    state = state_after(make_config(), rows=6)
+    state = state_after(make_config(), packs=6)
     log = tmp_path / "branch.jsonl"
     for _ in range(2):  # the second time over its own log: the mark stands there once
-        with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+        with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
             loader.load_state_dict(state)
             next(loader), next(loader)
         lines = list(read_log(log))
-        assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "rows")]
+        assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "packs")]
         assert lines[0].plan == saved_plan(state)
         assert count_lines(log) == (1, 1)
 
 
-def test_a_log_that_cannot_be_written_loses_no_row_and_no_step(make_config: MakeConfig) -> None:
+def test_a_log_that_cannot_be_written_loses_no_pack_and_no_step(make_config: MakeConfig) -> None:
     full = make_config(audit_log=Path("/dev/full"), num_threads=0)
-    with Loader(make_config(num_threads=0), packs_per_step=1, position_kind="rope") as loader:
+    with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="rope") as loader:
         first = next(loader)
-    with Loader(full, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(full, global_batch_size=1, position_kind="rope") as loader:
         for _ in range(2):
             with pytest.raises(DataError, match=r"audit log cannot be written: No space left.*/dev/full.*another"):
                 next(loader)
@@ -179,9 +181,9 @@ def test_a_log_that_cannot_be_written_loses_no_row_and_no_step(make_config: Make
 
 def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+    with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
         expected = [next(loader).segments for _ in range(7)]
-    with Loader(make_config(audit_log=log), packs_per_step=2, position_kind="rope") as loader:
+    with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
         for _ in range(2):
             next(loader)
         state = loader.state_dict()

@@ -10,7 +10,7 @@ import jinja2
 import pytest
 
 from mindvl_data.chat import IMAGE_MARK, ChatTemplate, Piece, _Talk, coordinates_text
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.types import Coordinates, Image, Message, Text
 
 CHATML = (
@@ -89,7 +89,7 @@ def test_a_template_that_rewrites_the_answer_is_compared_by_prefixes() -> None:
 
 
 def test_a_template_that_refuses_makes_a_bad_sample() -> None:
-    with pytest.raises(BadSample, match="template refuses"):
+    with pytest.raises(SampleError, match="template refuses"):
         template("{{ messages[7]['content'] + 1 }}").chat_pieces(talk(("user", "a"), ("assistant", "b")), [])
 
 
@@ -172,7 +172,7 @@ def test_a_conversation_too_long_to_compare_turn_by_turn_is_bad() -> None:
     merged += "<U>{{ m['content'] | length }}{% endif %}{% endfor %}{% if add_generation_prompt %}<A>{% endif %}"
     chat = template(merged, "</s>")
     assert len(learned(chat.chat_pieces(talk(*[("user", "q"), ("assistant", "b")] * 3), []))) == 3
-    with pytest.raises(BadSample, match="4000 messages is too long to compare turn by turn"):
+    with pytest.raises(SampleError, match="4000 messages is too long to compare turn by turn"):
         chat.chat_pieces(talk(*[("user", "q"), ("assistant", "b")] * 2000), [])
 
 
@@ -218,7 +218,7 @@ def test_a_field_that_the_template_would_leave_out_is_refused(field: str) -> Non
     if field != "tools":
         changes = {"reasoning": "x"} if field == "reasoning_content" else {"tool_calls": (TOOL,)}
         messages[1] = replace(messages[1], **changes)  # type: ignore[arg-type]
-    with pytest.raises(BadSample, match=f"chat template does not show `{field}`"):
+    with pytest.raises(SampleError, match=f"chat template does not show `{field}`"):
         template(CHATML).chat_pieces(messages, [], [TOOL] if field == "tools" else [])
 
 

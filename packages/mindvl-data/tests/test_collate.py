@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collate: padding is its own segment; text-only and empty rows keep their shapes."""
+"""Collate: padding is its own segment; text-only and empty packs keep their shapes."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def sample(length: int, num_patches: int = 0) -> TokenizedSample:
     )
 
 
-def row(*samples: TokenizedSample, position_kind: PositionKind = "rope", vocab_size: int | None = None) -> Batch:
+def pack(*samples: TokenizedSample, position_kind: PositionKind = "rope", vocab_size: int | None = None) -> Batch:
     return collate(
         PackedSample(samples=samples, segments=()),
         vocab_size=vocab_size,
@@ -41,34 +41,34 @@ def row(*samples: TokenizedSample, position_kind: PositionKind = "rope", vocab_s
 
 
 def test_padding_is_the_last_segment_and_learns_nothing() -> None:
-    batch = row(sample(5), sample(6))
+    batch = pack(sample(5), sample(6))
     assert batch.cu_seqlens.tolist() == [0, 5, 11, 16]
     assert batch.max_seqlen == 6
     assert batch.input_ids[11:].tolist() == [0] * 5
     assert batch.labels[11:].tolist() == [IGNORE_INDEX] * 5
     assert batch.position_ids[0].tolist() == [*range(5), *range(6), *range(5)]
-    assert batch.num_label_tokens == 11
+    assert batch.num_loss_tokens == 11
 
 
-def test_a_row_that_needs_no_padding_has_no_padding_segment() -> None:
-    assert row(sample(8)).cu_seqlens.tolist() == [0, 8]
+def test_a_pack_that_needs_no_padding_has_no_padding_segment() -> None:
+    assert pack(sample(8)).cu_seqlens.tolist() == [0, 8]
 
 
-def test_a_text_only_row_has_no_patches() -> None:
-    batch = row(sample(8))
+def test_a_text_only_pack_has_no_patches() -> None:
+    batch = pack(sample(8))
     assert batch.pixel_values.shape == (0, 588)
     assert batch.pixel_values.dtype == torch.uint8
     assert batch.image_grid_thw.shape == (0, 3)
 
 
-def test_a_row_without_samples_is_all_padding() -> None:
-    batch = row()
+def test_a_pack_without_samples_is_all_padding() -> None:
+    batch = pack()
     assert batch.cu_seqlens.tolist() == [0, 8]
-    assert batch.num_label_tokens == 0
+    assert batch.num_loss_tokens == 0
 
 
-def test_pictures_stand_end_to_end() -> None:
-    batch = row(sample(4, 4), sample(4, 8))
+def test_images_stand_end_to_end() -> None:
+    batch = pack(sample(4, 4), sample(4, 8))
     assert batch.pixel_values.shape == (12, 588)
     assert batch.image_grid_thw.tolist() == [[1, 2, 2], [1, 2, 4]]
 
@@ -83,24 +83,24 @@ def test_videos_stand_end_to_end_and_have_their_moments() -> None:
             seconds_per_grid=np.array([seconds]),
         )
 
-    batch = row(film(3, 2.0), film(1, 1.0), position_kind="mrope")
+    batch = pack(film(3, 2.0), film(1, 1.0), position_kind="mrope")
     assert batch.pixel_values_videos[:, 0].tolist() == [3] * 12 + [1] * 4
     assert batch.video_grid_thw.tolist() == [[3, 2, 2], [1, 2, 2]]
     assert batch.position_ids[0].tolist() == [0, 1, 5, 9, 2, 0, 1, 2]
-    assert row().pixel_values_videos.shape == (0, 1176)
+    assert pack().pixel_values_videos.shape == (0, 1176)
 
 
 @pytest.mark.parametrize("label", [-1, -5, -101, 10, 13])
 def test_a_label_outside_the_vocabulary_is_refused(label: int) -> None:
     good = sample(5)
-    row(good, vocab_size=10)
+    pack(good, vocab_size=10)
     labels = good.labels.copy()
     labels[:2] = IGNORE_INDEX
-    row(replace(good, labels=labels), vocab_size=10)
+    pack(replace(good, labels=labels), vocab_size=10)
     labels[3] = label
     what = rf"step 1: labels of a pack hold token {label}, which lies outside the model's vocabulary of 10 tokens"
     with pytest.raises(DataError, match=what):
-        row(replace(good, labels=labels), vocab_size=10)
+        pack(replace(good, labels=labels), vocab_size=10)
 
 
 @pytest.mark.parametrize("token", [-1, -100, 10])
@@ -109,7 +109,7 @@ def test_a_token_outside_the_vocabulary_is_refused_though_nothing_is_learned_fro
     ids, labels = good.input_ids.copy(), np.full(5, IGNORE_INDEX)
     ids[4] = token
     with pytest.raises(DataError, match=rf"input_ids of a pack hold token {token},"):
-        row(replace(good, input_ids=ids, labels=labels), vocab_size=10)
+        pack(replace(good, input_ids=ids, labels=labels), vocab_size=10)
     if token < 0:
         with pytest.raises(DataError, match="outside the model's vocabulary"):
-            row(replace(good, input_ids=ids, labels=labels))
+            pack(replace(good, input_ids=ids, labels=labels))

@@ -48,7 +48,7 @@ def test_sizes_follow_from_the_patch() -> None:
     assert ImageConfig().patch_dim == 588
 
 
-def test_folders_and_logs_may_be_written_as_text() -> None:
+def test_directories_and_logs_may_be_written_as_text() -> None:
     config = make(tokenizer="t", audit_log="a.jsonl", quarantine_log="q.jsonl", store=StoreConfig(cache="c"))  # type: ignore[arg-type]
     found = (config.tokenizer, config.audit_log, config.quarantine_log, config.store.cache)
     assert found == (Path("t"), Path("a.jsonl"), Path("q.jsonl"), Path("c"))

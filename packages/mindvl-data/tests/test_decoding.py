@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.decoding import _Budget, opened
 from mindvl_data.images import decode, read_size, resize, resize_in_strips
 from mindvl_data.patches import Scratch
@@ -38,7 +38,7 @@ def noise(height: int, width: int, mode: str = "RGB") -> Image.Image:
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_rotated_picture_is_shown_upright(orientation: int, format: str) -> None:
+def test_a_rotated_image_is_shown_upright(orientation: int, format: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encoded(noise(56, 84), format, exif=exif)
@@ -93,7 +93,7 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_values_of_32_bits_are_refused(mode: str) -> None:
-    with pytest.raises(BadSample, match="32 bits per value"):
+    with pytest.raises(SampleError, match="32 bits per value"):
         colour(encoded(Image.new(mode, (4, 4)), "TIFF"))
 
 
@@ -173,7 +173,7 @@ def test_a_progressive_jpeg_counts_the_coefficients_it_keeps() -> None:
     image = Image.new("RGB", (400, 400))
     plain = encoded(image, "JPEG")
     decode(plain, decode_limit=160_000)
-    with pytest.raises(BadSample, match="takes 2 MB to decode in its format, and the decode limit of 160000 pixels"):
+    with pytest.raises(SampleError, match="takes 2 MB to decode in its format, and the decode limit of 160000 pixels"):
         decode(encoded(image, "JPEG", progressive=True, subsampling=0), decode_limit=160_000)
     decode(encoded(image, "JPEG", progressive=True, subsampling=0), decode_limit=320_000)
 
@@ -202,7 +202,7 @@ def test_cmyk_and_gray_become_rgb() -> None:
         assert np.abs(pixels.astype(int) - expected).max() <= 3
 
 
-def test_the_first_frame_of_an_animated_picture_counts() -> None:
+def test_the_first_frame_of_an_animated_image_counts() -> None:
     frames = [Image.new("RGB", (28, 28), colour) for colour in ("red", "blue")]
     for format, options in (("WEBP", {"lossless": True}), ("GIF", {}), ("AVIF", {"quality": 100}), ("TIFF", {})):
         content = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
@@ -212,14 +212,14 @@ def test_the_first_frame_of_an_animated_picture_counts() -> None:
 BOMB = """
 import io, resource, sys
 from PIL import Image
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.images import decode, read_size
 content = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for refuse in (decode, read_size):
     try:
         refuse(content, decode_limit=80_000_000)
-    except BadSample as error:
+    except SampleError as error:
         print(error)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
@@ -277,7 +277,7 @@ def test_a_damaged_image_is_decoded_in_the_size_of_its_header_or_is_a_bad_sample
     choose, decoded = random.Random(seed), 0
     for content in seeds() * 2:
         damaged = mutated(content, choose)
-        with suppress(BadSample):
+        with suppress(SampleError):
             size = read_size(damaged, decode_limit=1_000_000)
             assert decode(damaged, decode_limit=1_000_000).shape == (*size, 3)
             decoded += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encode: whole turns are cut until a sample fits, never through a picture; a sample's own limits; videos."""
+"""Encode: whole turns are cut until a sample fits, never through an image; a sample's own limits; videos."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindvl_data import IGNORE_INDEX, BadSample, ImageConfig, Tokenizer, VideoConfig
+from mindvl_data import IGNORE_INDEX, ImageConfig, SampleError, Tokenizer, VideoConfig
 from mindvl_data.config import SampleRules
 from mindvl_data.encode import decode_sample, encode_sample, placeholder, sample_image
 from mindvl_data.samples import parse_record
@@ -49,7 +49,7 @@ def raw(turns: list[tuple[str, Any]], *media: tuple[bytes, MediaSize], **more: A
     return RawSample(key="k", record=json.dumps(record).encode(), is_json=True, media=contents, sizes=sizes)
 
 
-def picture(height: int = 56, width: int = 56) -> tuple[bytes, MediaSize]:
+def image(height: int = 56, width: int = 56) -> tuple[bytes, MediaSize]:
     return png(height, width), MediaSize(height, width)
 
 
@@ -57,7 +57,7 @@ def three_turns() -> RawSample:
     turns = [("system", "Be brief.")]
     for number in range(3):
         turns += [("user", [IMAGE, f"question {number}?"]), ("assistant", f"answer {number}")]
-    return raw(turns, picture(), picture(28, 56), picture(28, 28))
+    return raw(turns, image(), image(28, 56), image(28, 28))
 
 
 def text_of(encoding: Any, tokenizer: Tokenizer) -> str:
@@ -73,7 +73,7 @@ def test_a_sample_that_fits_stays_whole(tokenizer: Tokenizer) -> None:
     assert encode_sample(three_turns(), rules=limited, tokenizer=tokenizer).num_tokens == whole.num_tokens
 
 
-def test_turns_are_cut_from_the_end_with_their_pictures_and_the_system_turn_stays(tokenizer: Tokenizer) -> None:
+def test_turns_are_cut_from_the_end_with_their_images_and_the_system_turn_stays(tokenizer: Tokenizer) -> None:
     whole = encode_sample(three_turns(), rules=RULES, tokenizer=tokenizer)
     cut = encode_sample(three_turns(), rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
     text = text_of(cut, tokenizer)
@@ -86,11 +86,11 @@ def test_turns_are_cut_from_the_end_with_their_pictures_and_the_system_turn_stay
     assert len(again.grids) == 1
 
 
-def test_pictures_of_turns_that_were_cut_are_not_decoded(tokenizer: Tokenizer) -> None:
+def test_images_of_turns_that_were_cut_are_not_decoded(tokenizer: Tokenizer) -> None:
     sample = three_turns()
-    sample = replace(sample, media=(*sample.media[:2], b"not a picture"))
+    sample = replace(sample, media=(*sample.media[:2], b"not an image"))
     whole = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
-    with pytest.raises(BadSample):
+    with pytest.raises(SampleError):
         decode_sample(sample, whole, tokenizer=tokenizer)
     cut = encode_sample(sample, rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
     made = decode_sample(sample, cut, tokenizer=tokenizer)
@@ -108,7 +108,7 @@ def test_the_longest_prefix_of_turns_that_fits_is_kept(tokenizer: Tokenizer) -> 
             content: list[Any] = ["ab " * chooser.randint(1, 30)]
             if chooser.random() < 0.4:
                 content.insert(0, IMAGE)
-                media.append(picture(28 * chooser.randint(1, 2), 56))
+                media.append(image(28 * chooser.randint(1, 2), 56))
             turns += [("user", content), ("assistant", "x" * chooser.randint(1, 40))]
         lengths = []
         for count in range(1, len(turns) // 2 + 1):
@@ -139,13 +139,13 @@ def test_what_is_left_has_an_answer_to_learn(tokenizer: Tokenizer) -> None:
     assert encode_sample(late, rules=replace(RULES, max_tokens=20), tokenizer=tokenizer).num_tokens == whole.num_tokens
 
 
-def test_coordinates_of_a_picture_that_was_cut_are_cut_with_it(tokenizer: Tokenizer) -> None:
+def test_coordinates_of_a_image_that_was_cut_are_cut_with_it(tokenizer: Tokenizer) -> None:
     box = {"type": "box", "image": 1, "xyxy": [0, 0, 1, 1]}
     turns = [
         ("user", [IMAGE, "a"]), ("assistant", "b"),
         ("user", [IMAGE, "where?"]), ("assistant", [box]), ("user", "x" * 60), ("assistant", "y"),
     ]  # fmt: skip
-    sample = raw(turns, picture(), picture())
+    sample = raw(turns, image(), image())
     whole = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
     cut = encode_sample(sample, rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
     assert len(cut.grids) == 2
@@ -173,17 +173,17 @@ def test_a_samples_own_limits_go_before_those_of_its_source(limits: dict[str, in
 
 def test_a_samples_own_limits_decide_its_grid_and_its_boxes(tokenizer: Tokenizer) -> None:
     box = {"type": "point", "xy": [112, 56]}
-    sample = raw([("user", [IMAGE, "where?"]), ("assistant", [box])], picture(112, 112), max_pixels=784)
+    sample = raw([("user", [IMAGE, "where?"]), ("assistant", [box])], image(112, 112), max_pixels=784)
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
     assert encoding.grids == ((1, 2, 2),)
     assert "(28,14)" in text_of(encoding, tokenizer)
     assert decode_sample(sample, encoding, tokenizer=tokenizer).pixel_values.shape == (4, 588)
 
 
-def test_pictures_and_videos_of_one_sample(tokenizer: Tokenizer) -> None:
+def test_images_and_videos_of_one_sample(tokenizer: Tokenizer) -> None:
     video = mp4(10)
     turns = [("user", [IMAGE, {"type": "video"}, IMAGE, "what?"]), ("assistant", "this")]
-    sample = raw(turns, picture(), (video, probe(video)), picture(28, 28))
+    sample = raw(turns, image(), (video, probe(video)), image(28, 28))
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
     assert encoding.grids == ((1, 4, 4), (2, 4, 4), (1, 2, 2))
     made = decode_sample(sample, encoding, tokenizer=tokenizer)
@@ -197,17 +197,17 @@ def test_pictures_and_videos_of_one_sample(tokenizer: Tokenizer) -> None:
     assert len(ids) == encoding.num_tokens
 
 
-def test_a_picture_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer) -> None:
+def test_a_image_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     turns = [("user", [{"type": "video"}, IMAGE, "?"]), ("assistant", "!")]
-    sample = raw(turns, picture(), (b"", MediaSize(48, 64, 10, 5.0)))
-    with pytest.raises(BadSample, match="mentions a video where medium 0 is an image"):
+    sample = raw(turns, image(), (b"", MediaSize(48, 64, 10, 5.0)))
+    with pytest.raises(SampleError, match="mentions a video where medium 0 is an image"):
         encode_sample(sample, rules=RULES, tokenizer=tokenizer)
 
 
-def test_a_picture_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
+def test_a_image_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     sample = raw([("user", [IMAGE]), ("assistant", "a")], (png(56, 56), MediaSize(28, 56)))
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
-    with pytest.raises(BadSample, match="image has 56x56 pixels, and the index says 28x56"):
+    with pytest.raises(SampleError, match="image has 56x56 pixels, and the index says 28x56"):
         decode_sample(sample, encoding, tokenizer=tokenizer)
 
 

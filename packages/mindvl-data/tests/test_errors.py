@@ -3,7 +3,7 @@
 
 import pytest
 
-from mindvl_data import BadSample, DataError, redact
+from mindvl_data import DataError, SampleError, redact
 
 SECRET = "hV5bPOw0rd"
 
@@ -30,7 +30,7 @@ SECRET = "hV5bPOw0rd"
 def test_secrets_are_hidden(text: str, shown: str | None) -> None:
     assert SECRET not in redact(text)
     assert shown is None or redact(text) == shown
-    for error in (DataError(text), BadSample(text)):
+    for error in (DataError(text), SampleError(text)):
         assert str(error) == redact(text)
 
 
@@ -39,7 +39,7 @@ def test_secrets_are_hidden(text: str, shown: str | None) -> None:
     [
         "s3://bucket/a@b.tar: 24 of 36 samples are missing. Index it again.",
         "https://host:8080/photos/x@y.tar?version=3",
-        "packing.seq_length=256, keys: 'a', token 151655, image_token=5, max_bad_share=0.01",
+        "packing.seq_length=256, keys: 'a', token 151655, image_token=5, max_failed_share=0.01",
         "shard-000003.tar:key: text mentions 2 images, the sample has 1",
         "tokenizer: special tokens differ (basic settings). user@host accepted it.",
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.image_files import check_memory, open_image, orientation, read_jpeg_header
 
 
@@ -47,9 +47,9 @@ def test_a_damaged_jpeg_header_ends(content: bytes) -> None:
 
 def test_the_limit_counts_pixels_and_bytes() -> None:
     check_memory(100, 100, 5.0, 10_000)
-    with pytest.raises(BadSample, match="101x100 pixels is larger than the decode limit of 10000 pixels"):
+    with pytest.raises(SampleError, match="101x100 pixels is larger than the decode limit of 10000 pixels"):
         check_memory(101, 100, 1.0, 10_000)
-    with pytest.raises(BadSample, match=r"takes 51 MB to decode in its format, and .* allows 50 MB"):
+    with pytest.raises(SampleError, match=r"takes 51 MB to decode in its format, and .* allows 50 MB"):
         check_memory(1000, 10_000, 5.1, 10_000_000)
 
 

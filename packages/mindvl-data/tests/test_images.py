@@ -13,7 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as published_smart_resize
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
-from mindvl_data import BadSample, ImageConfig, smart_resize
+from mindvl_data import ImageConfig, SampleError, smart_resize
 from mindvl_data.images import count_patches, decode, read_size, to_patches
 from mindvl_data.patches import PatchRoom, Scratch
 
@@ -26,7 +26,7 @@ def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+def image(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
     channels = {"RGB": 3, "RGBA": 4, "L": 1}[mode]
     pixels = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, channels), dtype=np.uint8)
     return Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels, mode).resize(
@@ -51,7 +51,7 @@ def test_smart_resize_equals_transformers_for_any_size(height: int, width: int, 
     )
     if max(height, width) > 200 * min(height, width):
         assert counted == -1
-        with pytest.raises(BadSample, match="200 times"):
+        with pytest.raises(SampleError, match="200 times"):
             smart_resize(height, width, multiple=28, min_pixels=low, max_pixels=high)
         return
     expected = published_smart_resize(height, width, 28, low, high)
@@ -78,7 +78,7 @@ def test_grid_and_patches_equal_those_of_transformers(processor_class: Any) -> N
         do_normalize=False,
     )
     for seed, (format, mode, size) in enumerate(wide_sample()):
-        content = encoded(picture(*size, mode=mode, seed=seed), format)
+        content = encoded(image(*size, mode=mode, seed=seed), format)
         ours, grid = to_patches(decode(content, decode_limit=LIMIT), config)
         theirs = processor(images=[Image.open(io.BytesIO(content)).convert("RGB")], return_tensors="np")
         assert theirs["image_grid_thw"].tolist() == [list(grid)], (format, mode, size)
@@ -88,7 +88,7 @@ def test_grid_and_patches_equal_those_of_transformers(processor_class: Any) -> N
         assert difference.max() <= 6.0, (format, mode, size)
 
 
-def test_a_picture_that_needs_no_resize_keeps_its_pixels_in_merge_block_order() -> None:
+def test_a_image_that_needs_no_resize_keeps_its_pixels_in_merge_block_order() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)
     patches, grid = to_patches(pixels, ImageConfig(min_pixels=784, max_pixels=10_000))
     assert grid == (1, 4, 6)
@@ -100,23 +100,23 @@ def test_a_picture_that_needs_no_resize_keeps_its_pixels_in_merge_block_order() 
 
 def test_a_jpeg_has_the_pixels_that_pillow_gives_it() -> None:
     for mode in ("RGB", "L"):
-        content = encoded(picture(97, 203, mode=mode), "JPEG", quality=80)
+        content = encoded(image(97, 203, mode=mode), "JPEG", quality=80)
         expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
         np.testing.assert_array_equal(decode(content, decode_limit=LIMIT), expected)
 
 
 @pytest.mark.parametrize("size", [(97, 203), (56, 84), (600, 500)])
 def test_a_channel_of_no_meaning_changes_no_patch(size: tuple[int, int]) -> None:
-    content = encoded(picture(*size), "JPEG", quality=80)
+    content = encoded(image(*size), "JPEG", quality=80)
     plain, padded = (decode(content, decode_limit=LIMIT, padded=padded) for padded in (False, True))
     assert (plain.shape[2], padded.shape[2]) == (3, 4)
     config = ImageConfig(max_pixels=200_000)
     np.testing.assert_array_equal(to_patches(plain, config)[0], to_patches(padded, config)[0])
 
 
-def test_pictures_one_after_another_through_the_same_memory_keep_their_patches() -> None:
+def test_images_one_after_another_through_the_same_memory_keep_their_patches() -> None:
     config, scratch = ImageConfig(min_pixels=784, max_pixels=100_000), Scratch()
-    contents = [encoded(picture(*size), "JPEG") for size in ((97, 203), (400, 300), (56, 84), (300, 420))]
+    contents = [encoded(image(*size), "JPEG") for size in ((97, 203), (400, 300), (56, 84), (300, 420))]
     alone = [to_patches(decode(content, decode_limit=LIMIT), config)[0] for content in contents]
     room = PatchRoom(sum(map(len, alone)), 588, scratch)
     for content in contents:
@@ -125,29 +125,29 @@ def test_pictures_one_after_another_through_the_same_memory_keep_their_patches()
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_a_truncated_picture_is_a_bad_sample(format: str) -> None:
-    content = encoded(picture(200, 200), format)
-    with pytest.raises(BadSample):
+def test_a_truncated_image_is_a_bad_sample(format: str) -> None:
+    content = encoded(image(200, 200), format)
+    with pytest.raises(SampleError):
         decode(content[: len(content) // 2], decode_limit=LIMIT)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a picture", b"GIF89a" + bytes(30)])
+@pytest.mark.parametrize("content", [b"", b"not an image", b"GIF89a" + bytes(30)])
 def test_other_bytes_are_a_bad_sample(content: bytes) -> None:
-    with pytest.raises(BadSample):
+    with pytest.raises(SampleError):
         read_size(content, decode_limit=LIMIT)
 
 
-def test_a_picture_that_claims_too_many_pixels_is_not_decoded() -> None:
+def test_a_image_that_claims_too_many_pixels_is_not_decoded() -> None:
     content = encoded(Image.new("1", (4000, 4000)), "PNG")
-    with pytest.raises(BadSample, match="decode limit"):
+    with pytest.raises(SampleError, match="decode limit"):
         decode(content, decode_limit=1_000_000)
     jpeg = encoded(Image.new("L", (2000, 2000)), "JPEG")
-    with pytest.raises(BadSample, match="decode limit"):
+    with pytest.raises(SampleError, match="decode limit"):
         decode(jpeg, decode_limit=1_000_000)
 
 
-def test_pictures_of_one_pixel_and_of_a_thin_line() -> None:
-    patches, grid = to_patches(decode(encoded(picture(1, 1), "PNG"), decode_limit=LIMIT), ImageConfig())
+def test_images_of_one_pixel_and_of_a_thin_line() -> None:
+    patches, grid = to_patches(decode(encoded(image(1, 1), "PNG"), decode_limit=LIMIT), ImageConfig())
     assert (patches.shape, grid) == ((16, 588), (1, 4, 4))
-    with pytest.raises(BadSample, match="200 times"):
-        to_patches(decode(encoded(picture(1, 5000), "PNG"), decode_limit=LIMIT), ImageConfig())
+    with pytest.raises(SampleError, match="200 times"):
+        to_patches(decode(encoded(image(1, 5000), "PNG"), decode_limit=LIMIT), ImageConfig())

@@ -52,7 +52,7 @@ def test_a_line_that_an_interrupt_tore_is_cut_off_before_the_next(
     assert path.read_text() == '{"step":1}\n{"step":3}\n'
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"audit log cannot be written: .*file/a\.jsonl.*data\.audit_log"):
         LogFile(tmp_path / "file" / "a.jsonl", "audit")

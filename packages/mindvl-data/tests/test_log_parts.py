@@ -26,7 +26,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(config: DataConfig, steps: int, *, state: State | None = None) -> State:
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         if state is not None:
             loader.load_state_dict(state)
         for _ in range(2 * steps):
@@ -36,7 +36,7 @@ def run(config: DataConfig, steps: int, *, state: State | None = None) -> State:
 
 
 def steps_of(log: Path) -> list[Any]:
-    return [(line.step, line.rows, line.tokens) for line in read_log(log) if line.kind == "rows"]
+    return [(line.step, line.packs, line.tokens) for line in read_log(log) if line.kind == "packs"]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def parts(make_config: MakeConfig, tmp_path: Path) -> tuple[DataConfig, Path, St
 
 
 def problems(config: DataConfig, log: Path, state: State | None) -> list[str]:
-    found: list[str] = verify(config, log, packs_per_step=2, state=state, num_processes=1)["verified"]["problems"]
+    found: list[str] = verify(config, log, global_batch_size=2, state=state, num_processes=1)["verified"]["problems"]
     return found
 
 
@@ -64,7 +64,7 @@ def test_closed_parts_are_compressed_and_hold_what_one_file_would(
     config, log, state, whole = parts
     assert steps_of(log) == whole
     assert all(path.name.endswith(".jsonl.gz") for path in closed_parts(log))
-    report = verify(config, log, packs_per_step=2, state=state, num_processes=1)
+    report = verify(config, log, global_batch_size=2, state=state, num_processes=1)
     assert (report["verified"]["problems"], report["verified"]["steps"]) == ([], 30)
     assert report["verified"]["planned"] == report["samples"]
 
@@ -75,20 +75,20 @@ def test_parts_are_planned_in_several_processes_with_the_same_verdict(
     config, log, state, _ = parts
     told: list[tuple[int, int]] = []
     one, two = (
-        verify(config, log, packs_per_step=2, state=state, num_processes=n, progress=lambda *at: told.append(at))
+        verify(config, log, global_batch_size=2, state=state, num_processes=n, progress=lambda *at: told.append(at))
         for n in (1, 2)
     )
     assert one == two
     assert told[-1] == (30, 30)
     text = gzip.decompress(closed_parts(log)[1].read_bytes()).decode()
     lines = [json.loads(line) for line in text.splitlines()]
-    lines[1]["rows"][0][0][3] += 1  # a sample is another one
+    lines[1]["packs"][0][0][3] += 1  # a sample is another one
     closed_parts(log)[1].write_bytes(
         gzip.compress("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
     )
-    first, second = (verify(config, log, packs_per_step=2, state=state, num_processes=n)["verified"] for n in (1, 2))
+    first, second = (verify(config, log, global_batch_size=2, state=state, num_processes=n)["verified"] for n in (1, 2))
     assert first == second
-    assert any(f"step {lines[1]['step']}: row 0 has" in problem for problem in first["problems"])
+    assert any(f"step {lines[1]['step']}: pack 0 has" in problem for problem in first["problems"])
 
 
 @pytest.mark.parametrize("back_to", [0, 1, 7, 15, 29])
@@ -146,7 +146,7 @@ def test_a_kill_at_any_call_that_changes_a_file_leaves_a_log_that_verifies(
             for name in ("rename", "replace", "fsync", "unlink"):
                 patch.setattr(os, name, counted(getattr(os, name)))
             patch.setattr(Path, "unlink", counted(Path.unlink))
-            loader = Loader(config, packs_per_step=2, position_kind="rope")
+            loader = Loader(config, global_batch_size=2, position_kind="rope")
             try:
                 left = allowed
                 for _ in range(20):
@@ -171,7 +171,7 @@ def test_a_part_that_is_gone_is_named(parts: tuple[DataConfig, Path, State, list
     gone = {"first": closed[0], "middle": closed[1], "last": closed[-1], "newest": log, "emptied": log}[what]
     gone.write_bytes(b"") if what == "emptied" else gone.unlink()
     with pytest.raises(DataError, match=gone.name.replace(".", r"\.")):
-        verify(config, log, packs_per_step=2, state=state)
+        verify(config, log, global_batch_size=2, state=state)
 
 
 def test_a_damaged_compressed_part_is_named(parts: tuple[DataConfig, Path, State, list[Any]]) -> None:
@@ -181,13 +181,13 @@ def test_a_damaged_compressed_part_is_named(parts: tuple[DataConfig, Path, State
     for damaged in (content[:-9], content[:100], b"no gzip", content[:60] + b"\0\0\0\0" + content[64:], b""):
         part.write_bytes(damaged)
         with pytest.raises(DataError, match=part.name.replace(".", r"\.")):
-            verify(config, log, packs_per_step=2, state=state)
+            verify(config, log, global_batch_size=2, state=state)
 
 
 def test_a_line_without_end_is_refused_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_parts, "MAX_LINE_BYTES", 1000)
     log = tmp_path / "audit.jsonl"
-    log.write_bytes(b'{"step":1,"rows":[' + b"[" * 5000)
+    log.write_bytes(b'{"step":1,"packs":[' + b"[" * 5000)
     with pytest.raises(DataError, match=r"audit\.jsonl:1: the line has no end after 1001 bytes"):
         list(read_log(log))
 

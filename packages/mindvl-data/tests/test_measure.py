@@ -14,22 +14,22 @@ import pytest
 from PIL import Image
 
 from mindvl_data import (
-    BadSample,
     DataConfig,
     ImageConfig,
     Loader,
     PackingConfig,
+    SampleError,
     SourceConfig,
     Tokenizer,
     VideoConfig,
-    index_folder,
+    index_directory,
     write_shards,
 )
 from mindvl_data import measure as measure_module
 from mindvl_data.config import SampleRules
 from mindvl_data.encode import encode_sample
-from mindvl_data.measure import _patches, measure_folder, row_lengths, shard_lengths
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.measure import _patches, measure_directory, row_lengths, shard_lengths
+from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index
 from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE
@@ -40,7 +40,7 @@ SMALL = SampleRules(image=ImageConfig(max_pixels=5000))
 
 @pytest.fixture
 def boxes(tmp_path: Path) -> Path:
-    """Boxes whose numbers have more or fewer digits in the resized picture."""
+    """Boxes whose numbers have more or fewer digits in the resized image."""
     rows = []
     for number, (height, width) in enumerate([(40, 60), (700, 500), (300, 1200), (1000, 1000)]):
         Image.new("RGB", (width, height)).save(tmp_path / f"{number}.png")
@@ -53,27 +53,29 @@ def boxes(tmp_path: Path) -> Path:
         rows.append(row)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     write_shards(tmp_path / "rows.json", tmp_path / "shards", format="llava")
-    index_folder(tmp_path / "shards")
+    index_directory(tmp_path / "shards")
     return tmp_path / "shards"
 
 
 @pytest.mark.parametrize(("low", "high"), [(784, 784), (784, 9 * 784), (3136, 1280 * 784), (40_000, 50_000)])
 def test_texts_with_coordinates_have_their_planned_length_at_any_pixel_budget(
-    boxes: Path, tokenizer_folder: Path, tokenizer: Tokenizer, low: int, high: int
+    boxes: Path, tokenizer_directory: Path, tokenizer: Tokenizer, low: int, high: int
 ) -> None:
     config = DataConfig(
         sources=(SourceConfig(name="boxes", path=boxes, max_epochs=1),),
-        tokenizer=tokenizer_folder,
+        tokenizer=tokenizer_directory,
         packing=PackingConfig(seq_length=2048),
         image=ImageConfig(min_pixels=low, max_pixels=high),
     )
-    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batches = list(loader)
-        assert loader.report()["bad_samples"] == 0  # a length other than the planned one is a bad sample
+        assert loader.report()["failed_samples"] == 0  # a length other than the planned one is a bad sample
     segments = [segment for batch in batches for segment in batch.segments]
     assert len(segments) == 4
     if (low, high) == (784, 784):
-        start = next(s for b in batches for s, g in zip(b.cu_seqlens.tolist(), b.segments, strict=False) if g.row == 3)
+        start = next(
+            s for b in batches for s, g in zip(b.cu_seqlens.tolist(), b.segments, strict=False) if g.sample_index == 3
+        )
         text = tokenizer.hf.decode(batches[0].input_ids[start:])
         assert "(14,14)" in text
         assert "(0,0),(28,28) and (9,0),(14,28)" in text
@@ -83,38 +85,38 @@ def test_lengths_are_measured_once_and_kept_beside_the_index(
     boxes: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = ImageConfig()
-    tokens = measure_folder(boxes, tokenizer, SampleRules(image=image))
+    tokens = measure_directory(boxes, tokenizer, SampleRules(image=image))
     monkeypatch.setattr(measure_module, "_measure_sample", None)
-    assert measure_folder(boxes, tokenizer, SampleRules(image=image)) == tokens
+    assert measure_directory(boxes, tokenizer, SampleRules(image=image)) == tokens
     with pytest.raises(TypeError):
-        measure_folder(boxes, tokenizer, SMALL)  # coordinates: another budget, another length
+        measure_directory(boxes, tokenizer, SMALL)  # coordinates: another budget, another length
 
 
 def test_without_coordinates_the_pixel_budget_needs_no_new_measuring(
-    shard_folders: dict[str, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    shard_directories: dict[str, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = measure_folder(shard_folders["pictures"], tokenizer, SampleRules(image=ImageConfig()))
+    tokens = measure_directory(shard_directories["images"], tokenizer, SampleRules(image=ImageConfig()))
     monkeypatch.setattr(measure_module, "_measure_sample", None)
-    assert measure_folder(shard_folders["pictures"], tokenizer, SMALL) == tokens
+    assert measure_directory(shard_directories["images"], tokenizer, SMALL) == tokens
 
 
-def test_a_source_can_have_its_own_pixel_budget(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+def test_a_source_can_have_its_own_pixel_budget(shard_directories: dict[str, Path], tokenizer: Tokenizer) -> None:
     files = ShardFiles()
 
     def source(**limits: int) -> SourceIndex:
-        config = SourceConfig(name="p", path=shard_folders["pictures"], **limits)
+        config = SourceConfig(name="p", path=shard_directories["images"], **limits)
         whole = DataConfig(sources=(config,), tokenizer=Path("unused"), packing=PackingConfig(seq_length=64))
         return SourceIndex(config, whole, tokenizer, files)
 
     plain, small = source(), source(min_pixels=784, max_pixels=784)
-    images = open_index(shard_folders["pictures"]).shards[0].samples["num_members"] - 1
+    images = open_index(shard_directories["images"]).shards[0].samples["num_members"] - 1
     assert (small.lengths(0)[1] == 4 * images).all()
     assert (small.lengths(0)[0] < plain.lengths(0)[0]).all()
     files.close()
 
 
-def long_talks(folder: Path) -> Path:
-    """Conversations of one to eight turns, each turn with a picture."""
+def long_talks(directory: Path) -> Path:
+    """Conversations of one to eight turns, each turn with an image."""
     chooser = random.Random(4)
     rows = []
     for number in range(24):
@@ -122,39 +124,39 @@ def long_talks(folder: Path) -> Path:
         for turn in range(chooser.randint(1, 8)):
             height, width = chooser.choice([(28, 28), (56, 84), (100, 300)])
             names.append(f"{number}-{turn}.png")
-            Image.new("RGB", (width, height)).save(folder / names[-1])
+            Image.new("RGB", (width, height)).save(directory / names[-1])
             turns.append({"from": "human", "value": "<image>" + "what? " * chooser.randint(1, 12)})
             turns.append({"from": "gpt", "value": "that " * chooser.randint(1, 12)})
         rows.append({"image": names, "conversations": turns})
-    (folder / "rows.json").write_text(json.dumps(rows))
-    write_shards(folder / "rows.json", folder / "shards", format="llava", samples_per_shard=100)
-    index_folder(folder / "shards")
-    return folder / "shards"
+    (directory / "rows.json").write_text(json.dumps(rows))
+    write_shards(directory / "rows.json", directory / "shards", format="llava", samples_per_shard=100)
+    index_directory(directory / "shards")
+    return directory / "shards"
 
 
 def test_where_turns_are_cut_what_is_planned_is_what_comes_out(
-    tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
+    tmp_path: Path, tokenizer_directory: Path, tokenizer: Tokenizer
 ) -> None:
-    folder = long_talks(tmp_path)
+    directory = long_talks(tmp_path)
     config = DataConfig(
-        sources=(SourceConfig(name="talks", path=folder, max_epochs=1),),
-        tokenizer=tokenizer_folder,
+        sources=(SourceConfig(name="talks", path=directory, max_epochs=1),),
+        tokenizer=tokenizer_directory,
         packing=PackingConfig(seq_length=256, overflow="trim_turns"),
         image=ImageConfig(min_pixels=784, max_pixels=84 * 84),
     )
-    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batches = list(loader)
-        assert loader.report()["bad_samples"] == 0
+        assert loader.report()["failed_samples"] == 0
     segments = [segment for batch in batches for segment in batch.segments]
     whole = SampleRules(image=config.image)
     files = ShardFiles()
-    (shard,) = open_index(folder).shards
+    (shard,) = open_index(directory).shards
     tokens, patches = shard_lengths(shard, rules=whole, tokenizer=tokenizer, files=files)
     assert len(segments) == 24  # none is dropped: one turn always fits
     assert sum(tokens > 256) > 5  # and many were too long
     trimmed = replace(whole, max_tokens=256)
     cut_tokens, cut_patches = shard_lengths(shard, rules=trimmed, tokenizer=tokenizer, files=files)
-    assert {(s.row, s.length) for s in segments} == set(enumerate(cut_tokens.tolist()))
+    assert {(s.sample_index, s.length) for s in segments} == set(enumerate(cut_tokens.tolist()))
     assert sum(len(batch.pixel_values) for batch in batches) == cut_patches.sum()
     assert (patches >= cut_patches).all()
     np.testing.assert_array_equal(cut_tokens[tokens <= 256], tokens[tokens <= 256])
@@ -191,7 +193,7 @@ def test_the_file_of_lengths_is_as_its_docstring_says(tmp_path: Path, tokenizer:
     magic, count, crc = struct.unpack_from("<8sQI", content)
     assert (magic, count, crc) == (b"MVLLEN02", 24, zlib.crc32(content[20:]))
     pairs = list(struct.iter_unpack("<II", content[20:]))
-    assert [text + kept for text, kept in pairs] == tokens.tolist()  # each picture is one visual token here
+    assert [text + kept for text, kept in pairs] == tokens.tolist()  # each image is one visual token here
     assert [4 * kept for _, kept in pairs] == patches.tolist()
     for damaged in (content[:-1], content[:30] + b"\xff" + content[31:], b"MVLLEN01" + content[8:], b""):
         path.write_bytes(damaged)
@@ -202,7 +204,7 @@ def test_the_file_of_lengths_is_as_its_docstring_says(tmp_path: Path, tokenizer:
 
 
 def random_index(generator: np.random.Generator) -> ShardIndex:
-    """An index of samples with pictures, videos and limits of their own, as index.py describes it."""
+    """An index of samples with images, videos and limits of their own, as index.py describes it."""
     samples = np.zeros(40, SAMPLE_DTYPE)
     members: list[tuple[int, ...]] = []
     for number in range(len(samples)):
@@ -236,5 +238,5 @@ def test_patches_from_the_index_are_those_of_the_encoding(seed: int, tokenizer: 
         raw = RawSample(key="", record=record, is_json=True, media=(b"",) * len(sizes), sizes=sizes)
         try:
             assert encode_sample(raw, rules=rules, tokenizer=tokenizer).num_patches == counted
-        except BadSample:
+        except SampleError:
             assert counted == -1

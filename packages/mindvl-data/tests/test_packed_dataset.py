@@ -18,7 +18,7 @@ from mindvl_data import Batch, DataConfig, DataError, Loader, PackedDataset
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 MakeConfig = Callable[..., DataConfig]
-OPTIONS: dict[str, Any] = {"packs_per_step": 4, "dp_rank": 1, "dp_size": 2, "position_kind": "mrope"}
+OPTIONS: dict[str, Any] = {"global_batch_size": 4, "dp_rank": 1, "dp_size": 2, "position_kind": "mrope"}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ranks_share_a_step_without_overlap(config: DataConfig, num_workers: int
         dataset = PackedDataset(config, **(OPTIONS | {"dp_rank": rank}))
         packs = list(islice(DataLoader(dataset, batch_size=None, num_workers=num_workers), 4))
         assert_same(packs, first_packs(config, 4, dp_rank=rank))
-        seen += [(s.source, s.epoch, s.shard, s.row) for pack in packs for s in pack.segments]
+        seen += [(s.source, s.epoch, s.shard, s.sample_index) for pack in packs for s in pack.segments]
     assert len(seen) == len(set(seen))
 
 
@@ -141,13 +141,13 @@ def test_a_state_of_another_recipe_is_refused_before_a_worker_starts(
 
 
 def test_settings_are_checked_before_a_worker_starts(config: DataConfig) -> None:
-    with pytest.raises(DataError, match="packs_per_step=3"):
-        PackedDataset(config, **(OPTIONS | {"packs_per_step": 3}))
+    with pytest.raises(DataError, match="global_batch_size=3"):
+        PackedDataset(config, **(OPTIONS | {"global_batch_size": 3}))
 
 
 def test_an_audit_log_is_written_without_workers_and_refused_with_them(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(num_threads=0, audit_log=tmp_path / "audit.jsonl")
-    dataset = PackedDataset(config, packs_per_step=1, position_kind="rope")
+    dataset = PackedDataset(config, global_batch_size=1, position_kind="rope")
     assert not config.audit_log.exists()
     list(islice(dataset, 2))
     assert len(config.audit_log.read_text().splitlines()) == 2

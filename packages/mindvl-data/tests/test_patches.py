@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the room for a row's patches and of the memory that is used again."""
+"""Tests of the room for a pack's patches and of the memory that is used again."""
 
 import numpy as np
 

@@ -15,7 +15,7 @@ IMAGE, VIDEO = 9, 8
 
 
 def tokens(*runs: int) -> np.ndarray:
-    """Text runs and picture runs in turn."""
+    """Text runs and image runs in turn."""
     return np.concatenate([np.full(run, IMAGE if number % 2 else 1, np.int64) for number, run in enumerate(runs)])
 
 
@@ -35,7 +35,7 @@ def test_rope_counts_every_token() -> None:
     assert positions(tokens(2, 4, 1), [[1, 4, 4]], "rope").tolist() == [list(range(7))] * 3
 
 
-def test_mrope_of_one_small_picture_by_hand() -> None:
+def test_mrope_of_one_small_image_by_hand() -> None:
     result = positions(tokens(2, 6, 2), [[1, 4, 6]], "mrope")
     assert result[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6]
     assert result[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
@@ -100,7 +100,7 @@ def published(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_mrope_equals_transformers_on_random_layouts_of_pictures_and_videos(seed: int) -> None:
+def test_mrope_equals_transformers_on_random_layouts_of_images_and_videos(seed: int) -> None:
     ids, images, videos, seconds = random_layout(seed)
     ours = positions(ids, images, "mrope", videos, seconds)
     np.testing.assert_array_equal(ours, published(ids, images, videos, seconds))

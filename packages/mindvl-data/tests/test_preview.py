@@ -10,8 +10,8 @@ from mindvl_data.config import SampleRules
 from mindvl_data.preview import preview_sample, token_runs
 
 
-def test_the_stages_of_a_sample(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
-    shown = preview_sample(shard_folders["pictures"], key="000000020", tokenizer=tokenizer)
+def test_the_stages_of_a_sample(shard_directories: dict[str, Path], tokenizer: Tokenizer) -> None:
+    shown = preview_sample(shard_directories["images"], key="000000020", tokenizer=tokenizer)
     assert shown.key == "000000020"
     assert shown.shard == "shard-000001.tar"
     assert "messages" in str(shown.as_json("raw")["record"])
@@ -23,9 +23,9 @@ def test_the_stages_of_a_sample(shard_folders: dict[str, Path], tokenizer: Token
     assert shown.num_cut == 0
 
 
-def test_without_a_tokenizer_there_are_no_tokens(shard_folders: dict[str, Path]) -> None:
+def test_without_a_tokenizer_there_are_no_tokens(shard_directories: dict[str, Path]) -> None:
     rules = SampleRules(image=ImageConfig(min_pixels=784, max_pixels=784))
-    shown = preview_sample(shard_folders["pictures"], rules=rules)
+    shown = preview_sample(shard_directories["images"], rules=rules)
     assert shown.tokens == []
     assert all(new == (28, 28) for _, new in shown.scales)
 
@@ -39,6 +39,6 @@ def test_runs_of_placeholders_are_counted_and_keep_apart_what_differs(tokenizer:
     assert [run.learned for run in runs] == [False, False, False, True, False]
 
 
-def test_an_unknown_key_is_refused(shard_folders: dict[str, Path]) -> None:
+def test_an_unknown_key_is_refused(shard_directories: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="key 'x' does not exist"):
-        preview_sample(shard_folders["text"], key="x")
+        preview_sample(shard_directories["text"], key="x")

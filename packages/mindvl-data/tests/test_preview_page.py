@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preview pages: every stage on one page that holds everything itself; pictures, boxes, videos, cut turns."""
+"""Preview pages: every stage on one page that holds everything itself; images, boxes, videos, cut turns."""
 
 import io
 import json
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindvl_data import DataConfig, ImageConfig, Loader, Tokenizer, VideoConfig, index_folder
+from mindvl_data import DataConfig, ImageConfig, Loader, Tokenizer, VideoConfig, index_directory
 from mindvl_data.config import SampleRules
 from mindvl_data.preview import preview_sample
-from mindvl_data.preview_page import row_page, sample_page
+from mindvl_data.preview_page import pack_page, sample_page
 
 RULES = SampleRules(image=ImageConfig(), video=VideoConfig(min_pixels=784, max_pixels=16 * 784))
 
@@ -37,7 +37,7 @@ def film() -> bytes:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """One sample with a picture, a box, a video, a tool turn and three questions."""
+    """One sample with an image, a box, a video, a tool turn and three questions."""
     file = io.BytesIO()
     canvas = np.full((150, 220, 3), (120, 160, 200), np.uint8)
     canvas[90:140, 120:200] = (200, 60, 50)
@@ -58,7 +58,7 @@ def mixed(tmp_path: Path) -> Path:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    index_folder(tmp_path)
+    index_directory(tmp_path)
     return tmp_path
 
 
@@ -85,7 +85,7 @@ def check_html(page: str) -> None:
     assert "http" not in page
 
 
-def test_a_page_with_a_picture_its_box_and_a_video(mixed: Path, tokenizer: Tokenizer) -> None:
+def test_a_page_with_a_image_its_box_and_a_video(mixed: Path, tokenizer: Tokenizer) -> None:
     shown = preview_sample(mixed, tokenizer=tokenizer, rules=RULES)
     page = sample_page(shown)
     check_html(page)
@@ -123,16 +123,16 @@ def test_a_medium_that_cannot_be_decoded_is_named_on_the_page(mixed: Path) -> No
     assert "class=bad>medium 0: image cannot be decoded" in page
 
 
-def test_text_on_the_page_is_escaped(shard_folders: dict[str, Path], tokenizer: Tokenizer) -> None:
-    page = sample_page(preview_sample(shard_folders["text"], tokenizer=tokenizer))
+def test_text_on_the_page_is_escaped(shard_directories: dict[str, Path], tokenizer: Tokenizer) -> None:
+    page = sample_page(preview_sample(shard_directories["text"], tokenizer=tokenizer))
     check_html(page)
     assert "<|im_end|>" not in page
     assert "&lt;|im_end|&gt;" in page
 
 
-def test_a_row_is_shown_with_its_segments(make_config: Callable[..., DataConfig], tokenizer: Tokenizer) -> None:
-    with Loader(make_config(), packs_per_step=1, position_kind="rope") as loader:
+def test_a_pack_is_shown_with_its_segments(make_config: Callable[..., DataConfig], tokenizer: Tokenizer) -> None:
+    with Loader(make_config(), global_batch_size=1, position_kind="rope") as loader:
         batch = next(loader)
-    page = row_page(batch, tokenizer)
+    page = pack_page(batch, tokenizer)
     check_html(page)
     assert all(segment.key in page for segment in batch.segments)

@@ -56,7 +56,7 @@ def in_fork(uses: dict[str, Callable[[], Any]]) -> dict[str, str]:
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_loader_is_refused_in_a_fork_and_goes_on_where_it_was_made(make_config: MakeConfig, num_threads: int) -> None:
-    with Loader(make_config(num_threads=num_threads), packs_per_step=2, position_kind="rope") as loader:
+    with Loader(make_config(num_threads=num_threads), global_batch_size=2, position_kind="rope") as loader:
         first, state = next(loader), loader.state_dict()
         found = in_fork(
             {
@@ -88,16 +88,16 @@ class Wrapped(IterableDataset[int]):
 
 
 def test_workers_of_a_dataloader_say_what_to_do(make_config: MakeConfig) -> None:
-    with Loader(make_config(), packs_per_step=2, position_kind="rope") as loader:
+    with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
         next(loader)
         inside = DataLoader(Wrapped(loader), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
         with pytest.raises(DataError, match="use PackedDataset in workers of a DataLoader"):
             next(iter(inside))
 
 
-def test_open_files_mapped_indexes_and_threads_are_refused_in_a_fork(shard_folders: dict[str, Path]) -> None:
+def test_open_files_mapped_indexes_and_threads_are_refused_in_a_fork(shard_directories: dict[str, Path]) -> None:
     files, workers = ShardFiles(), Workers(1, "test")
-    shards = open_index(shard_folders["text"]).shards
+    shards = open_index(shard_directories["text"]).shards
     path = shards[0].path
     try:
         found = in_fork(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.quarantine import BadUse, QuarantineLog, read_quarantine
+from mindvl_data.quarantine import FailedSample, QuarantineLog, read_quarantine
 
-BAD = BadUse(step=3, source="photos", shard="shard-000000.tar", row=7, key="k", reason="truncated")
+BAD = FailedSample(step=3, source="photos", shard="shard-000000.tar", sample_index=7, key="k", reason="truncated")
 
 
-def record(path: Path, dp_rank: int, *bad: BadUse) -> None:
+def record(path: Path, dp_rank: int, *bad: FailedSample) -> None:
     log = QuarantineLog(path, dp_rank=dp_rank)
     for one in bad:
         log.record(one)
@@ -25,17 +25,20 @@ def test_each_rank_appends_to_a_file_of_its_own_that_appears_with_the_first_bad_
     record(path, 0)
     assert not path.parent.exists()
     record(path, 3, BAD)
-    record(path, 3, replace(BAD, row=8))
+    record(path, 3, replace(BAD, sample_index=8))
     (file,) = path.parent.iterdir()
     assert file.name == "quarantine.rank00003.jsonl"
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [asdict(BAD), asdict(BAD) | {"row": 8}]
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        asdict(BAD),
+        asdict(BAD) | {"sample_index": 8},
+    ]
 
 
 def test_a_sample_counts_once_over_ranks_restarts_and_epochs(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
-    record(path, 0, BAD, replace(BAD, row=8))
+    record(path, 0, BAD, replace(BAD, sample_index=8))
     record(path, 1, replace(BAD, step=9), replace(BAD, source="pages"))
-    assert list(read_quarantine(path)) == [BAD, replace(BAD, row=8), replace(BAD, source="pages")]
+    assert list(read_quarantine(path)) == [BAD, replace(BAD, sample_index=8), replace(BAD, source="pages")]
 
 
 def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
@@ -43,8 +46,8 @@ def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
     record(path, 0, BAD)
     with open(tmp_path / "quarantine.rank00000.jsonl", "a") as file:
         file.write('{"step":4,"sou')
-    record(path, 0, replace(BAD, row=9))
-    assert list(read_quarantine(path)) == [BAD, replace(BAD, row=9)]
+    record(path, 0, replace(BAD, sample_index=9))
+    assert list(read_quarantine(path)) == [BAD, replace(BAD, sample_index=9)]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

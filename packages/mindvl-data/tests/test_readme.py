@@ -9,7 +9,7 @@ import pytest
 
 
 def test_the_examples_run(
-    tokenizer_folder: Path,
+    tokenizer_directory: Path,
     tiny_qwen2_5_vl: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -18,7 +18,7 @@ def test_the_examples_run(
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(examples) == 5
-    (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
+    (tmp_path / "tokenizer").symlink_to(tokenizer_directory)
     tiny_qwen2_5_vl.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.samples import cut_turns, num_turns, parse_record, parse_sample
 from mindvl_data.types import Coordinates, Image, MediaSize, RawSample, Sample, Text, Video
 
@@ -26,7 +26,7 @@ def test_images_are_numbered_over_the_whole_conversation() -> None:
     assert not sample.has_coordinates
 
 
-def test_coordinates_refer_to_a_picture() -> None:
+def test_coordinates_refer_to_a_image() -> None:
     sample = parse_record(
         chat([{"type": "image"}], [{"type": "box", "image": 0, "xyxy": [1, 2, 3, 4.5]}]), num_images=1
     )
@@ -34,7 +34,7 @@ def test_coordinates_refer_to_a_picture() -> None:
     assert sample.has_coordinates
 
 
-def test_a_plain_text_record_shows_its_pictures_first() -> None:
+def test_a_plain_text_record_shows_its_images_first() -> None:
     sample = parse_sample(RawSample(key="a", record=b"a cat", is_json=False, media=(b"",), sizes=(MediaSize(1, 1),)))
     assert sample.content == (Image(0), Text("a cat"))
 
@@ -76,7 +76,7 @@ def test_a_plain_text_record_shows_its_pictures_first() -> None:
     ],
 )
 def test_a_record_that_does_not_fit_is_a_bad_sample(record: Any, message: str) -> None:
-    with pytest.raises(BadSample, match=message):
+    with pytest.raises(SampleError, match=message):
         parse_record(record, num_images=0)
 
 
@@ -88,30 +88,30 @@ def raw(record: bytes, *sizes: MediaSize, is_json: bool = True) -> RawSample:
     "record", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"{", b'{"messages": [}', b"\xff\xfe", b"1" * 5000, b"nul"]
 )
 def test_json_that_is_broken_or_nested_too_deep_is_a_bad_sample(record: bytes) -> None:
-    with pytest.raises(BadSample, match="cannot be read"):
+    with pytest.raises(SampleError, match="cannot be read"):
         parse_sample(raw(record))
 
 
 def test_a_text_of_ten_megabytes_is_refused_before_it_is_read() -> None:
     record = json.dumps(chat("a" * 10_000_000)).encode()
     start = time.process_time()
-    with pytest.raises(BadSample, match=r"record of 10000.* bytes is too long"):
+    with pytest.raises(SampleError, match=r"record of 10000.* bytes is too long"):
         parse_sample(raw(record))
     assert time.process_time() - start < 0.05
 
 
-def test_pictures_and_videos_are_numbered_together_and_have_to_be_what_the_text_says() -> None:
+def test_images_and_videos_are_numbered_together_and_have_to_be_what_the_text_says() -> None:
     image, video = {"type": "image"}, {"type": "video"}
     point = {"type": "point", "image": 1, "xy": [1, 2]}
     record = json.dumps(chat([image, video, image, "?"], [point], min_pixels=784)).encode()
-    picture, film = MediaSize(10, 10), MediaSize(10, 10, 30, 10.0)
-    sample = parse_sample(raw(record, picture, film, picture))
+    photo, film = MediaSize(10, 10), MediaSize(10, 10, 30, 10.0)
+    sample = parse_sample(raw(record, photo, film, photo))
     assert sample.messages[0].parts[:3] == (Image(0), Video(1), Image(2))
-    assert sample.messages[1].parts == (Coordinates(1, (1.0, 2.0)),)  # the second picture
+    assert sample.messages[1].parts == (Coordinates(1, (1.0, 2.0)),)  # the second photo
     assert (sample.num_images, sample.num_videos, sample.min_pixels, sample.max_pixels) == (2, 1, 784, None)
-    with pytest.raises(BadSample, match="mentions a video where medium 1 is an image"):
-        parse_sample(raw(record, picture, picture, film))
-    plain = parse_sample(raw(b"a cat", film, picture, is_json=False))
+    with pytest.raises(SampleError, match="mentions a video where medium 1 is an image"):
+        parse_sample(raw(record, photo, photo, film))
+    plain = parse_sample(raw(b"a cat", film, photo, is_json=False))
     assert plain.content == (Video(0), Image(1), Text("a cat"))
 
 
@@ -124,7 +124,7 @@ def test_a_turn_is_a_question_and_all_that_follows_it() -> None:
     sample = turns("system", "user", "assistant", "tool", "assistant", "user", "assistant", "user")
     assert num_turns(sample) == 3
     assert [len(cut_turns(sample, keep).messages) for keep in (1, 2, 3)] == [5, 7, 8]
-    with pytest.raises(BadSample, match="first 1 of 2 turns hold no answer"):
+    with pytest.raises(SampleError, match="first 1 of 2 turns hold no answer"):
         cut_turns(turns("user", "user", "assistant"), 1)
     assert num_turns(parse_record({"content": "a"}, num_images=0)) == 0
 
@@ -134,7 +134,7 @@ def test_media_and_coordinates_of_turns_that_were_cut_are_gone() -> None:
     record = chat([image, "a"], [{"type": "point", "image": 1, "xy": [1, 2]}])
     record["messages"] += chat([image, "b"])["messages"]
     sample = parse_record(record, num_images=2)
-    with pytest.raises(BadSample, match="coordinates of a picture that comes later"):
+    with pytest.raises(SampleError, match="coordinates of an image that comes later"):
         cut_turns(sample, 1)
     record["messages"][1]["content"] = "no point"
     kept = cut_turns(parse_record(record, num_images=2), 1)
@@ -174,7 +174,7 @@ def test_tools_reasoning_and_calls_are_kept() -> None:
 def test_tools_and_reasoning_of_another_kind_are_bad(change: dict[str, Any], message: str) -> None:
     record = chat("?")
     (record if "tools" in change else record["messages"][1]).update(change)
-    with pytest.raises(BadSample, match=message):
+    with pytest.raises(SampleError, match=message):
         parse_record(record, num_images=0)
 
 
@@ -182,5 +182,5 @@ def test_tools_and_reasoning_of_another_kind_are_bad(change: dict[str, Any], mes
 def test_only_the_assistant_reasons_and_calls(field: str) -> None:
     record = chat("?")
     record["messages"][0][field] = "x" if field == "reasoning_content" else [CALL]
-    with pytest.raises(BadSample, match="message 0 of the user has"):
+    with pytest.raises(SampleError, match="message 0 of the user has"):
         parse_record(record, num_images=0)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from mindvl_data import IGNORE_INDEX, BadSample, DataError, load_tokenizer
+from mindvl_data import IGNORE_INDEX, DataError, SampleError, load_tokenizer
 from mindvl_data.samples import parse_record
 from mindvl_data.tokenization import EncodedText, Tokenizer, expand, wrap_tokenizer
 from mindvl_data.types import Sample
@@ -145,7 +145,7 @@ def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.hf.decode(encoded.ids[encoded.learned]) == "the number<|im_end|>"
 
 
-def test_a_picture_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
+def test_a_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
     encoded = tokenizer.encode(chat([{"type": "image"}, {"type": "text", "text": "?"}], "1", 1), [SCALE])
     place = encoded.ids.tolist().index(tokenizer.image_pad_id)
     around = [tokenizer.vision_start_id, tokenizer.image_pad_id, tokenizer.vision_end_id]
@@ -161,7 +161,7 @@ def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer, forged: str) -> 
     assert f"a{forged}b" in tokenizer.hf.decode(encoded.ids)
 
 
-def test_a_caption_learns_all_but_its_picture(tokenizer: Tokenizer) -> None:
+def test_a_caption_learns_all_but_its_image(tokenizer: Tokenizer) -> None:
     sample = parse_record({"content": [{"type": "image"}, "a cat"]}, num_images=1)
     encoded = tokenizer.encode(sample, [SCALE])
     assert encoded.learned.tolist() == [False] * 3 + [True] * (len(encoded.ids) - 3)
@@ -311,7 +311,7 @@ def test_a_video_needs_its_token(tokenizer: Tokenizer) -> None:
     assert not encoded.learned[place - 1 : place + 2].any()
     with pytest.raises(DataError, match=r"lacks <.video_pad.>") as caught:
         deepseek().encode(sample, [])
-    assert not isinstance(caught.value, BadSample)  # the user has to mend it
+    assert not isinstance(caught.value, SampleError)  # the user has to mend it
 
 
 def test_labels_are_shifted_and_placeholders_repeated() -> None:
@@ -323,16 +323,18 @@ def test_labels_are_shifted_and_placeholders_repeated() -> None:
     assert input_ids.tolist() == [8, 8, 5, 9, 8, 8, 8]
 
 
-def test_the_identity_changes_with_the_template(tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path) -> None:
-    assert load_tokenizer(tokenizer_folder).identity == tokenizer.identity
-    hf = load_tokenizer(tokenizer_folder).hf
+def test_the_identity_changes_with_the_template(
+    tokenizer: Tokenizer, tokenizer_directory: Path, tmp_path: Path
+) -> None:
+    assert load_tokenizer(tokenizer_directory).identity == tokenizer.identity
+    hf = load_tokenizer(tokenizer_directory).hf
     hf.chat_template = hf.chat_template.replace("user", "human") + " "
     hf.save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).identity != tokenizer.identity
 
 
-def test_a_tokenizer_without_a_template_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
-    hf = load_tokenizer(tokenizer_folder).hf
+def test_a_tokenizer_without_a_template_is_refused(tokenizer_directory: Path, tmp_path: Path) -> None:
+    hf = load_tokenizer(tokenizer_directory).hf
     hf.chat_template = None
     hf.save_pretrained(tmp_path)
     with pytest.raises(DataError, match="no chat template"):
@@ -355,21 +357,21 @@ def test_a_template_that_cannot_be_chosen_is_refused(tokenizer: Tokenizer, templ
         wrap_tokenizer(hf)
 
 
-def test_a_damaged_tokenizer_is_one_sentence(tokenizer_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(tokenizer_folder, folder)
+def test_a_damaged_tokenizer_is_one_sentence(tokenizer_directory: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_directory, directory)
     for content in ("{", "[]", '{"version": 1}', '{"model": {"type": "BPE"}}'):
-        (folder / "tokenizer.json").write_text(content)
+        (directory / "tokenizer.json").write_text(content)
         with pytest.raises(DataError, match=r"tokenizer cannot be read|no fast tokenizer"):
-            load_tokenizer(folder)
+            load_tokenizer(directory)
 
 
-def test_a_model_folder_that_carries_code_gives_its_tokenizer_without_asking(
-    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_directory_that_carries_code_gives_its_tokenizer_without_asking(
+    tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(tokenizer_folder, tmp_path / "model")
+    shutil.copytree(tokenizer_directory, tmp_path / "model")
     told = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.UnheardOf"}}
     (tmp_path / "model" / "config.json").write_text(json.dumps(told))
     (tmp_path / "model" / "configuration.py").write_text("raise SystemExit('run without being asked')")
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the folder's code"))
-    assert load_tokenizer(tmp_path / "model").identity == load_tokenizer(tokenizer_folder).identity
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the directory's code"))
+    assert load_tokenizer(tmp_path / "model").identity == load_tokenizer(tokenizer_directory).identity

@@ -30,20 +30,20 @@ PLAN = {
 }
 
 
-def state_after(config: DataConfig, rows: int = 4) -> dict[str, Any]:
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
-        for _ in range(rows):
+def state_after(config: DataConfig, packs: int = 4) -> dict[str, Any]:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
+        for _ in range(packs):
             next(loader)
         return loader.state_dict()
 
 
-def restore(config: DataConfig, state: dict[str, Any], packs_per_step: int = 2) -> None:
-    with Loader(config, packs_per_step=packs_per_step, position_kind="rope") as loader:
+def restore(config: DataConfig, state: dict[str, Any], global_batch_size: int = 2) -> None:
+    with Loader(config, global_batch_size=global_batch_size, position_kind="rope") as loader:
         loader.load_state_dict(state)
 
 
 def write_tokenizer(source: Path, target: Path, change: Callable[[dict[str, Any]], None], file: str) -> Path:
-    """A copy of a tokenizer folder with one of its JSON files changed."""
+    """A copy of a tokenizer directory with one of its JSON files changed."""
     shutil.copytree(source, target)
     document = json.loads((target / file).read_text())
     change(document)
@@ -51,7 +51,7 @@ def write_tokenizer(source: Path, target: Path, change: Callable[[dict[str, Any]
     return target
 
 
-def test_a_state_is_small_json_and_does_not_name_folders(make_config: MakeConfig) -> None:
+def test_a_state_is_small_json_and_does_not_name_directories(make_config: MakeConfig) -> None:
     text = json.dumps(state_after(make_config()))
     assert len(text) < 4000
     assert str(make_config().tokenizer) not in text
@@ -73,26 +73,26 @@ def test_a_changed_recipe_or_processor_is_refused_by_name(
         restore(make_config(**changes), state_after(make_config()))
 
 
-def test_another_number_of_rows_in_a_step_is_refused(make_config: MakeConfig) -> None:
-    with pytest.raises(DataError, match=r"packs_per_step \(2 -> 4\) changed"):
-        restore(make_config(), state_after(make_config()), packs_per_step=4)
+def test_another_number_of_packs_in_a_step_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(DataError, match=r"global_batch_size \(2 -> 4\) changed"):
+        restore(make_config(), state_after(make_config()), global_batch_size=4)
 
 
 def test_another_index_is_refused_by_the_name_of_its_source(
-    make_config: MakeConfig, shard_folders: dict[str, Path]
+    make_config: MakeConfig, shard_directories: dict[str, Path]
 ) -> None:
     config = make_config()
-    swapped = replace(config, sources=(replace(config.sources[0], path=shard_folders["text"]), config.sources[1]))
-    with pytest.raises(DataError, match="index of pictures changed"):
+    swapped = replace(config, sources=(replace(config.sources[0], path=shard_directories["text"]), config.sources[1]))
+    with pytest.raises(DataError, match="index of images changed"):
         restore(swapped, state_after(config))
 
 
-def test_speed_settings_and_moved_folders_may_change(
-    make_config: MakeConfig, shard_folders: dict[str, Path], tmp_path: Path
+def test_speed_settings_and_moved_directories_may_change(
+    make_config: MakeConfig, shard_directories: dict[str, Path], tmp_path: Path
 ) -> None:
     config = make_config()
     moved = tmp_path / "elsewhere"
-    moved.symlink_to(shard_folders["pictures"])
+    moved.symlink_to(shard_directories["images"])
     elsewhere = replace(config, num_threads=0, prefetch_packs=3)
     elsewhere = replace(elsewhere, sources=(replace(config.sources[0], path=moved), config.sources[1]))
     restore(elsewhere, state_after(config))
@@ -138,7 +138,7 @@ def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeCo
 def test_the_weight_of_a_source_is_refused_and_cannot_be_accepted(make_config: MakeConfig) -> None:
     config = make_config()
     heavier = replace(config, sources=(replace(config.sources[0], weight=2.0), config.sources[1]))
-    with pytest.raises(DataError, match=r"settings of pictures \(weight=1.0 -> weight=2.0\) changed") as caught:
+    with pytest.raises(DataError, match=r"settings of images \(weight=1.0 -> weight=2.0\) changed") as caught:
         restore(heavier, state_after(config))
     assert "--accept-data-change" not in str(caught.value)
 

@@ -60,7 +60,7 @@ SAMPLES = (
 
 def packed(samples: Sequence[TokenizedSample], *, pad_multiple: int = 37, kind: Any = "mrope") -> Batch:
     segments = tuple(
-        Segment(source="s", epoch=0, shard="0.tar", row=number, key=str(number), length=len(sample.input_ids))
+        Segment(source="s", epoch=0, shard="0.tar", sample_index=number, key=str(number), length=len(sample.input_ids))
         for number, sample in enumerate(samples)
     )
     return collate(
@@ -104,11 +104,11 @@ def test_loss_and_gradients_of_a_pack_are_those_of_its_samples(model: Any, atten
     model.set_attn_implementation(attention)
     packs = [packed(SAMPLES[:3]), packed(SAMPLES[3:] + SAMPLES[1:2])]
     assert all(len(pack.cu_seqlens) - 1 > len(pack.segments) for pack in packs)  # with a segment of padding
-    total = sum(pack.num_label_tokens for pack in packs)
+    total = sum(pack.num_loss_tokens for pack in packs)
     expected = sum(alone(model, sample) for sample in (*SAMPLES, SAMPLES[1])) / total
     expected.backward()
     wanted = gradients(model)
-    loss = sum(model(**pack.to_transformers(num_label_tokens=total)).loss for pack in packs)
+    loss = sum(model(**pack.to_transformers(num_loss_tokens=total)).loss for pack in packs)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
     for name, gradient in gradients(model).items():
@@ -119,7 +119,7 @@ def test_loss_and_gradients_of_a_pack_are_those_of_its_samples(model: Any, atten
 
 def test_the_loss_of_one_pack_is_the_mean_over_its_label_tokens(model: Any) -> None:
     pack = packed(SAMPLES[:3])
-    expected = sum(alone(model, sample) for sample in SAMPLES[:3]) / pack.num_label_tokens
+    expected = sum(alone(model, sample) for sample in SAMPLES[:3]) / pack.num_loss_tokens
     assert model(**pack.to_transformers()).loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
 
 
@@ -162,7 +162,7 @@ def test_positions_of_the_other_kind_are_refused(made: Any, asked: Any) -> None:
 
 
 def test_a_batch_without_pixels_is_refused(make_config: Callable[..., DataConfig]) -> None:
-    with Loader(make_config(num_threads=0), packs_per_step=1, position_kind="mrope", with_pixels=False) as loader:
+    with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="mrope", with_pixels=False) as loader:
         batch = next(batch for batch in loader if len(batch.image_grid_thw))
     with pytest.raises(DataError, match=r"pixel_values has 0 patches, but image_grid_thw asks for \d+"):
         batch.to_transformers()

@@ -9,7 +9,7 @@ from mindvl_data import DataConfig, Loader
 def test_a_batch_moves_with_its_tensors_and_keeps_on_the_host_what_is_planned_with_there(
     make_config: Callable[..., DataConfig],
 ) -> None:
-    with Loader(make_config(num_threads=0), packs_per_step=1, position_kind="rope") as loader:
+    with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="rope") as loader:
         batch = next(loader)
     moved = batch.to("meta")
     devices = {name: value.device.type for name, value in moved.model_inputs().items() if name != "max_seqlen"}

@@ -13,7 +13,7 @@ import torch
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from mindvl_data import BadSample, DataError, ImageConfig, VideoConfig
+from mindvl_data import DataError, ImageConfig, SampleError, VideoConfig
 from mindvl_data import video as video_module
 from mindvl_data.types import MediaSize
 from mindvl_data.video import decode_video, probe, used_frames, video_layout
@@ -183,18 +183,18 @@ def test_where_the_rate_varies_the_frame_shown_at_each_moment_is_taken() -> None
 
 
 def test_only_an_mp4_with_a_video_is_one() -> None:
-    with pytest.raises(BadSample, match="no video"):
+    with pytest.raises(SampleError, match="no video"):
         probe(sound_only())
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n"
     for content in (b"", b"no video at all", playlist, make_video(5)[:200], bytes(1000)):
-        with pytest.raises(BadSample):
+        with pytest.raises(SampleError):
             probe(content)
 
 
 def test_a_video_without_frames_is_refused() -> None:
-    with pytest.raises(BadSample):
+    with pytest.raises(SampleError):
         probe(make_video(0))
-    with pytest.raises(BadSample, match="0 frames"):
+    with pytest.raises(SampleError, match="0 frames"):
         video_layout(MediaSize(48, 64, 0, 10.0), SMALL, IMAGE)
 
 
@@ -209,7 +209,7 @@ def test_a_damaged_video_is_a_bad_sample_or_has_the_planned_shape() -> None:
         damaged[generator.integers(0, len(damaged), 40)] = generator.integers(0, 256, 40)
         try:
             patches = decode_video(damaged.tobytes(), size, layout, IMAGE)
-        except BadSample:
+        except SampleError:
             refused += 1
             continue
         assert patches.shape == (np.prod(layout.grid), 2 * 588)
@@ -219,10 +219,10 @@ def test_a_damaged_video_is_a_bad_sample_or_has_the_planned_shape() -> None:
 def test_fewer_frames_than_the_index_says_are_a_bad_sample() -> None:
     content = make_video(10)
     longer = MediaSize(48, 64, 30, 10.0)
-    with pytest.raises(BadSample, match="10 of 30 frames"):
+    with pytest.raises(SampleError, match="10 of 30 frames"):
         decode_video(content, longer, video_layout(longer, SMALL, IMAGE), IMAGE)
     larger = MediaSize(96, 64, 10, 10.0)
-    with pytest.raises(BadSample, match="48x64 pixels instead of 96x64"):
+    with pytest.raises(SampleError, match="48x64 pixels instead of 96x64"):
         decode_video(content, larger, video_layout(larger, SMALL, IMAGE), IMAGE)
 
 
@@ -231,10 +231,10 @@ def test_a_video_beyond_the_limits_is_refused_before_it_is_decoded(monkeypatch: 
     for name, limit in (("MAX_FRAME_PIXELS", 48 * 64 - 1), ("MAX_DECODED_PIXELS", 30 * 48 * 64 - 1)):
         with monkeypatch.context() as patched:
             patched.setattr(video_module, name, limit)
-            with pytest.raises(BadSample, match="decode limits"):
+            with pytest.raises(SampleError, match="decode limits"):
                 probe(content)
             size = MediaSize(48, 64, 30, 10.0)
-            with pytest.raises(BadSample, match="decode limits"):
+            with pytest.raises(SampleError, match="decode limits"):
                 decode_video(content, size, video_layout(size, SMALL, IMAGE), IMAGE)
 
 
@@ -243,4 +243,4 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(DataError, match="Install the package `av`") as caught:
         probe(content)
-    assert not isinstance(caught.value, BadSample)
+    assert not isinstance(caught.value, SampleError)

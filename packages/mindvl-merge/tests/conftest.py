@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small model folders for the tests."""
+"""Small model directories for the tests."""
 
 import json
 
@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 
 @pytest.fixture
-def make_folder(tmp_path):
-    """Writes a folder: `make_folder(name, tensors, shards=1)`; tensors are dealt to the shards in turn."""
+def make_directory(tmp_path):
+    """Writes a directory: `make_directory(name, tensors, shards=1)`; tensors are dealt to the shards in turn."""
 
     def make(name, tensors, shards=1, config=None):
         path = tmp_path / name

@@ -6,45 +6,47 @@ import os
 
 import pytest
 
-from mindvl_merge import FolderError, MergeConfig, merge
+from mindvl_merge import DirectoryError, MergeConfig, merge
+from mindvl_merge.directory import ModelDirectory
 from mindvl_merge.files import MAX_JSON_BYTES, is_plain_name, read_json, same_bytes
-from mindvl_merge.folder import ModelFolder
 
 
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/passwd", "a/b", "a\\b", "..", ".", "", "a\x00b", "\x1b[2J", 5, None, "x" * 300]
 )
-def test_only_plain_names_are_names(make_folder, random_tensors, name):
+def test_only_plain_names_are_names(make_directory, random_tensors, name):
     assert not is_plain_name(name)
-    path = make_folder("a", random_tensors(0), shards=2)
+    path = make_directory("a", random_tensors(0), shards=2)
     index = json.loads((path / "model.safetensors.index.json").read_text())
     index["weight_map"]["vision.scale"] = name
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(FolderError, match=r"index\.json: tensor 'vision\.scale' .* not the name of a file") as caught:
-        ModelFolder(path)
+    with pytest.raises(
+        DirectoryError, match=r"index\.json: tensor 'vision\.scale' .* not the name of a file"
+    ) as caught:
+        ModelDirectory(path)
     assert str(caught.value).isprintable()
 
 
-def test_a_link_that_leaves_the_directory_is_not_followed(tmp_path, make_folder, random_tensors):
-    path = make_folder("a", random_tensors(0))
+def test_a_link_that_leaves_the_directory_is_not_followed(tmp_path, make_directory, random_tensors):
+    path = make_directory("a", random_tensors(0))
     secret = tmp_path / "secret.txt"
     secret.write_text("mine")
     (path / "notes.txt").symlink_to(secret)
-    with pytest.raises(FolderError, match=r"notes\.txt: the symbolic link leaves the directory, to .*secret\.txt"):
+    with pytest.raises(DirectoryError, match=r"notes\.txt: the symbolic link leaves the directory, to .*secret\.txt"):
         merge(MergeConfig(models=(path,), out=tmp_path / "out"))
     (path / "notes.txt").unlink()
     (path / "notes").symlink_to(tmp_path)
-    with pytest.raises(FolderError, match=r"notes: this directory is a symbolic link"):
+    with pytest.raises(DirectoryError, match=r"notes: this directory is a symbolic link"):
         merge(MergeConfig(models=(path,), out=tmp_path / "out"))
     (path / "notes").unlink()
     (path / "model.safetensors").rename(tmp_path / "elsewhere")
     (path / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FolderError, match=r"model\.safetensors: the symbolic link leaves the directory"):
-        ModelFolder(path)
+    with pytest.raises(DirectoryError, match=r"model\.safetensors: the symbolic link leaves the directory"):
+        ModelDirectory(path)
 
 
-def test_links_of_the_hugging_face_cache_are_files(tmp_path, make_folder, random_tensors):
-    path = make_folder("a", random_tensors(0))
+def test_links_of_the_hugging_face_cache_are_files(tmp_path, make_directory, random_tensors):
+    path = make_directory("a", random_tensors(0))
     snapshot, blobs = tmp_path / "cache" / "snapshots" / "1f3", tmp_path / "cache" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -56,23 +58,23 @@ def test_links_of_the_hugging_face_cache_are_files(tmp_path, make_folder, random
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_links_from_anywhere_into_the_hugging_face_cache_are_files(tmp_path, make_folder, random_tensors):
-    path, blobs = make_folder("a", random_tensors(0)), tmp_path / "hub" / "models--a--b" / "blobs"
+def test_links_from_anywhere_into_the_hugging_face_cache_are_files(tmp_path, make_directory, random_tensors):
+    path, blobs = make_directory("a", random_tensors(0)), tmp_path / "hub" / "models--a--b" / "blobs"
     blobs.mkdir(parents=True)
     (path / "model.safetensors").rename(blobs / "1f3")
     (path / "model.safetensors").symlink_to(blobs / "1f3")
-    assert ModelFolder(path).files == ["model.safetensors"]
+    assert ModelDirectory(path).files == ["model.safetensors"]
 
 
-def test_what_is_no_file_is_not_opened(tmp_path, make_folder, random_tensors):
-    path = make_folder("a", random_tensors(0))
+def test_what_is_no_file_is_not_opened(tmp_path, make_directory, random_tensors):
+    path = make_directory("a", random_tensors(0))
     os.mkfifo(path / "pipe")
-    with pytest.raises(FolderError, match=r"pipe: this is not a regular file"):
+    with pytest.raises(DirectoryError, match=r"pipe: this is not a regular file"):
         merge(MergeConfig(models=(path,), out=tmp_path / "out"))
     (path / "pipe").unlink()
     (path / "config.json").unlink()
     os.mkfifo(path / "config.json")
-    with pytest.raises(FolderError, match=r"config\.json: this is not a regular file"):
+    with pytest.raises(DirectoryError, match=r"config\.json: this is not a regular file"):
         merge(MergeConfig(models=(path, path), out=tmp_path / "out"))
 
 
@@ -80,12 +82,12 @@ def test_json_is_read_up_to_a_size(tmp_path):
     path = tmp_path / "x.json"
     with open(path, "wb") as file:
         file.truncate(MAX_JSON_BYTES + 1)
-    with pytest.raises(FolderError, match=rf"x\.json: {MAX_JSON_BYTES + 1} bytes are more than"):
+    with pytest.raises(DirectoryError, match=rf"x\.json: {MAX_JSON_BYTES + 1} bytes are more than"):
         read_json(path)
 
 
-def test_index_and_files_must_name_the_same_tensors(make_folder, random_tensors):
-    path = make_folder("a", random_tensors(0), shards=2)
+def test_index_and_files_must_name_the_same_tensors(make_directory, random_tensors):
+    path = make_directory("a", random_tensors(0), shards=2)
     file = path / "model.safetensors.index.json"
     index = json.loads(file.read_text())
 
@@ -95,18 +97,18 @@ def test_index_and_files_must_name_the_same_tensors(make_folder, random_tensors)
         file.write_text(json.dumps(index | {"weight_map": changed}))
 
     with_map(lambda names: names.pop("vision.scale"))
-    with pytest.raises(FolderError, match=r"part-1\.safetensors: tensor 'vision\.scale' is missing from"):
-        ModelFolder(path)
+    with pytest.raises(DirectoryError, match=r"part-1\.safetensors: tensor 'vision\.scale' is missing from"):
+        ModelDirectory(path)
     with_map(lambda names: names.update(gone="part-1.safetensors"))
-    with pytest.raises(FolderError, match=r"tensor 'gone' should be in part-1\.safetensors but is in no file"):
-        ModelFolder(path)
+    with pytest.raises(DirectoryError, match=r"tensor 'gone' should be in part-1\.safetensors but is in no file"):
+        ModelDirectory(path)
     with_map(lambda names: names.update({"vision.scale": "part-0.safetensors"}))
-    with pytest.raises(FolderError, match=r"'vision\.scale' should be in part-0\.safetensors but is in part-1"):
-        ModelFolder(path)
+    with pytest.raises(DirectoryError, match=r"'vision\.scale' should be in part-0\.safetensors but is in part-1"):
+        ModelDirectory(path)
     with_map(lambda names: None)
     (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(FolderError, match=r"not clear which weights are meant"):
-        ModelFolder(path)
+    with pytest.raises(DirectoryError, match=r"not clear which weights are meant"):
+        ModelDirectory(path)
 
 
 def test_files_are_the_same_by_their_bytes(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from mindvl_merge import FolderError, MergeConfig, MergeError, merge
+from mindvl_merge import DirectoryError, MergeConfig, MergeError, merge
 from mindvl_merge.headers import MAX_HEADER_BYTES, read_header
 
 VALUES = bytes(range(16))
@@ -83,7 +83,7 @@ REPEATED = (
 )
 def test_every_lie_is_refused_in_one_sentence(tmp_path, header, message):
     path = _write(tmp_path / "x.safetensors", header)
-    with pytest.raises(FolderError, match=message) as caught:
+    with pytest.raises(DirectoryError, match=message) as caught:
         read_header(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
@@ -91,17 +91,17 @@ def test_every_lie_is_refused_in_one_sentence(tmp_path, header, message):
 
 def test_lengths_that_cannot_be_are_refused_before_anything_is_read(tmp_path):
     path = _write(tmp_path / "x.safetensors", {"a": _entry()}, length=2**63)
-    with pytest.raises(FolderError, match="end before the header does"):
+    with pytest.raises(DirectoryError, match="end before the header does"):
         read_header(path)
     with open(path, "wb") as file:  # sparse
         file.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
         file.truncate(MAX_HEADER_BYTES + 100)
-    with pytest.raises(FolderError, match=f"at most {MAX_HEADER_BYTES} are read"):
+    with pytest.raises(DirectoryError, match=f"at most {MAX_HEADER_BYTES} are read"):
         read_header(path)
 
 
-def test_a_lie_that_all_models_share_is_refused(tmp_path, make_folder):
-    models = [make_folder(name, {"a": torch.ones(4)}) for name in ("x", "y")]
+def test_a_lie_that_all_models_share_is_refused(tmp_path, make_directory):
+    models = [make_directory(name, {"a": torch.ones(4)}) for name in ("x", "y")]
     for model in models:
         _write(model / "model.safetensors", {"a": _entry(shape=(2,), offsets=(8, 16))})
     with pytest.raises(MergeError, match="unnamed bytes"):
@@ -239,13 +239,13 @@ def damaged_merge(root: Path, models: list[Path], draw: random.Random) -> str | 
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_damaged_header_or_index_gives_one_sentence_or_the_right_average(tmp_path, make_folder, shards):
+def test_a_damaged_header_or_index_gives_one_sentence_or_the_right_average(tmp_path, make_directory, shards):
     generator = torch.Generator().manual_seed(3)
     shapes = {"w0": (4,), "w1": (2, 2), "w2": (), "w3": (0, 3), "w4": (3,)}
     models = []
     for name in ("a", "b"):
         tensors = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
-        models.append(make_folder(name, tensors | {"n": torch.tensor([1, 2])}, shards=shards))
+        models.append(make_directory(name, tensors | {"n": torch.tensor([1, 2])}, shards=shards))
     draw = random.Random(shards)
     refusals = []
     for number in range(120):

@@ -7,8 +7,8 @@ import logging
 import pytest
 import torch
 
-from mindvl_merge import FolderError, MergeConfig, MergeError, merge
-from mindvl_merge.folder import ModelFolder
+from mindvl_merge import DirectoryError, MergeConfig, MergeError, merge
+from mindvl_merge.directory import ModelDirectory
 from mindvl_merge.parents import check_parents
 
 CONFIG = {
@@ -29,11 +29,11 @@ def _write(model, files):
 
 
 @pytest.fixture
-def pair(tmp_path, make_folder, random_tensors):
+def pair(tmp_path, make_directory, random_tensors):
     """Writes two models whose second has other files, and merges them."""
 
     def merged(first, other, **values):
-        models = [make_folder(name, random_tensors(0), config=CONFIG) for name in ("a", "b")]
+        models = [make_directory(name, random_tensors(0), config=CONFIG) for name in ("a", "b")]
         _write(models[0], first)
         _write(models[1], other)
         return merge(MergeConfig(models=tuple(models), out=tmp_path / "out", **values))
@@ -55,7 +55,7 @@ def pair(tmp_path, make_folder, random_tensors):
     ],
 )
 def test_a_key_that_changes_the_function_is_refused(pair, tmp_path, changes, key):
-    with pytest.raises(FolderError, match=rf"b.config\.json: {key} is .*--allow-different '{key}'") as caught:
+    with pytest.raises(DirectoryError, match=rf"b.config\.json: {key} is .*--allow-different '{key}'") as caught:
         pair({}, {"config.json": CONFIG | changes})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -69,13 +69,13 @@ def test_a_key_may_differ_when_the_user_names_it(pair):
 
 
 def test_keys_that_a_terminal_would_obey_are_escaped(pair):
-    with pytest.raises(FolderError, match="x1b") as caught:
+    with pytest.raises(DirectoryError, match="x1b") as caught:
         pair({}, {"config.json": CONFIG | {"\x1b[2J": 1, "\ud800": 2}})
     assert str(caught.value).isprintable()
 
 
 def test_all_keys_that_differ_are_named_together(pair):
-    with pytest.raises(FolderError, match=r"also different: rms_norm_eps, rope_parameters\.rope_theta"):
+    with pytest.raises(DirectoryError, match=r"also different: rms_norm_eps, rope_parameters\.rope_theta"):
         pair({}, {"config.json": CONFIG | {"model_type": "x", "rms_norm_eps": 1e-5, "rope_theta": 1e4}})
 
 
@@ -113,7 +113,7 @@ PIXELS = {"patch_size": 14, "image_mean": [0.5, 0.5, 0.5], "do_resize": True, "s
 )
 def test_processors_that_show_other_pixels_are_refused(pair, name, document, key):
     first = PIXELS if name.startswith("pre") else {"image_processor": PIXELS}
-    with pytest.raises(FolderError, match=rf"b.{name}: {key} is"):
+    with pytest.raises(DirectoryError, match=rf"b.{name}: {key} is"):
         pair({name: first}, {name: document})
 
 
@@ -128,24 +128,24 @@ def test_other_limits_of_image_sizes_and_of_generation_are_warnings(pair):
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}', "[" * 5000, '{"n": ' + "9" * 5000 + "}", "\x00"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"])
 def test_a_damaged_file_is_named(pair, name, content):
-    with pytest.raises(FolderError, match=rf"b.{name}: the JSON is"):
+    with pytest.raises(DirectoryError, match=rf"b.{name}: the JSON is"):
         pair({name: "{}"}, {name: content})
 
 
-def test_a_model_without_configuration_cannot_be_compared(tmp_path, make_folder, random_tensors):
-    models = [make_folder(name, random_tensors(0)) for name in ("a", "b")]
+def test_a_model_without_configuration_cannot_be_compared(tmp_path, make_directory, random_tensors):
+    models = [make_directory(name, random_tensors(0)) for name in ("a", "b")]
     (models[1] / "config.json").unlink()
-    with pytest.raises(FolderError, match=r"b.config\.json: the file is missing"):
+    with pytest.raises(DirectoryError, match=r"b.config\.json: the file is missing"):
         merge(MergeConfig(models=tuple(models), out=tmp_path / "out"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("weights", [None, (1.0, 0.0)])
-def test_values_that_are_not_finite_are_named(tmp_path, make_folder, random_tensors, value, weights):
-    models = [make_folder("a", random_tensors(0))]
+def test_values_that_are_not_finite_are_named(tmp_path, make_directory, random_tensors, value, weights):
+    models = [make_directory("a", random_tensors(0))]
     tensors = random_tensors(1)
     tensors["language.embed"][3, 1] = value
-    models.append(make_folder("b", tensors))
+    models.append(make_directory("b", tensors))
     with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed holds NaN or infinity"):
         merge(MergeConfig(models=tuple(models), out=tmp_path / "out", weights=weights))
     with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed holds NaN"):
@@ -153,8 +153,8 @@ def test_values_that_are_not_finite_are_named(tmp_path, make_folder, random_tens
     assert not (tmp_path / "out").exists()
 
 
-def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_folder):
-    model = make_folder("a", {"w": torch.tensor([1.0, 1e5])})
+def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_directory):
+    model = make_directory("a", {"w": torch.tensor([1.0, 1e5])})
     with pytest.raises(MergeError, match="tensor w has values beyond the range of float16"):
         merge(MergeConfig(models=(model,), out=tmp_path / "out", dtype="float16"))
 
@@ -174,8 +174,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_value_of_any_type_is_compared_or_refused_in_one_sentence(tmp_path, make_folder, random_tensors, name):
-    models = [make_folder(model, random_tensors(0)) for model in ("a", "b")]
+def test_a_value_of_any_type_is_compared_or_refused_in_one_sentence(tmp_path, make_directory, random_tensors, name):
+    models = [make_directory(model, random_tensors(0)) for model in ("a", "b")]
     for model in models:
         _write(model, FILES)
     document = FILES[name]
@@ -189,7 +189,8 @@ def test_a_value_of_any_type_is_compared_or_refused_in_one_sentence(tmp_path, ma
                 for order in (models, models[::-1]):
                     try:
                         warnings = check_parents(
-                            MergeConfig(models=tuple(order), out=tmp_path / "out"), [ModelFolder(one) for one in order]
+                            MergeConfig(models=tuple(order), out=tmp_path / "out"),
+                            [ModelDirectory(one) for one in order],
                         )
                     except MergeError as error:
                         warnings = [str(error)]

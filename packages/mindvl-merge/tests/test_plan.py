@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that do not fit are refused before anything is written."""
+"""Directories that do not fit are refused before anything is written."""
 
 import pytest
 import torch
@@ -26,31 +26,31 @@ def _merge(tmp_path, models, **values):
         ),
     ],
 )
-def test_models_that_differ_are_refused_by_name(tmp_path, make_folder, random_tensors, change, message):
+def test_models_that_differ_are_refused_by_name(tmp_path, make_directory, random_tensors, change, message):
     other = random_tensors(1)
     change(other)
-    models = [make_folder("a", random_tensors(0)), make_folder("b", other)]
+    models = [make_directory("a", random_tensors(0)), make_directory("b", other)]
     with pytest.raises(MergeError, match=message):
         _merge(tmp_path, models)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_a_prefix_that_names_nothing_is_refused(tmp_path, make_folder, random_tensors):
+def test_a_prefix_that_names_nothing_is_refused(tmp_path, make_directory, random_tensors):
     with pytest.raises(MergeError, match=r"no tensor of .*begins with 'lnguage'.*language\., vision\."):
-        _merge(tmp_path, [make_folder("a", random_tensors(0))], only=("lnguage",))
+        _merge(tmp_path, [make_directory("a", random_tensors(0))], only=("lnguage",))
 
 
-def test_an_output_on_an_input_is_refused(tmp_path, make_folder, random_tensors):
-    model = make_folder("a", random_tensors(0))
+def test_an_output_on_an_input_is_refused(tmp_path, make_directory, random_tensors):
+    model = make_directory("a", random_tensors(0))
     for out in (model, model / "inside", tmp_path):
         with pytest.raises(MergeError, match="overlaps the input"):
             merge(MergeConfig(models=(model,), out=out, overwrite=True))
     assert model.exists()
 
 
-def test_an_existing_output_is_kept_unless_told(tmp_path, make_folder, random_tensors):
-    model = make_folder("a", random_tensors(0))
+def test_an_existing_output_is_kept_unless_told(tmp_path, make_directory, random_tensors):
+    model = make_directory("a", random_tensors(0))
     _merge(tmp_path, [model])
     (tmp_path / "out" / "note").write_text("mine")
     with pytest.raises(MergeError, match="--force"):
@@ -60,8 +60,8 @@ def test_an_existing_output_is_kept_unless_told(tmp_path, make_folder, random_te
     assert not (tmp_path / "out" / "note").exists()
 
 
-def test_links_in_a_circle_give_one_sentence(tmp_path, make_folder, random_tensors):
-    path, circle = make_folder("a", random_tensors(0)), tmp_path / "circle"
+def test_links_in_a_circle_give_one_sentence(tmp_path, make_directory, random_tensors):
+    path, circle = make_directory("a", random_tensors(0)), tmp_path / "circle"
     circle.symlink_to(circle)
     with pytest.raises(MergeError, match="circle: this is not an existing directory"):
         merge(MergeConfig(models=(path, circle), out=tmp_path / "out"))

@@ -72,8 +72,8 @@ def test_an_end_between_two_renames_is_undone_by_the_next_start(both, monkeypatc
     assert ".out.old" not in _names(out.parent)
 
 
-def test_a_merge_killed_between_two_renames_keeps_the_former_result(tmp_path, make_folder, random_tensors):
-    model = make_folder("a", random_tensors(0))
+def test_a_merge_killed_between_two_renames_keeps_the_former_result(tmp_path, make_directory, random_tensors):
+    model = make_directory("a", random_tensors(0))
     merge(MergeConfig(models=(model,), out=tmp_path / "out"))
     (tmp_path / "out").rename(tmp_path / ".out.old")
     with pytest.raises(MergeError, match="out: the output exists"):
@@ -81,8 +81,8 @@ def test_a_merge_killed_between_two_renames_keeps_the_former_result(tmp_path, ma
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_two_processes_do_not_write_one_output(tmp_path, make_folder, random_tensors):
-    model = make_folder("a", random_tensors(0))
+def test_two_processes_do_not_write_one_output(tmp_path, make_directory, random_tensors):
+    model = make_directory("a", random_tensors(0))
     with partial_directory(tmp_path / "out"), pytest.raises(MergeError, match="another merge is writing it"):
         merge(MergeConfig(models=(model,), out=tmp_path / "out"))
     (tmp_path / ".out.partial" / "left").mkdir(parents=True)  # by a process that was killed
@@ -103,11 +103,11 @@ except MergeError as error:
 """
 
 
-def test_a_file_that_cannot_be_written_gives_one_sentence_and_keeps_the_former_result(tmp_path, make_folder):
+def test_a_file_that_cannot_be_written_gives_one_sentence_and_keeps_the_former_result(tmp_path, make_directory):
     """A limit on the size of files fails in the same calls as a full disk, without needing one."""
     import torch
 
-    model = make_folder("a", {"w": torch.ones(100, 1000)})
+    model = make_directory("a", {"w": torch.ones(100, 1000)})
     merge(MergeConfig(models=(model,), out=tmp_path / "out"))
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     command = [sys.executable, "-c", FULL_DISK, str(model), str(tmp_path / "out")]

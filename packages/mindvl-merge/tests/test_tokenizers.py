@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mindvl_merge import FolderError
+from mindvl_merge import DirectoryError
 from mindvl_merge.tokenizers import tokenizer_differences
 
 TOKENIZER = {
@@ -116,7 +116,7 @@ def test_templates_are_compared_wherever_they_are_kept(compare, first, other, ex
     ],
 )
 def test_what_is_no_tokenizer_is_named(compare, document):
-    with pytest.raises(FolderError, match=r"b.tokenizer\.json: "):
+    with pytest.raises(DirectoryError, match=r"b.tokenizer\.json: "):
         compare({"tokenizer.json": TOKENIZER}, {"tokenizer.json": document})
 
 

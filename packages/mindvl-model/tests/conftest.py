@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: process groups of one process, models with random weights, a tiny tokenizer folder."""
+"""What the tests share: process groups of one process, models with random weights, a tiny tokenizer directory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ def make_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte by byte, with Qwen's special tokens from 0: 263 tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
@@ -62,6 +62,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         additional_special_tokens=SPECIAL_TOKENS,
     )
     tokenizer.chat_template = CHATML
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(directory)
+    return directory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a row: those that PyTorch's counter sees when the model runs it, forward and backward."""
+"""Operations of a pack: those that PyTorch's counter sees when the model runs it, forward and backward."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindvl_model import MindVLConfig, Qwen2LanguageConfig, named_config
-from mindvl_model.flops import row_flops
+from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS, Part, set_trainable
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_ops import Segments, use_backend
 
-PICTURES = [(1, 6, 10), (1, 4, 4)]  # windows of 4x4 patches: the first is cut unevenly
+IMAGES = [(1, 6, 10), (1, 4, 4)]  # windows of 4x4 patches: the first is cut unevenly
 VIDEOS = [(2, 4, 6)]
 
 
@@ -52,15 +52,15 @@ def attention_query_by_query(
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    rows, start = [], 0
+    packs, start = [], 0
     for length in segments.lengths:
         for place in range(start, start + length):
             end = place + 1 if causal else start + length
             seen, values = key[start:end].transpose(0, 1), value[start:end].transpose(0, 1)  # [N, S, D]
             logits = torch.bmm(query[place][:, None], seen.transpose(1, 2)) * scale  # [N, 1, S]
-            rows.append(torch.bmm(logits.softmax(dim=-1), values)[:, 0])
+            packs.append(torch.bmm(logits.softmax(dim=-1), values)[:, 0])
         start += length
-    return torch.stack(rows)
+    return torch.stack(packs)
 
 
 @pytest.fixture(autouse=True)
@@ -73,28 +73,28 @@ def counted_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def counted(model: Any, row: dict[str, Any]) -> tuple[int, int]:
+def counted(model: Any, pack: dict[str, Any]) -> tuple[int, int]:
     """Operations forward and backward that ran."""
     with FlopCounterMode(display=False) as forward:
-        loss = model(**row)
+        loss = model(**pack)
     with FlopCounterMode(display=False) as backward:
         if loss.requires_grad:
             loss.backward()
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-def mixed_row(config: MindVLConfig) -> tuple[dict[str, Any], list[int]]:
-    """Pictures and a video, text alone, padding; and the lengths of the segments."""
-    segments = [random_segment(config, PICTURES, videos=VIDEOS, seed=1), random_segment(config, num_text=9, seed=2)]
-    return pack(segments, padding=3), [*(len(segment.input_ids) for segment in segments), 3]
+def mixed_pack(config: MindVLConfig) -> tuple[dict[str, Any], list[int]]:
+    """Images and a video, text alone, padding; and the lengths of the segments."""
+    segments = [random_segment(config, IMAGES, videos=VIDEOS, seed=1), random_segment(config, num_text=9, seed=2)]
+    return pack_segments(segments, padding=3), [*(len(segment.input_ids) for segment in segments), 3]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_costs_what_the_counter_of_pytorch_sees(family: str, make_model: Callable[..., Any]) -> None:
+def test_a_pack_costs_what_the_counter_of_pytorch_sees(family: str, make_model: Callable[..., Any]) -> None:
     config = FAMILIES[family]
-    row, lengths = mixed_row(config)
-    flops = row_flops(config, lengths, PICTURES, VIDEOS)
-    assert counted(make_model(config), row) == (flops.forward, flops.backward)
+    pack, lengths = mixed_pack(config)
+    flops = pack_flops(config, lengths, IMAGES, VIDEOS)
+    assert counted(make_model(config), pack) == (flops.forward, flops.backward)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_frozen_parts_need_no_gradient_of_weights_and_nothing_below_the_first_tr
     family: str, trainable: tuple[Part, ...], make_model: Callable[..., Any]
 ) -> None:
     config = FAMILIES[family]
-    row, lengths = mixed_row(config)
+    pack, lengths = mixed_pack(config)
     model = make_model(config)
     set_trainable(model, trainable)
-    flops = row_flops(config, lengths, PICTURES, VIDEOS, trainable=trainable)
-    forward, backward = counted(model, row)
+    flops = pack_flops(config, lengths, IMAGES, VIDEOS, trainable=trainable)
+    forward, backward = counted(model, pack)
     if family == "deepseek_v3" and "language" not in trainable and trainable:
         # megatron-core's router product makes the gradient of frozen weights too: 4 layers, hidden size 24, 8 experts.
         backward -= 4 * 2 * sum(lengths) * 24 * 8
@@ -118,12 +118,12 @@ def test_frozen_parts_need_no_gradient_of_weights_and_nothing_below_the_first_tr
 
 def test_inference_runs_no_multi_token_prediction(make_model: Callable[..., Any]) -> None:
     config = FAMILIES["deepseek_v3"]
-    row, lengths = mixed_row(config)
-    flops = row_flops(config, lengths, PICTURES, VIDEOS, trainable=(), multi_token=False)
+    pack, lengths = mixed_pack(config)
+    flops = pack_flops(config, lengths, IMAGES, VIDEOS, trainable=(), multi_token=False)
     model = make_model(config)
     set_trainable(model, ())
     with FlopCounterMode(display=False) as counter:
-        model.logits(**row)
+        model.logits(**pack)
     assert counter.get_total_flops() == flops.forward
     assert flops.mtp.total == flops.backward == 0
 
@@ -131,7 +131,7 @@ def test_inference_runs_no_multi_token_prediction(make_model: Callable[..., Any]
 def test_a_training_step_of_a_dense_model_is_about_six_operations_for_each_parameter_and_token() -> None:
     config = named_config("mindvl-8b")
     tokens = 256
-    flops = row_flops(config, [1] * tokens)  # segments of one token: attention is next to nothing
+    flops = pack_flops(config, [1] * tokens)  # segments of one token: attention is next to nothing
     matrices = 8_190_735_360 - 151936 * 4096  # the input embedding is looked up
     assert flops.total == pytest.approx(6 * tokens * matrices, rel=1e-3)
     assert (flops.vision.total, flops.projector.total, flops.mtp.total) == (0, 0, 0)
@@ -140,7 +140,7 @@ def test_a_training_step_of_a_dense_model_is_about_six_operations_for_each_param
 
 def test_attention_grows_with_the_square_of_a_segment_by_hand() -> None:
     config = smallest_config()  # two layers, four heads of eight
-    split, whole = row_flops(config, [3, 3], trainable=()), row_flops(config, [6], trainable=())
+    split, whole = pack_flops(config, [3, 3], trainable=()), pack_flops(config, [6], trainable=())
     assert whole.forward - split.forward == 2 * (4 * 4 * 8) * (21 - 6 - 6)
     assert whole.as_dict()["total"] == json.loads(json.dumps(whole.as_dict()))["total"] == whole.forward
     assert set(PARTS) | {"mtp", "forward", "backward", "total"} == set(whole.as_dict())

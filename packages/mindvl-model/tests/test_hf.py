@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exported folder in plain transformers: same logits, same loss, generation, and no need of mindvl."""
+"""The exported directory in plain transformers: same logits, same loss, generation, and no need of mindvl."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, ModelError, WeightError
-from mindvl_model.hf.export import export_hf_folder
-from mindvl_model.hf.folder_config import config_from_folder
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.directory_config import config_from_directory
+from mindvl_model.hf.export import export_hf_directory
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
 from mindvl_model.parameters import named_tensors
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.published import hf_inputs
-from mindvl_model.testing.rows import pack, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
 CONFIG = smallest_config(vocab_size=270)
@@ -44,7 +44,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def exported(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_directory: Path
 ) -> tuple[MindVLConfig, Any, Path]:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.model import MindVLModel
@@ -53,9 +53,9 @@ def exported(
     config = FAMILIES[request.param]
     model = MindVLModel(config, Layout())
     randomize(model)
-    folder = tmp_path_factory.mktemp("export") / "model"
-    export_hf_folder(model, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS)
-    return config, model, folder
+    directory = tmp_path_factory.mktemp("export") / "model"
+    export_hf_directory(model, config, directory, tokenizer=tokenizer_directory, processor=SETTINGS)
+    return config, model, directory
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def twin(exported: tuple[MindVLConfig, Any, Path]) -> Any:
     return AutoModelForImageTextToText.from_pretrained(exported[2], trust_remote_code=True).eval()
 
 
-def read_pictures(processor: Any, texts: list[str], pictures: list[Image.Image]) -> Any:
-    return processor(text=texts, images=pictures, return_tensors="pt", padding=True)
+def read_images(processor: Any, texts: list[str], images: list[Image.Image]) -> Any:
+    return processor(text=texts, images=images, return_tensors="pt", padding=True)
 
 
-def picture(height: int, width: int, seed: int) -> Image.Image:
+def random_image(height: int, width: int, seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -79,7 +79,7 @@ def video(frames: int, height: int, width: int, seed: int) -> tuple[Any, VideoMe
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
-PADS = [5, 6]  # a model of random weights might say them, and the next forward would miss their picture
+PADS = [5, 6]  # a model of random weights might say them, and the next forward would miss their image
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, An
         random_segment(config, [(1, 4, 4)], seed=3, videos=[(3, 4, 6), (1, 2, 8)]),
         random_segment(config, seed=4, videos=[(2, 6, 4)]),
     ]
-    row = pack(segments, padding=4)
+    row = pack_segments(segments, padding=4)
     logits = model.logits(**row)[:-4].split([len(segment.input_ids) for segment in segments])
     loss_sum = torch.zeros(())
     for ours, segment in zip(logits, segments, strict=True):
@@ -106,23 +106,23 @@ def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, An
         assert (ours - theirs.logits[0]).abs().max() <= 1e-4
         segment.labels[-1] = -100
         loss_sum = loss_sum + theirs.loss * (segment.labels != -100).sum()
-    torch.testing.assert_close(model(**pack(segments)), loss_sum, rtol=1e-5, atol=0)
+    torch.testing.assert_close(model(**pack_segments(segments)), loss_sum, rtol=1e-5, atol=0)
 
 
 def test_config_and_weights_come_back_exactly(
-    exported: tuple[MindVLConfig, Any, Path], make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    exported: tuple[MindVLConfig, Any, Path], make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
-    config, model, folder = exported
-    assert config_from_folder(folder) == config
+    config, model, directory = exported
+    assert config_from_directory(directory) == config
     other = make_model(config, seed=9)
-    load_hf_folder(other, config, folder)
+    load_hf_directory(other, config, directory)
     assert_same(other, model)
-    export_hf_folder(other, config, tmp_path / "again", tokenizer=tokenizer_folder, processor=SETTINGS)
-    for file in folder.iterdir():
+    export_hf_directory(other, config, tmp_path / "again", tokenizer=tokenizer_directory, processor=SETTINGS)
+    for file in directory.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
 
 
-def test_a_folder_that_transformers_saved_again_is_read_too(
+def test_a_directory_that_transformers_saved_again_is_read_too(
     exported: tuple[MindVLConfig, Any, Path],
     twin: Any,
     make_model: Callable[..., Any],
@@ -135,12 +135,12 @@ def test_a_folder_that_transformers_saved_again_is_read_too(
     if isinstance(language, DeepSeekV3LanguageConfig):  # transformers drops the layers of multi-token prediction
         assert language.num_mtp_layers == 1
         with pytest.raises(WeightError, match="saved without multi-token prediction"):
-            load_hf_folder(make_model(config), config, tmp_path)
+            load_hf_directory(make_model(config), config, tmp_path)
         config = replace(config, language=replace(language, num_mtp_layers=0))
-    assert config_from_folder(tmp_path) == config
+    assert config_from_directory(tmp_path) == config
     assert ("loaded without them" in caplog.text) == (language.kind == "deepseek_v3")
     other = make_model(config, seed=9)
-    load_hf_folder(other, config, tmp_path)
+    load_hf_directory(other, config, tmp_path)
     assert_same(other, model)
 
 
@@ -153,11 +153,11 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 def test_the_processor_puts_in_as_many_placeholders_as_visual_tokens(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
-    inputs = read_pictures(processor, [f"one {PLACE} two {PLACE}"], [picture(56, 84, 0), picture(30, 60, 1)])
+    inputs = read_images(processor, [f"one {PLACE} two {PLACE}"], [random_image(56, 84, 0), random_image(30, 60, 1)])
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 6], [1, 2, 4]]
     assert int((inputs["input_ids"] == CONFIG.tokens.image).sum()) == 6 + 2
     assert twin(**inputs).logits.shape[-1] == CONFIG.language.vocab_size
-    largest = read_pictures(processor, [PLACE], [picture(560, 560, 2)])
+    largest = read_images(processor, [PLACE], [random_image(560, 560, 2)])
     assert int(largest["image_grid_thw"].prod()) <= 20 * 4
     with pytest.raises(ValueError, match="image placeholders in the text, but the images give 8 visual tokens"):
         twin(**(inputs | {"input_ids": inputs["input_ids"][:, :6]}))
@@ -167,11 +167,11 @@ def test_the_processor_puts_in_as_many_placeholders_as_visual_tokens(exported: A
 def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     processor.tokenizer.padding_side = "left"
-    asked = [(f"a longer question about {PLACE}?", picture(56, 84, 0)), (f"{PLACE}?", picture(84, 56, 1))]
+    asked = [(f"a longer question about {PLACE}?", random_image(56, 84, 0)), (f"{PLACE}?", random_image(84, 56, 1))]
     greedy = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "suppress_tokens": PADS}
     alone = []
     for text, image in asked:
-        inputs = read_pictures(processor, [text], [image])
+        inputs = read_images(processor, [text], [image])
         answer = twin.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
         ids = inputs["input_ids"]
         for token in answer:  # no cache, no generate: one whole forward per token
@@ -179,17 +179,21 @@ def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: 
             assert token == likeliest(logits)
             ids = torch.cat((ids, token.view(1, 1)), dim=1)
         alone.append(answer)
-    both = read_pictures(processor, [text for text, _ in asked], [image for _, image in asked])
+    both = read_images(processor, [text for text, _ in asked], [image for _, image in asked])
     answers = twin.generate(**both, **greedy)[:, both["input_ids"].shape[1] :]
     assert answers.tolist() == [answer.tolist() for answer in alone]
 
 
 @torch.no_grad()
-def test_videos_and_pictures_together_generate_what_full_forwards_give(exported: Any, twin: Any) -> None:
+def test_videos_and_images_together_generate_what_full_forwards_give(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     processor.tokenizer.padding_side = "left"
     asked = [
-        (f"{SHOWN} after {PLACE} and {PLACE}?", [picture(56, 84, 0), picture(28, 56, 1)], [video(6, 56, 56, 2)]),
+        (
+            f"{SHOWN} after {PLACE} and {PLACE}?",
+            [random_image(56, 84, 0), random_image(28, 56, 1)],
+            [video(6, 56, 56, 2)],
+        ),
         (f"which? {SHOWN}{SHOWN}", [], [video(4, 56, 84, 3), video(5, 28, 56, 4)]),
         ("text alone, and rather long so that the others are padded in front of it, as far as needed", [], []),
     ]
@@ -197,9 +201,9 @@ def test_videos_and_pictures_together_generate_what_full_forwards_give(exported:
 
     def read(items: list[Any]) -> Any:
         texts = [text for text, _, _ in items]
-        pictures = [one for _, those, _ in items for one in those]
+        images = [one for _, those, _ in items for one in those]
         videos = [one for _, _, those in items for one in those]
-        options: dict[str, Any] = {"images": pictures} if pictures else {}
+        options: dict[str, Any] = {"images": images} if images else {}
         if videos:
             options |= {"videos": [pixels for pixels, _ in videos], "video_metadata": [each for _, each in videos]}
         return processor(text=texts, return_tensors="pt", padding=True, **options)
@@ -224,14 +228,14 @@ def test_videos_and_pictures_together_generate_what_full_forwards_give(exported:
 
 
 @torch.no_grad()
-def test_several_answers_to_one_question_see_its_pictures_whole(exported: Any, twin: Any) -> None:
+def test_several_answers_to_one_question_see_its_images_whole(exported: Any, twin: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
-    inputs = read_pictures(processor, [f"{PLACE} and {PLACE}?"], [picture(56, 84, 0), picture(84, 56, 1)])
+    inputs = read_images(processor, [f"{PLACE} and {PLACE}?"], [random_image(56, 84, 0), random_image(84, 56, 1)])
     common = {"max_new_tokens": 4, "eos_token_id": None, "suppress_tokens": PADS}
     one = twin.generate(**inputs, **common, do_sample=False)
     three = twin.generate(**inputs, **common, do_sample=True, top_k=1, num_return_sequences=3)
     assert three.tolist() == one.tolist() * 3
-    text = processor(text=["no picture"], return_tensors="pt")
+    text = processor(text=["no image"], return_tensors="pt")
     assert twin.generate(**text, **common, do_sample=False).shape[1] == text["input_ids"].shape[1] + 4
 
 
@@ -241,13 +245,13 @@ CLEAN = """
     import torch
     from PIL import Image
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-    folder, trust = {folder!r}, {{"trust_remote_code": True}}
-    assert AutoConfig.from_pretrained(folder, **trust).model_type == "mindvl"
-    model = AutoModelForImageTextToText.from_pretrained(folder, **trust).eval()
-    processor = AutoProcessor.from_pretrained(folder, **trust)
+    directory, trust = {directory!r}, {{"trust_remote_code": True}}
+    assert AutoConfig.from_pretrained(directory, **trust).model_type == "mindvl"
+    model = AutoModelForImageTextToText.from_pretrained(directory, **trust).eval()
+    processor = AutoProcessor.from_pretrained(directory, **trust)
     processor.tokenizer.padding_side = "left"
     marks = "<|vision_start|><|{{}}_pad|><|vision_end|>"
-    asked = {{"text": [marks.format("image"), "what is it? " + marks.format("{kind}")], "images": {pictures}}}
+    asked = {{"text": [marks.format("image"), "what is it? " + marks.format("{kind}")], "images": {images}}}
     if "{kind}" == "video":
         asked |= {{"videos": [torch.arange(4 * 3 * 56 * 56).view(4, 3, 56, 56).byte()], "do_sample_frames": False}}
     inputs = processor(**asked, return_tensors="pt", padding=True)
@@ -264,11 +268,11 @@ CLEAN = """
     [("own head", "nothing else"), ("qwen3_moe", "torchvision"), ("deepseek_v3", "nothing else")],
     indirect=["exported"],
 )
-def test_the_folder_works_where_mindvl_is_not_installed(
+def test_the_directory_works_where_mindvl_is_not_installed(
     exported: tuple[MindVLConfig, Any, Path], tmp_path: Path, hidden: str
 ) -> None:
-    """An interpreter without site-packages gets a folder of links to them, all but ours (and but torchvision)."""
-    config, model, folder = exported
+    """An interpreter without site-packages gets a directory of links to them, all but ours (and but torchvision)."""
+    config, model, directory = exported
     packages = tmp_path / "packages"
     packages.mkdir()
     for entry in Path(torch.__file__).parent.parent.iterdir():
@@ -277,12 +281,12 @@ def test_the_folder_works_where_mindvl_is_not_installed(
     videos = [] if hidden == "torchvision" else [(2, 4, 2)]
     segment = random_segment(config, [(1, 4, 6)], seed=4, videos=videos)
     torch.save(hf_inputs(segment, config), tmp_path / "inputs.pt")
-    new_picture = "Image.new('RGB', (84, 56), (200, 30, 90))"
+    new_image = "Image.new('RGB', (84, 56), (200, 30, 90))"
     code = CLEAN.format(
         packages=str(packages),
-        folder=str(folder),
+        directory=str(directory),
         kind="video" if videos else "image",
-        pictures=f"[{new_picture}]" if videos else f"[{new_picture}] * 2",
+        images=f"[{new_image}]" if videos else f"[{new_image}] * 2",
         inputs=str(tmp_path / "inputs.pt"),
         logits=str(tmp_path / "logits.pt"),
         hidden=hidden,
@@ -292,16 +296,18 @@ def test_the_folder_works_where_mindvl_is_not_installed(
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = torch.load(tmp_path / "logits.pt")[0]
-    assert (model.logits(**pack([segment])) - theirs).abs().max() <= 1e-4
+    assert (model.logits(**pack_segments([segment])) - theirs).abs().max() <= 1e-4
 
 
 def test_weights_are_written_in_the_type_that_is_asked_for_but_routing_biases(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     config = FAMILIES["deepseek_v3"]
-    model, folder = make_model(config), tmp_path / "model"
-    export_hf_folder(model, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS, dtype=torch.bfloat16)
-    loaded = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True)
+    model, directory = make_model(config), tmp_path / "model"
+    export_hf_directory(
+        model, config, directory, tokenizer=tokenizer_directory, processor=SETTINGS, dtype=torch.bfloat16
+    )
+    loaded = AutoModelForImageTextToText.from_pretrained(directory, trust_remote_code=True)
     assert loaded.dtype == torch.bfloat16
     expected = model.language.decoder.final_layernorm.weight.bfloat16()
     assert torch.equal(loaded.model.language_model.norm.weight, expected)
@@ -309,13 +315,13 @@ def test_weights_are_written_in_the_type_that_is_asked_for_but_routing_biases(
     assert torch.equal(loaded.model.language_model.layers[1].mlp.gate.e_score_correction_bias, bias)
 
 
-def test_layers_of_multi_token_prediction_stay_in_the_folder_and_are_no_news_to_transformers(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+def test_layers_of_multi_token_prediction_stay_in_the_directory_and_are_no_news_to_transformers(
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     config = smallest_deepseek_v3(vocab_size=270, num_mtp_layers=2)
-    model, folder = make_model(config), tmp_path / "model"
-    export_hf_folder(model, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS)
-    stored = load_file(folder / "model.safetensors")
+    model, directory = make_model(config), tmp_path / "model"
+    export_hf_directory(model, config, directory, tokenizer=tokenizer_directory, processor=SETTINGS)
+    stored = load_file(directory / "model.safetensors")
     for layer, depth in ((3, 0), (4, 1)):
         prefix = f"model.language_model.layers.{layer}."
         ours = model.language.mtp.layers[depth]
@@ -323,16 +329,16 @@ def test_layers_of_multi_token_prediction_stay_in_the_folder_and_are_no_news_to_
         assert torch.equal(stored[prefix + "embed_tokens.weight"], model.language.embedding.word_embeddings.weight)
         assert torch.equal(stored[prefix + "shared_head.head.weight"], model.language.output_layer.weight)
     load: Any = AutoModelForImageTextToText.from_pretrained
-    _, report = load(folder, trust_remote_code=True, output_loading_info=True)
+    _, report = load(directory, trust_remote_code=True, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     other = make_model(config, seed=9)
-    load_hf_folder(other, config_from_folder(folder), folder)
+    load_hf_directory(other, config_from_directory(directory), directory)
     assert_same(other, model)
 
 
-def test_a_failed_export_leaves_no_folder_of_that_name(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_export_leaves_no_directory_of_that_name(
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mindvl_model.hf import export
 
@@ -343,12 +349,14 @@ def test_a_failed_export_leaves_no_folder_of_that_name(
     with monkeypatch.context() as patched:
         patched.setattr(export, "write_mindvl_processor", full_disk)
         with pytest.raises(ModelError, match=r"cannot be written \(No space left"):
-            export_hf_folder(model, CONFIG, out, tokenizer=tokenizer_folder, processor=SETTINGS)
+            export_hf_directory(model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS)
     assert not out.exists()
-    export_hf_folder(model, CONFIG, out, tokenizer=tokenizer_folder, processor=SETTINGS)  # over what the failure left
+    export_hf_directory(
+        model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS
+    )  # over what the failure left
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     with pytest.raises(ModelError, match="exists already"):
-        export_hf_folder(model, CONFIG, out, tokenizer=tokenizer_folder, processor=SETTINGS)
+        export_hf_directory(model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS)
 
 
 def test_remote_code_imports_nothing_of_ours() -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mindvl_model import MindVLConfig
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 
 
@@ -64,7 +64,7 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
     model, published = make_model(config), published_model(config)
     copy_weights(model.language, published)
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
-    row = pack(segments, padding=3)
+    row = pack_segments(segments, padding=3)
 
     logits = model.logits(**row)
     expected = [published(segment.input_ids[None]).logits[0] for segment in segments]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a pipeline's chunks, the length of rows, and layouts that cannot be."""
+"""Layers of a pipeline's chunks, the length of packs, and layouts that cannot be."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         Layout(recompute="selective", recompute_layers=3)
 
 
-def test_a_row_is_padded_to_equal_slices() -> None:
+def test_a_pack_is_padded_to_equal_slices() -> None:
     assert Layout().padded_length(13) == 13
     assert Layout(cp_size=2).padded_length(13) == 14
     assert Layout(cp_size=2, tp_size=4).padded_length(13) == 16
@@ -57,7 +57,7 @@ def test_a_row_is_padded_to_equal_slices() -> None:
 
 
 def test_sizes_that_cannot_split_the_model_are_refused_by_name() -> None:
-    config = smallest_config()  # 4 query heads in 2 groups, 2 heads in the tower
+    config = smallest_config()  # 4 query heads in 2 groups, 2 heads in the vision encoder
     check_layout(config, Layout(tp_size=2, cp_size=2))
     with pytest.raises(ModelError, match=r"tp_size=1 times cp_size=3 cannot split language.num_heads=4"):
         check_layout(config, Layout(cp_size=3))

@@ -11,10 +11,10 @@ from mindvl_ops import Segments
 
 
 def test_a_layer_takes_its_own_segments_or_those_of_the_row() -> None:
-    from mindvl_model.megatron.packing import PackedRow
+    from mindvl_model.megatron.packing import PackedSequence
 
     windows, full = Segments([4, 4]), Segments([8])
-    row = PackedRow(segments=windows, segments_by_layer={2: full})
+    row = PackedSequence(segments=windows, segments_by_layer={2: full})
     assert row.of_layer(1) is windows
     assert row.of_layer(2) is full
     assert row.qkv_format == "sbhd"
@@ -32,7 +32,7 @@ def test_groups_of_one_process_are_used_again_and_left_alone() -> None:
 
 def test_a_block_sees_segments_and_angles_of_its_row() -> None:
     """A windowed layer lets nothing through a boundary; the full one after it does."""
-    from mindvl_model.megatron.blocks import Layout, PackedRow, build_vision_block, transformer_config
+    from mindvl_model.megatron.blocks import Layout, PackedSequence, build_vision_block, transformer_config
     from mindvl_model.testing.tiny import randomize
 
     config = transformer_config(
@@ -45,13 +45,13 @@ def test_a_block_sees_segments_and_angles_of_its_row() -> None:
     changed[5:] += 1.0
     cos, sin = torch.ones(8, 8), torch.zeros(8, 8)
     for by_layer, leaks in (({}, False), ({2: Segments([8])}, True)):
-        row = PackedRow(segments=Segments([4, 4]), segments_by_layer=by_layer, cos=cos, sin=sin)
+        row = PackedSequence(segments=Segments([4, 4]), segments_by_layer=by_layer, cos=cos, sin=sin)
         before, after = block(hidden, None, packed_seq_params=row), block(changed, None, packed_seq_params=row)
         assert torch.equal(before[:4], after[:4]) != leaks
 
 
 def test_parts_that_every_rank_holds_whole_are_summed_and_counted_once() -> None:
-    """Where images are spread: tensor-parallel ranks encode other pictures with the same weights."""
+    """Where images are spread: tensor-parallel ranks encode other images with the same weights."""
     from mindvl_model.layout import Layout
     from mindvl_model.model import MindVLModel
 

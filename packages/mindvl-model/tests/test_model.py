@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mindvl_model import ModelError
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_ops import use_backend
 
@@ -24,15 +24,15 @@ def three_segments() -> list[Any]:
     ]
 
 
-def test_a_packed_row_gives_the_loss_and_gradients_of_its_segments_alone(make_model: Callable[..., Any]) -> None:
+def test_a_packed_pack_gives_the_loss_and_gradients_of_its_segments_alone(make_model: Callable[..., Any]) -> None:
     model, segments = make_model(CONFIG), three_segments()
-    packed = model(**pack(segments, padding=5))
+    packed = model(**pack_segments(segments, padding=5))
     packed.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     losses = []
     for segment in segments:
-        loss = model(**pack([segment]))
+        loss = model(**pack_segments([segment]))
         loss.backward()
         losses.append(loss.detach())
     torch.testing.assert_close(packed.detach(), torch.stack(losses).sum(), rtol=1e-6, atol=0)
@@ -42,13 +42,13 @@ def test_a_packed_row_gives_the_loss_and_gradients_of_its_segments_alone(make_mo
         assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * scale, name
 
 
-def test_each_segment_of_a_row_has_a_loss_of_its_own_until_it_is_taken(make_model: Callable[..., Any]) -> None:
+def test_each_segment_of_a_pack_has_a_loss_of_its_own_until_it_is_taken(make_model: Callable[..., Any]) -> None:
     model, segments = make_model(CONFIG), three_segments()
     with torch.no_grad():
-        alone = [model(**pack([segment])) for segment in segments]
-    rows = [pack(segments, padding=5), pack(segments[1:])]
-    for row in rows:
-        model(**row)
+        alone = [model(**pack_segments([segment])) for segment in segments]
+    packs = [pack_segments(segments, padding=5), pack_segments(segments[1:])]
+    for pack in packs:
+        model(**pack)
     first, second = model.take_segment_losses()
     assert model.take_segment_losses() == []
     learned = [int((segment.labels != -100).sum()) for segment in segments]
@@ -59,12 +59,12 @@ def test_each_segment_of_a_row_has_a_loss_of_its_own_until_it_is_taken(make_mode
 
 
 def test_the_loss_counts_learned_tokens_only(make_model: Callable[..., Any]) -> None:
-    model, row = make_model(CONFIG), pack(three_segments(), padding=4)
-    logits = model.logits(**row).double()
-    learned = row["labels"] != -100
-    chosen = logits[learned].gather(1, row["labels"][learned, None]).squeeze(1)
+    model, pack = make_model(CONFIG), pack_segments(three_segments(), padding=4)
+    logits = model.logits(**pack).double()
+    learned = pack["labels"] != -100
+    chosen = logits[learned].gather(1, pack["labels"][learned, None]).squeeze(1)
     by_hand = (logits[learned].exp().sum(1).log() - chosen).sum()
-    torch.testing.assert_close(model(**row).double(), by_hand, rtol=1e-6, atol=0)
+    torch.testing.assert_close(model(**pack).double(), by_hand, rtol=1e-6, atol=0)
 
 
 @torch.no_grad()
@@ -74,54 +74,54 @@ def test_a_poisoned_neighbour_changes_nothing(make_model: Callable[..., Any]) ->
     text.input_ids[:] = 63  # a token that no other segment holds
     for other in (before, after):
         other.input_ids[other.input_ids == 63] = 62
-    healthy = model.logits(**pack([before, text, after]))
+    healthy = model.logits(**pack_segments([before, text, after]))
     model.language.embedding.word_embeddings.weight[63] = float("nan")
-    poisoned = model.logits(**pack([before, text, after]))
+    poisoned = model.logits(**pack_segments([before, text, after]))
     assert poisoned[start : start + 9].isnan().all()
     assert torch.equal(poisoned[:start], healthy[:start])
     assert torch.equal(poisoned[start + 9 :], healthy[start + 9 :])
 
 
 @torch.no_grad()
-def test_another_picture_beside_it_changes_nothing(make_model: Callable[..., Any]) -> None:
+def test_another_image_beside_it_changes_nothing(make_model: Callable[..., Any]) -> None:
     model, (first, _, last) = make_model(CONFIG), three_segments()
-    before = model.logits(**pack([first, last]))
+    before = model.logits(**pack_segments([first, last]))
     last.pixel_values.copy_(255 - last.pixel_values)
-    after = model.logits(**pack([first, last]))
+    after = model.logits(**pack_segments([first, last]))
     start = len(first.input_ids)
     assert torch.equal(before[:start], after[:start])
     assert not torch.allclose(before[start:], after[start:])
 
 
-def test_a_text_only_row_gives_every_vision_parameter_a_zero_gradient(make_model: Callable[..., Any]) -> None:
+def test_a_text_only_pack_gives_every_vision_parameter_a_zero_gradient(make_model: Callable[..., Any]) -> None:
     model = make_model(CONFIG)
-    model(**pack([random_segment(CONFIG, num_text=9)])).backward()
+    model(**pack_segments([random_segment(CONFIG, num_text=9)])).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.any()) == name.startswith("language"), name
 
 
-def test_a_row_without_learned_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
-    model, row = make_model(CONFIG), pack(three_segments())
-    row["labels"][:] = -100
-    loss = model(**row)
+def test_a_pack_without_learned_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
+    model, pack = make_model(CONFIG), pack_segments(three_segments())
+    pack["labels"][:] = -100
+    loss = model(**pack)
     loss.backward()
     assert loss.item() == 0
     assert not any(parameter.grad.any() for parameter in model.parameters())
 
 
 def test_placeholders_without_their_visual_tokens_are_refused(make_model: Callable[..., Any]) -> None:
-    row = pack([random_segment(CONFIG, [(1, 4, 6)])])  # 6 visual tokens
-    row["input_ids"][row["input_ids"] == CONFIG.tokens.image] = 9
+    pack = pack_segments([random_segment(CONFIG, [(1, 4, 6)])])  # 6 visual tokens
+    pack["input_ids"][pack["input_ids"] == CONFIG.tokens.image] = 9
     with pytest.raises(ModelError, match="0 image placeholders, but the images give 6 visual tokens"):
-        make_model(CONFIG)(**row)
+        make_model(CONFIG)(**pack)
 
 
 def test_a_video_needs_a_placeholder_of_its_own(make_model: Callable[..., Any]) -> None:
-    row = pack([random_segment(CONFIG, videos=[(2, 4, 6)])])
+    pack = pack_segments([random_segment(CONFIG, videos=[(2, 4, 6)])])
     images_only = replace(CONFIG, tokens=replace(CONFIG.tokens, video=None))
     with pytest.raises(ModelError, match="a video, but the model has no tokens"):
-        make_model(images_only)(**row)
+        make_model(images_only)(**pack)
 
 
 def test_visual_tokens_of_several_images_come_in_input_order(make_model: Callable[..., Any]) -> None:
@@ -135,9 +135,9 @@ def test_visual_tokens_of_several_images_come_in_input_order(make_model: Callabl
 
 
 def test_bfloat16_stays_near_float32(make_model: Callable[..., Any]) -> None:
-    row = pack(three_segments())
-    exact = make_model(CONFIG)(**row)
-    rounded = make_model(CONFIG, dtype=torch.bfloat16)(**row)
+    pack = pack_segments(three_segments())
+    exact = make_model(CONFIG)(**pack)
+    rounded = make_model(CONFIG, dtype=torch.bfloat16)(**pack)
     assert rounded.dtype == torch.float32
     assert abs(rounded - exact) <= 0.02 * exact
 
@@ -145,16 +145,16 @@ def test_bfloat16_stays_near_float32(make_model: Callable[..., Any]) -> None:
 def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_device(
     make_model: Callable[..., Any], fake_npu: Any
 ) -> None:
-    row = pack(three_segments(), padding=5)
+    pack = pack_segments(three_segments(), padding=5)
     syncs = []
     for num_layers in (2, 4):
         model = make_model(replace(CONFIG, language=replace(CONFIG.language, num_layers=num_layers)))
-        expected = model(**row)
+        expected = model(**pack)
         gradients = torch.autograd.grad(expected, list(model.parameters()))
         fake_npu.syncs.clear()
         fake_npu.calls.clear()
         with use_backend("npu"):
-            actual = model(**row)
+            actual = model(**pack)
             actual.backward()
         syncs.append(list(fake_npu.syncs))
         causal = [call for call in fake_npu.calls if call.arguments.get("sparse_mode") == 2]
@@ -162,12 +162,12 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
         for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
             assert (parameter.grad - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
-    assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per row
+    assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per pack
     assert syncs[0].count("tolist") == 4  # bounds twice, for attention and for losses by segment
 
 
-def test_losses_by_segment_of_slices_add_up_to_those_of_the_row() -> None:
-    """Three slices of a row of 7 that was padded to 9; a segment may lie across slices."""
+def test_losses_by_segment_of_slices_add_up_to_those_of_the_pack() -> None:
+    """Three slices of a pack of 7 that was padded to 9; a segment may lie across slices."""
     from mindvl_model.model import losses_by_segment
 
     losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 0.0, 0.0])
@@ -192,7 +192,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack_tensor, lambda tensor: tensor):
-            model(**pack(three_segments()))
+            model(**pack_segments(three_segments()))
         return sum(sizes)
 
     everything, full = bytes_kept(), bytes_kept(recompute="full")

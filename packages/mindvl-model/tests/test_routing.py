@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mindvl_model import ModelError
-from mindvl_model.routing import RoutingAnalysis, RoutingScore, analysis_of, run_rows
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.routing import RoutingAnalysis, RoutingScore, analysis_of, run_packs
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
 TEXT = np.zeros(64, dtype=bool)
@@ -27,14 +27,14 @@ def random_choices(seed: int, *, tokens: int, layers: int, experts: int, each: i
 def wants(choices: dict[int, np.ndarray], length: int, experts: int) -> np.ndarray:
     """How often each window wants each expert of each layer, counted one by one: [windows, layers * experts]."""
     tokens = len(choices[0])
-    rows = []
+    packs = []
     for start in range(tokens - length + 1):
-        row = [0] * (len(choices) * experts)
+        pack = [0] * (len(choices) * experts)
         for place, layer in enumerate(sorted(choices)):
             for expert in choices[layer][start : start + length].ravel():
-                row[place * experts + expert] += 1
-        rows.append(row)
-    return np.array(rows)
+                pack[place * experts + expert] += 1
+        packs.append(pack)
+    return np.array(packs)
 
 
 def best_f1_of_all_choices(counts: np.ndarray, length: int) -> float:
@@ -47,7 +47,7 @@ def best_f1_of_all_choices(counts: np.ndarray, length: int) -> float:
 
 def best_hit_rate_of_all_caches(counts: np.ndarray, size: int) -> float:
     """Each window tries every cache of that many experts."""
-    served = sum(max(sum(row[list(kept)]) for kept in combinations(range(len(row)), size)) for row in counts)
+    served = sum(max(sum(pack[list(kept)]) for kept in combinations(range(len(pack)), size)) for pack in counts)
     return float(served / counts.sum())
 
 
@@ -122,23 +122,23 @@ def test_windows_stay_inside_samples_and_are_told_apart_by_source_and_modality()
     )
 
 
-def test_rows_are_folded_in_pieces_and_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [random_choices(seed, tokens=40, layers=2, experts=6, each=2) for seed in range(6)]
+def test_packs_are_folded_in_pieces_and_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs = [random_choices(seed, tokens=40, layers=2, experts=6, each=2) for seed in range(6)]
 
     def analysed() -> RoutingAnalysis:
         analysis = RoutingAnalysis(num_experts=6, experts_per_token=2, layers=(0, 1), segment_lengths=(4, 8))
-        for row in rows:
-            analysis.add_row(row, [("a", 25), ("b", 15)], TEXT[:40])
+        for pack in packs:
+            analysis.add_row(pack, [("a", 25), ("b", 15)], TEXT[:40])
         return analysis
 
     whole = analysed()
     monkeypatch.setattr("mindvl_model.routing._CHUNK", 50)  # four windows at a time
     assert analysed().scores() == whole.scores()
-    all_wants = [wants({k: v[a:b] for k, v in row.items()}, 4, 6) for row in rows for a, b in ((0, 25), (25, 40))]
+    all_wants = [wants({k: v[a:b] for k, v in pack.items()}, 4, 6) for pack in packs for a, b in ((0, 25), (25, 40))]
     served = np.sort(np.concatenate(all_wants), axis=1)[:, -4:].sum() / np.concatenate(all_wants).sum()
     assert only(whole.scores((1.0,)), source="all", modality="all", segment_length=4).hit_rates == (served,)
     held = sum(tally.histogram.nbytes + tally.by_rank.nbytes for tally in whole._tallies.values())
-    whole.add_row(rows[0], [("a", 40)], TEXT[:40])
+    whole.add_row(packs[0], [("a", 40)], TEXT[:40])
     assert sum(tally.histogram.nbytes + tally.by_rank.nbytes for tally in whole._tallies.values()) == held
 
 
@@ -149,7 +149,7 @@ class Part:
 
 
 @dataclass
-class Row:
+class Pack:
     inputs: dict[str, Any]
     segments: list[Part]
 
@@ -158,17 +158,17 @@ class Row:
 
 
 @pytest.mark.parametrize("build", [smallest_qwen3_moe, smallest_deepseek_v3])
-def test_a_model_with_experts_is_analysed_over_packed_rows(
+def test_a_model_with_experts_is_analysed_over_packed_packs(
     build: Callable[..., Any], make_model: Callable[..., Any]
 ) -> None:
     config = build()
-    rows = []
+    packs = []
     for seed in range(3):
         parts = [random_segment(config, [(1, 8, 8)], seed=seed), random_segment(config, num_text=12, seed=seed + 10)]
         own = [Part("photos", len(parts[0].input_ids)), Part("texts", len(parts[1].input_ids))]
-        rows.append(Row(pack(parts, padding=4), own))
+        packs.append(Pack(pack_segments(parts, padding=4), own))
     analysis = analysis_of(config, (4, 8))
-    assert list(run_rows(make_model(config), rows, analysis, config.tokens)) == [1, 2, 3]
+    assert list(run_packs(make_model(config), packs, analysis, config.tokens)) == [1, 2, 3]
     assert analysis.layers == ((0, 1) if config.language.kind == "qwen3_moe" else (1, 2))
     scores = analysis.scores((1.0, 4.0))
     assert {score.modality for score in scores if score.source == "photos"} == {"all", "visual", "text", "mixed"}
@@ -177,7 +177,7 @@ def test_a_model_with_experts_is_analysed_over_packed_rows(
         assert 0 < score.hit_rates[0] <= score.hit_rates[1] == 1.0  # four times two are all eight experts
         assert 0 < score.srp <= 1
         assert [layer.layer for layer in score.layers] == list(analysis.layers)
-    assert analysis.num_tokens == sum(part.length for row in rows for part in row.segments)
+    assert analysis.num_tokens == sum(part.length for pack in packs for part in pack.segments)
 
 
 def test_what_cannot_be_analysed_is_refused() -> None:

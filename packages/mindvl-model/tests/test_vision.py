@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions, windows and tower against transformers' own Qwen2.5-VL."""
+"""Positions, windows and vision encoder against transformers' own Qwen2.5-VL."""
 
 import itertools
 import random
@@ -16,9 +16,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from mindvl_model import ModelError, VisionConfig
-from mindvl_model.testing.rows import normalized_pixels
+from mindvl_model.testing.packs import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config
-from mindvl_model.vision.positions import plan_vision, rotary_angles
+from mindvl_model.vision.positions import rotary_angles, vision_layout
 
 GRIDS = [(1, 6, 10), (1, 2, 2), (2, 4, 8), (1, 14, 4)]
 
@@ -43,13 +43,13 @@ def published_config(config: VisionConfig, output_size: int) -> Qwen2_5_VLVision
     )
 
 
-def copy_weights(config: VisionConfig, tower: Any, published: Any) -> None:
+def copy_weights(config: VisionConfig, vision_encoder: Any, published: Any) -> None:
     """Ours into theirs, written out by hand: the conversion under test elsewhere is not used here."""
     heads, size = config.num_heads, config.head_dim
     kernel = (config.hidden_size, 3, 2, config.patch_size, config.patch_size)
     with torch.no_grad():
-        published.patch_embed.proj.weight.copy_(tower.patch_embed.weight.reshape(kernel))
-        for ours, theirs in zip(tower.blocks.layers, published.blocks, strict=True):
+        published.patch_embed.proj.weight.copy_(vision_encoder.patch_embed.weight.reshape(kernel))
+        for ours, theirs in zip(vision_encoder.blocks.layers, published.blocks, strict=True):
             theirs.norm1.weight.copy_(ours.input_layernorm.weight)
             theirs.norm2.weight.copy_(ours.pre_mlp_layernorm.weight)
             for kind in ("weight", "bias"):
@@ -66,13 +66,13 @@ def copy_weights(config: VisionConfig, tower: Any, published: Any) -> None:
 
 def build_pair(config: VisionConfig) -> tuple[Any, Any]:
     from mindvl_model.megatron.blocks import Layout
-    from mindvl_model.vision.tower import VisionTower
+    from mindvl_model.vision.encoder import VisionEncoder
 
-    tower = VisionTower(config, Layout())
-    randomize(tower, seed=1)
+    vision_encoder = VisionEncoder(config, Layout())
+    randomize(vision_encoder, seed=1)
     published = Qwen2_5_VisionTransformerPretrainedModel._from_config(published_config(config, output_size=24))
-    copy_weights(config, tower, published)
-    return tower, published
+    copy_weights(config, vision_encoder, published)
+    return vision_encoder, published
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, bound: float = 1e-5) -> None:
@@ -85,7 +85,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, bound: float = 1e-
 def test_order_windows_and_frames_are_those_of_transformers(seed: int, window_size: int) -> None:
     config = replace(smallest_config().vision, window_size=window_size)
     grids = random_grids(seed)
-    plan = plan_vision(grids, config)
+    plan = vision_layout(grids, config)
     published = torch.tensor(grids)
     order, cu_window_seqlens = get_vision_window_index(published, 2, window_size, 14)
     assert plan.order is not None
@@ -100,7 +100,7 @@ def test_order_windows_and_frames_are_those_of_transformers(seed: int, window_si
 
 def test_without_windowed_layers_patches_keep_their_order() -> None:
     config = replace(smallest_config().vision, full_attention_layers=(0, 1))
-    plan = plan_vision([(1, 4, 6), (1, 8, 2)], config)
+    plan = vision_layout([(1, 4, 6), (1, 8, 2)], config)
     assert plan.order is None
     assert plan.restore is None
     assert torch.equal(plan.positions, get_vision_position_ids(torch.tensor([(1, 4, 6), (1, 8, 2)]), 2))
@@ -116,13 +116,13 @@ def test_rotary_angles_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("full_attention_layers", [(1,), (0, 1), ()], ids=["windowed and full", "full", "windowed"])
-def test_the_tower_gives_what_transformers_gives(full_attention_layers: tuple[int, ...]) -> None:
+def test_the_vision_encoder_gives_what_transformers_gives(full_attention_layers: tuple[int, ...]) -> None:
     config = replace(smallest_config().vision, full_attention_layers=full_attention_layers)
-    tower, published = build_pair(config)
+    vision_encoder, published = build_pair(config)
     generator = torch.Generator().manual_seed(2)
     pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
-    plan = plan_vision(GRIDS, config)
-    actual = tower(pixels, plan)
+    plan = vision_layout(GRIDS, config)
+    actual = vision_encoder(pixels, plan)
     expected = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
     order, _ = get_vision_window_index(torch.tensor(GRIDS), 2, config.window_size, 14)
     if plan.order is None:  # theirs puts windows together even when no layer has any
@@ -130,9 +130,9 @@ def test_the_tower_gives_what_transformers_gives(full_attention_layers: tuple[in
     assert_near(actual, expected)
 
 
-def test_videos_beside_pictures_give_what_transformers_gives() -> None:
+def test_videos_beside_images_give_what_transformers_gives() -> None:
     config = smallest_config().vision
-    tower, published = build_pair(config)
+    vision_encoder, published = build_pair(config)
     generator = torch.Generator().manual_seed(4)
     videos = [(3, 4, 6), (2, 2, 10)]
     counts = [sum(t * h * w for t, h, w in grids) for grids in (GRIDS, videos)]
@@ -140,28 +140,28 @@ def test_videos_beside_pictures_give_what_transformers_gives() -> None:
         torch.randint(0, 256, (count, size), generator=generator, dtype=torch.uint8)
         for count, size in zip(counts, (588, 1176), strict=True)
     )
-    actual = tower(pixels, plan_vision(GRIDS + videos, config), frames)
+    actual = vision_encoder(pixels, vision_layout(GRIDS + videos, config), frames)
     patches = torch.cat([normalized_pixels(pixels, config), normalized_pixels(frames, config)])
     expected = published(patches, grid_thw=torch.tensor(GRIDS + videos)).last_hidden_state
     assert_near(actual, expected)
     with pytest.raises(ModelError, match="pixel_values_videos: patches of 588 values"):
-        tower.patch_embed(pixels, pixels)
+        vision_encoder.patch_embed(pixels, pixels)
 
 
-def test_gradients_of_the_tower_are_those_of_transformers() -> None:
+def test_gradients_of_the_vision_encoder_are_those_of_transformers() -> None:
     config = smallest_config().vision
-    tower, published = build_pair(config)
+    vision_encoder, published = build_pair(config)
     generator = torch.Generator().manual_seed(3)
     pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
     wanted = torch.randn(len(pixels), 16, generator=generator)
-    (tower(pixels, plan_vision(GRIDS, config)) * wanted).sum().backward()
+    (vision_encoder(pixels, vision_layout(GRIDS, config)) * wanted).sum().backward()
     theirs = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
     (theirs * wanted).sum().backward()
-    # The same hand-written copy, of gradients: a tower and a published one that hold them as weights.
+    # The same hand-written copy, of gradients: a vision encoder and a published one that hold them as weights.
     gradients, expected = build_pair(config)
     with torch.no_grad():
         for name, parameter in gradients.named_parameters():
-            parameter.copy_(tower.get_parameter(name).grad)
+            parameter.copy_(vision_encoder.get_parameter(name).grad)
     copy_weights(config, gradients, expected)
     for name, parameter in published.named_parameters():
         if not name.startswith("merger"):
@@ -169,9 +169,9 @@ def test_gradients_of_the_tower_are_those_of_transformers() -> None:
 
 
 def test_patches_of_another_size_are_refused() -> None:
-    tower, _ = build_pair(smallest_config().vision)
+    vision_encoder, _ = build_pair(smallest_config().vision)
     with pytest.raises(ModelError, match=r"patches of 768 values, but this model takes 3 x 14 x 14"):
-        tower.patch_embed(torch.zeros(4, 768, dtype=torch.uint8))
+        vision_encoder.patch_embed(torch.zeros(4, 768, dtype=torch.uint8))
 
 
 def test_pixels_are_normalised_in_float32_also_where_weights_become_16_bits() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to a folder and back, folders of others, and every way a folder can be damaged."""
+"""Weights to a directory and back, directories of others, and every way a directory can be damaged."""
 
 import json
 from collections.abc import Callable
@@ -15,26 +15,26 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Q
 
 from mindvl_model import WeightError
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import canonical_name, weight_rules
 
 CONFIG = smallest_config()
 
 
-def write_folder(model: Any, folder: Path, shard_bytes: int = 1 << 30) -> Path:
+def write_directory(model: Any, directory: Path, shard_bytes: int = 1 << 30) -> Path:
     """Weights and config.json alone: what loading reads."""
-    folder.mkdir()
+    directory.mkdir()
     parameters = dict(model.named_parameters())
     tensors = [
         pair
         for rule in weight_rules(model.mindvl)
         for pair in zip(rule.hf_names, rule.split(parameters[rule.param_name].detach()), strict=True)
     ]
-    write_weights(folder, tensors, shard_bytes)
-    (folder / "config.json").write_text(json.dumps(hf_config(model.mindvl, torch.float32)))
-    return folder
+    write_weights(directory, tensors, shard_bytes)
+    (directory / "config.json").write_text(json.dumps(hf_config(model.mindvl, torch.float32)))
+    return directory
 
 
 def assert_same(model: Any, other: Any, parts: tuple[str, ...] = ("vision", "projector", "language")) -> None:
@@ -55,15 +55,15 @@ def test_rules_cover_exactly_the_parameters_of_the_model(make_model: Callable[..
 
 def test_a_round_trip_through_shards_is_exact(make_model: Callable[..., Any], tmp_path: Path) -> None:
     model, other = make_model(CONFIG), make_model(CONFIG, seed=1)
-    folder = write_folder(model, tmp_path / "weights", shard_bytes=20_000)
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    directory = write_directory(model, tmp_path / "weights", shard_bytes=20_000)
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in directory.glob("*.safetensors"))
     assert len(files) > 2
     assert sorted(set(index["weight_map"].values())) == files
     for name, file in index["weight_map"].items():
-        with safe_open(folder / file, framework="pt") as tensors:
+        with safe_open(directory / file, framework="pt") as tensors:
             assert name in tensors.keys()  # noqa: SIM118 - not a dict
-    report = load_hf_folder(other, CONFIG, folder)
+    report = load_hf_directory(other, CONFIG, directory)
     assert_same(model, other)
     assert report.left_out == report.spare == ()
     assert sorted(report.loaded) == sorted(name for name, _ in model.named_parameters())
@@ -71,14 +71,16 @@ def test_a_round_trip_through_shards_is_exact(make_model: Callable[..., Any], tm
 
 def test_chosen_parts_are_loaded_and_the_rest_is_reported(make_model: Callable[..., Any], tmp_path: Path) -> None:
     model, other = make_model(CONFIG), make_model(CONFIG, seed=1)
-    report = load_hf_folder(other, CONFIG, write_folder(model, tmp_path / "weights"), ["projector"])
+    report = load_hf_directory(other, CONFIG, write_directory(model, tmp_path / "weights"), ["projector"])
     assert_same(model, other, ("projector",))
     assert len(report.loaded) == 5
     assert "lm_head.weight" in report.left_out
 
 
 @pytest.mark.parametrize("prefix", ["visual.", "model.visual."], ids=["published", "saved by transformers 5"])
-def test_the_tower_comes_from_a_qwen2_5_vl_folder(make_model: Callable[..., Any], tmp_path: Path, prefix: str) -> None:
+def test_the_vision_encoder_comes_from_a_qwen2_5_vl_directory(
+    make_model: Callable[..., Any], tmp_path: Path, prefix: str
+) -> None:
     vision, language = hf_config(CONFIG, torch.float32)["vision_config"], CONFIG.language
     published = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
@@ -102,7 +104,7 @@ def test_the_tower_comes_from_a_qwen2_5_vl_folder(make_model: Callable[..., Any]
     assert any(name.startswith(prefix) for name in saved)
     save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model = make_model(CONFIG)
-    report = load_hf_folder(model, CONFIG, tmp_path, ["vision"])
+    report = load_hf_directory(model, CONFIG, tmp_path, ["vision"])
     assert_same(model, make_model(CONFIG), ("projector", "language"))
     assert all(name.startswith("vision.") for name in report.loaded)
     state, layer = published.model.visual.state_dict(), model.vision.blocks.layers[1]
@@ -112,13 +114,13 @@ def test_the_tower_comes_from_a_qwen2_5_vl_folder(make_model: Callable[..., Any]
     assert torch.equal(layer.mlp.linear_fc1.bias[24:], state["blocks.1.mlp.up_proj.bias"])
 
 
-def test_the_language_model_comes_from_a_qwen3_folder(make_model: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_language_model_comes_from_a_qwen3_directory(make_model: Callable[..., Any], tmp_path: Path) -> None:
     from transformers import Qwen3Config
 
     published = Qwen3ForCausalLM(Qwen3Config(**hf_config(CONFIG, torch.float32)["text_config"]))
     published.save_pretrained(tmp_path)
     model = make_model(CONFIG)
-    report = load_hf_folder(model, CONFIG, tmp_path, ["language"])
+    report = load_hf_directory(model, CONFIG, tmp_path, ["language"])
     assert report.left_out == report.spare == ()
     assert_same(model, make_model(CONFIG), ("vision", "projector"))
     input_ids = torch.arange(7, 21)
@@ -139,57 +141,57 @@ def test_names_of_other_families_become_ours() -> None:
     assert canonical_name("model.visual.merger.ln_q.weight", "mindvl") == "model.visual.merger.ln_q.weight"
 
 
-def drop_tensor(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+def drop_tensor(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
     del tensors["model.visual.blocks.1.norm1.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors")
 
 
-def cut_file(folder: Path) -> None:
-    file = folder / "model.safetensors"
+def cut_file(directory: Path) -> None:
+    file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
 
 
-def cut_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\x10\x00")
+def cut_header(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"\x10\x00")
 
 
-def change_shape(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+def change_shape(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
     tensors["lm_head.weight"] = torch.zeros(63, 24)
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors")
 
 
-def change_attention(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+def change_attention(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
     tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.zeros(60, 16)
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors")
 
 
-def change_heads(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+def change_heads(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
     tensors["model.language_model.layers.0.self_attn.q_proj.weight"] = torch.zeros(30, 24)
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors")
 
 
-def point_nowhere(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "gone.safetensors"}}')
+def point_nowhere(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "gone.safetensors"}}')
 
 
-def damage_index(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text("{}")
+def damage_index(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text("{}")
 
 
-def remove_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
+def remove_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
 
 
-def remove_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def remove_config(directory: Path) -> None:
+    (directory / "config.json").unlink()
 
 
-def damage_config(folder: Path) -> None:
-    (folder / "config.json").write_bytes(b"{\xff\xfe")
+def damage_config(directory: Path) -> None:
+    (directory / "config.json").write_bytes(b"{\xff\xfe")
 
 
 @pytest.mark.parametrize(
@@ -214,58 +216,58 @@ def damage_config(folder: Path) -> None:
         (damage_config, "config.json: not valid JSON"),
     ],
 )
-def test_a_damaged_folder_is_one_error_that_names_the_place(
+def test_a_damaged_directory_is_one_error_that_names_the_place(
     make_model: Callable[..., Any], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     model = make_model(CONFIG)
-    folder = write_folder(model, tmp_path / "weights")
-    damage(folder)
+    directory = write_directory(model, tmp_path / "weights")
+    damage(directory)
     with pytest.raises(WeightError, match=message) as caught:
-        load_hf_folder(model, CONFIG, folder)
-    assert str(folder) in str(caught.value)
+        load_hf_directory(model, CONFIG, directory)
+    assert str(directory) in str(caught.value)
 
 
-def test_a_folder_of_another_size_is_refused(make_model: Callable[..., Any], tmp_path: Path) -> None:
-    folder = write_folder(make_model(CONFIG), tmp_path / "weights")
+def test_a_directory_of_another_size_is_refused(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    directory = write_directory(make_model(CONFIG), tmp_path / "weights")
     wider = replace(CONFIG, language=replace(CONFIG.language, ffn_hidden_size=48))
     with pytest.raises(WeightError, match=r"linear_fc1.weight of shape \[80, 24\], but the model has \[96, 24\]"):
-        load_hf_folder(make_model(wider), wider, folder)
+        load_hf_directory(make_model(wider), wider, directory)
 
 
 def test_reading_a_tensor_that_is_not_there_names_it(make_model: Callable[..., Any], tmp_path: Path) -> None:
-    folder = WeightFolder(write_folder(make_model(CONFIG), tmp_path / "weights"))
+    directory = WeightDirectory(write_directory(make_model(CONFIG), tmp_path / "weights"))
     with pytest.raises(WeightError, match=r"tensor 'model\.gone' is missing"):
-        folder.read("model.gone")
+        directory.read("model.gone")
 
 
-def cut_a_shard(folder: Path) -> None:
-    file = folder / "model-00002-of-00007.safetensors"
+def cut_a_shard(directory: Path) -> None:
+    file = directory / "model-00002-of-00007.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def remove_a_shard(folder: Path) -> None:
-    (folder / "model-00002-of-00007.safetensors").unlink()
+def remove_a_shard(directory: Path) -> None:
+    (directory / "model-00002-of-00007.safetensors").unlink()
 
 
-def move_in_the_index(folder: Path) -> None:
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
+def move_in_the_index(directory: Path) -> None:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
     index["weight_map"]["lm_head.weight"] = "model-00001-of-00007.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def add_to_the_index(folder: Path) -> None:
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
+def add_to_the_index(directory: Path) -> None:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
     index["weight_map"]["model.gone"] = "model-00001-of-00007.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def repeat_a_tensor(folder: Path) -> None:
-    file = folder / "model-00001-of-00007.safetensors"
+def repeat_a_tensor(directory: Path) -> None:
+    file = directory / "model-00001-of-00007.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.zeros(64, 24)}, file)
 
 
-def make_the_config_a_list(folder: Path) -> None:
-    (folder / "config.json").write_text("[]")
+def make_the_config_a_list(directory: Path) -> None:
+    (directory / "config.json").write_text("[]")
 
 
 @pytest.mark.parametrize(
@@ -279,12 +281,12 @@ def make_the_config_a_list(folder: Path) -> None:
         (make_the_config_a_list, "config.json: not a JSON object"),
     ],
 )
-def test_a_damaged_folder_of_shards_is_refused_before_anything_is_read(
+def test_a_damaged_directory_of_shards_is_refused_before_anything_is_read(
     make_model: Callable[..., Any], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    folder = write_folder(make_model(CONFIG), tmp_path / "weights", shard_bytes=20_000)
-    assert len(list(folder.glob("*.safetensors"))) == 7
-    damage(folder)
+    directory = write_directory(make_model(CONFIG), tmp_path / "weights", shard_bytes=20_000)
+    assert len(list(directory.glob("*.safetensors"))) == 7
+    damage(directory)
     with pytest.raises(WeightError, match=message) as caught:
-        WeightFolder(folder)
-    assert str(folder) in str(caught.value)
+        WeightDirectory(directory)
+    assert str(directory) in str(caught.value)

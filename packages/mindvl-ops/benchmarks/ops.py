@@ -38,7 +38,7 @@ def main() -> None:
         *loss(arguments.quick),
         *imports(arguments.quick),
     ]
-    print_report(figures, as_json=arguments.json, folder=HERE)
+    print_report(figures, as_json=arguments.json, directory=HERE)
 
 
 def attention(quick: bool) -> list[Figure]:

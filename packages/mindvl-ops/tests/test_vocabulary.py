@@ -36,9 +36,9 @@ def _results(loss_of, hidden, weight, grad):
     return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight), grad)]
 
 
-def _rank(rank: int, folder: Path) -> None:
+def _rank(rank: int, directory: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{directory / 'meet'}", rank=rank, world_size=2)
     hidden, weight, labels, grad = _inputs()
     shard = VocabularyShard.of_group(VOCABULARY // 2)
     mine = weight[shard.start : shard.start + VOCABULARY // 2]
@@ -48,17 +48,17 @@ def _rank(rank: int, folder: Path) -> None:
             fused = _results(lambda h, w: linear_cross_entropy(h, w, labels, shard=shard), hidden, mine, grad)
             plain = _results(lambda h, w: cross_entropy(h @ w.T, labels, shard=shard), hidden, mine, grad)
         found[backend] = {"fused": fused, "plain": plain}
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(found, directory / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each of two processes found: backend, way -> loss and gradients."""
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder)]) for rank in range(2)]
+    directory = tmp_path_factory.mktemp("ranks")
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(directory)]) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return [torch.load(directory / f"{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("way", ["fused", "plain"])

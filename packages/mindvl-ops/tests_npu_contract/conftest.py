@@ -26,7 +26,7 @@ Child = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
-    """Folder of the installed torch_npu."""
+    """Directory of the installed torch_npu."""
     try:
         found = importlib.metadata.distribution("torch-npu").locate_file("torch_npu")
     except importlib.metadata.PackageNotFoundError:
@@ -65,30 +65,30 @@ def _child(environment: dict[str, str]) -> Child:
     return run
 
 
-def _environment(wheel: Path, folder: Path, *, devices: int) -> dict[str, str]:
-    """Compile the stubs into `folder`; the environment in which a child finds them."""
+def _environment(wheel: Path, directory: Path, *, devices: int) -> dict[str, str]:
+    """Compile the stubs into `directory`; the environment in which a child finds them."""
     defined = set(re.findall(r"\b((?:acl|rt)\w*[A-Z]\w*)\(", (HERE / "runtime.c").read_text()))
     libraries = [*(wheel / "lib").glob("*.so"), *wheel.glob("_C*.so")]
     names = {name for library in libraries for name in _undefined(library) if OF_CANN.fullmatch(name)}
     names |= {name for library in libraries for name in _looked_up(library)}
     for library in libraries:
         names -= _defined(library)
-    (folder / "names.h").write_text("".join(f"EACH({name})\n" for name in sorted(names - defined)))
-    flags = [f"-DDEVICES={devices}", f'-DNAMES="{folder / "names.h"}"']
+    (directory / "names.h").write_text("".join(f"EACH({name})\n" for name in sorted(names - defined)))
+    flags = [f"-DDEVICES={devices}", f'-DNAMES="{directory / "names.h"}"']
     for soname in SONAMES:
-        _compile(HERE / "runtime.c", folder / f"{soname}.so", *flags, f"-Wl,-soname,{soname}.so")
+        _compile(HERE / "runtime.c", directory / f"{soname}.so", *flags, f"-Wl,-soname,{soname}.so")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASCEND", "LD_"))}
     environment = {
         **kept,
-        "LD_LIBRARY_PATH": str(folder),
+        "LD_LIBRARY_PATH": str(directory),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
     if _torch_has_cuda():
         (symbol,) = {name for library in libraries for name in _undefined(library) if "getMutableKeys" in name}
-        _compile(HERE / "allocator_keys.c", folder / "allocator_keys.so", f'-DKEYS="{symbol}"')
-        environment["LD_PRELOAD"] = str(folder / "allocator_keys.so")
+        _compile(HERE / "allocator_keys.c", directory / "allocator_keys.so", f'-DKEYS="{symbol}"')
+        environment["LD_PRELOAD"] = str(directory / "allocator_keys.so")
     return environment
 
 

@@ -22,7 +22,7 @@ def test_a_tiny_model_goes_forward_and_backward_on_the_npu_backend(environment_w
     assert seen["without_gradient"] == []
     assert seen["wrong_gradient"] == []
     calls = seen["calls"]
-    # Two vision layers and two language layers. The tower normalises twice a layer and once before the projector; the
+    # Two vision layers and two language layers. The vision encoder normalises twice a layer and once before the projector; the
     # language model normalises twice a layer, query and key once each, and once at the end.
     assert calls["npu_fusion_attention"] == calls["npu_fusion_attention_grad"] == 4
     assert calls["npu_swiglu"] == calls["npu_swiglu_backward"] == 4

@@ -49,7 +49,7 @@ def main() -> dict[str, Any]:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
-    from mindvl_model.testing.rows import pack, random_segment
+    from mindvl_model.testing.packs import pack, random_segment
     from mindvl_model.testing.tiny import smallest_config
 
     select_backends(OpsConfig(backend="npu"))

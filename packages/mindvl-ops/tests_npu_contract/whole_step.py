@@ -116,10 +116,10 @@ def run_step(recipe: str, device: torch.device, step: Step) -> None:
     from mindvl_ops import select_backends
     from mindvl_ops.npu import masks
     from mindvl_train.config import RunConfig
+    from mindvl_train.layout_search.measure import RandomBatch, job_of
     from mindvl_train.megatron.groups import make_groups
     from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
-    from mindvl_train.planner.measure import RandomBatch, job_of
     from mindvl_train.weights import build_models
 
     config = load_config(Path(recipe), RunConfig, [])

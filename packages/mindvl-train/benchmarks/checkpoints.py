@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long training stands still for a checkpoint, in the foreground and in the background.
 
-    python packages/mindvl-train/benchmarks/checkpoints.py [--parameters 8] [--folder DIR]
+    python packages/mindvl-train/benchmarks/checkpoints.py [--parameters 8] [--directory DIR]
 
 Weights and optimizer state of so many million parameters in fp32, 12 bytes each, saved five times in turn both ways.
-The folder's disk decides the figures; nothing is trained in between, so the background has the machine to itself.
+The directory's disk decides the figures; nothing is trained in between, so the background has the machine to itself.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     """Print the state's size, and the median and largest stall of each way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parameters", type=float, default=8.0, help="millions")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder's")
+    parser.add_argument("--directory", type=Path, help="on the disk to measure; default: the temporary directory's")
     given = parser.parse_args()
     accelerator = enter()
     from mindvl_model.megatron.blocks import Layout
@@ -45,7 +45,7 @@ def main() -> None:
     tiny = smallest_config()
     ffn_hidden_size = int(given.parameters * 1e6 / (8 * 3 * 256))
     language = replace(tiny.language, hidden_size=256, num_layers=8, ffn_hidden_size=ffn_hidden_size)
-    with process_groups(accelerator, seed=0), tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    with process_groups(accelerator, seed=0), tempfile.TemporaryDirectory(dir=given.directory) as directory:
         models = wrap_models([MindVLModel(replace(tiny, language=language), Layout())])
         optimizer = build_optimizer(models, OptimizerConfig())
         models[0].zero_grad_buffer()
@@ -54,7 +54,7 @@ def main() -> None:
         described = {"model": {}, "run": {}, "parents": []}
         ways = {
             name: Saver(
-                Path(folder) / name, CheckpointConfig(keep_last=1, in_background=name == "background"), described
+                Path(directory) / name, CheckpointConfig(keep_last=1, in_background=name == "background"), described
             )
             for name in ("foreground", "background")
         }
@@ -65,7 +65,7 @@ def main() -> None:
                 saver.save(state)
                 stalls[name].append(saver.stall_s)
                 saver.finish()
-        written = sum(path.stat().st_size for path in (Path(folder) / "background").rglob("*") if path.is_file())
+        written = sum(path.stat().st_size for path in (Path(directory) / "background").rglob("*") if path.is_file())
     print(f"{written / 1e6:.1f} MB")
     for name, seconds in stalls.items():
         first, *others = seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model import Qwen2LanguageConfig, VisionConfig
 from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
 
@@ -26,11 +26,11 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FRAME = len("?user\n??\n?assistant\n?\n")  # tokens of a sample beside picture and answer: specials count one
+FRAME = len("?user\n??\n?assistant\n?\n")  # tokens of a sample beside image and answer: specials count one
 PIXELS = 28  # sides of the square of one visual token
 
-# hidden size, layers, heads, key-value heads, MLP of the language model; hidden size, layers, heads, MLP of the tower;
-# vocabulary; tokens of a row; rows of a step
+# hidden size, layers, heads, key-value heads, MLP of the language model; hidden size, layers, heads, MLP of the vision encoder;
+# vocabulary; tokens of a pack; packs of a step
 SIZES = {
     "5M": ((192, 6, 6, 2, 512), (128, 4, 4, 256), 4096, 512, 4),
     "20M": ((384, 6, 6, 2, 1024), (256, 4, 4, 512), 8192, 512, 4),
@@ -40,15 +40,17 @@ SIZES = {
 
 def model_of(size: str) -> ModelSection:
     """A Qwen2.5-VL of the published kind, so that its rival is transformers' own class."""
-    (hidden, layers, heads, kv_heads, ffn), (vision, tower, vision_heads, vision_ffn), vocabulary, _, _ = SIZES[size]
+    (hidden, layers, heads, kv_heads, ffn), (vision, vision_encoder, vision_heads, vision_ffn), vocabulary, _, _ = (
+        SIZES[size]
+    )
     head = hidden // heads
     return ModelSection(
         vision=VisionConfig(
             hidden_size=vision,
-            num_layers=tower,
+            num_layers=vision_encoder,
             num_heads=vision_heads,
             ffn_hidden_size=vision_ffn,
-            full_attention_layers=(tower - 1,),
+            full_attention_layers=(vision_encoder - 1,),
         ),
         language=Qwen2LanguageConfig(
             hidden_size=hidden,
@@ -66,37 +68,37 @@ def model_of(size: str) -> ModelSection:
     )
 
 
-def run_of(folder: Path, size: str, steps: int, *, seq_length: int, packs_per_step: int) -> RunConfig:
-    """A run over the samples that write_samples left in `folder`."""
+def run_of(directory: Path, size: str, steps: int, *, seq_length: int, global_batch_size: int) -> RunConfig:
+    """A run over the samples that write_samples left in `directory`."""
     return RunConfig(
         phase="sft",
-        out=folder / "run",
+        out=directory / "run",
         data=DataConfig(
-            sources=(SourceConfig(name="samples", path=folder / "shards"),),
-            tokenizer=folder / "tokenizer",
+            sources=(SourceConfig(name="samples", path=directory / "shards"),),
+            tokenizer=directory / "tokenizer",
             packing=PackingConfig(seq_length=seq_length),
             image=ImageConfig(min_pixels=PIXELS**2, max_pixels=4096 * PIXELS**2),
         ),
         model=model_of(size),
         schedule=ScheduleConfig(steps=steps, peak_lr=1e-4),
-        packs_per_step=packs_per_step,
+        global_batch_size=global_batch_size,
         checkpoints=CheckpointConfig(every_steps=10**6),
         metrics=MetricsConfig(every_steps=5),
     )
 
 
-def write_samples(folder: Path, tokens: Sequence[int], visual_tokens: Sequence[int], seed: int = 0) -> None:
-    """One question about one picture for each entry, or a text where there is no visual token; indexed."""
+def write_samples(directory: Path, tokens: Sequence[int], visual_tokens: Sequence[int], seed: int = 0) -> None:
+    """One question about one image for each entry, or a text where there is no visual token; indexed."""
     choose, noise = random.Random(seed), np.random.default_rng(seed)
-    raw = folder / "raw"
+    raw = directory / "raw"
     raw.mkdir(parents=True)
-    rows = []
+    packs = []
     for number, (length, visual) in enumerate(zip(tokens, visual_tokens, strict=True)):
         high = math.isqrt(visual)
         wide = visual // high if high else 0
-        picture = high * wide + 2 if high else 0  # and the tokens that frame it
-        answer = max(1, length - FRAME - picture)
-        row = {
+        image = high * wide + 2 if high else 0  # and the tokens that frame it
+        answer = max(1, length - FRAME - image)
+        pack = {
             "id": f"s{number}",
             "conversations": [
                 {"from": "human", "value": "<image>?" if high else "?"},
@@ -108,15 +110,15 @@ def write_samples(folder: Path, tokens: Sequence[int], visual_tokens: Sequence[i
             file = io.BytesIO()
             Image.fromarray(small).resize((wide * PIXELS, high * PIXELS), Image.Resampling.BICUBIC).save(file, "JPEG")
             (raw / f"{number}.jpg").write_bytes(file.getvalue())
-            row["image"] = f"{number}.jpg"
-        rows.append(row)
-    (raw / "rows.json").write_text(json.dumps(rows))
-    write_shards(raw / "rows.json", folder / "shards", format="llava")
-    index_folder(folder / "shards")
-    _write_tokenizer(folder / "tokenizer")
+            pack["image"] = f"{number}.jpg"
+        packs.append(pack)
+    (raw / "packs.json").write_text(json.dumps(packs))
+    write_shards(raw / "packs.json", directory / "shards", format="llava")
+    index_directory(directory / "shards")
+    _write_tokenizer(directory / "tokenizer")
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(directory: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -131,4 +133,4 @@ def _write_tokenizer(folder: Path) -> None:
         additional_special_tokens=SPECIAL_TOKENS,
     )
     tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(directory)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps beside transformers: equal rows, the usual padded batch, and what our loop adds to bare PyTorch.
+"""Training steps beside transformers: equal packs, the usual padded batch, and what our loop adds to bare PyTorch.
 
 Every figure runs in processes of its own, ours and the rival in turn. Time is processor time of the training thread
-on a CPU, where forward, backward and update all run; pictures are decoded by other threads for ours, and before the
+on a CPU, where forward, backward and update all run; images are decoded by other threads for ours, and before the
 clock for the rivals. Run: mindvl bench step, or python packages/mindvl-train/benchmarks/step.py [--quick] [--json]
 """
 
@@ -30,26 +30,26 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.way:
         name, size = arguments.way
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(WAYS[name](Path(folder), size, arguments.quick)))
+        with tempfile.TemporaryDirectory() as directory:
+            print(json.dumps(WAYS[name](Path(directory), size, arguments.quick)))
         return
     sizes = ("5M",) if arguments.quick else ("5M", "20M", "100M")
     rounds = 1 if arguments.quick else 3
-    figures = [figure for size in sizes for figure in equal_rows(size, rounds, arguments.quick)]
+    figures = [figure for size in sizes for figure in equal_packs(size, rounds, arguments.quick)]
     figures += [figure for size in sizes[:2] for figure in padded_batches(size, rounds, arguments.quick)]
-    print_report(figures, as_json=arguments.json, folder=HERE)
+    print_report(figures, as_json=arguments.json, directory=HERE)
 
 
-def equal_rows(size: str, rounds: int, quick: bool) -> list[Figure]:
-    """Full rows of one sample each: against a plain transformers loop, and against our model without our loop."""
+def equal_packs(size: str, rounds: int, quick: bool) -> list[Figure]:
+    """Full packs of one sample each: against a plain transformers loop, and against our model without our loop."""
     found = measure(("ours", "transformers", "bare"), size, rounds, quick)
     ours, bare = found["ours"], found["bare"]
     note = (
-        f"{bare['parameters'] / 1e6:,.1f}M parameters, {ours['tokens_per_step']:,.0f} tokens a step in full rows, fp32"
+        f"{bare['parameters'] / 1e6:,.1f}M parameters, {ours['tokens_per_step']:,.0f} tokens a step in full packs, fp32"
     )
     return [
         Figure(
-            name=f"{size}: training, equal rows",
+            name=f"{size}: training, equal packs",
             value=ours["tokens_per_s"],
             unit="tokens/s",
             rival="transformers, plain loop",
@@ -81,7 +81,7 @@ def equal_rows(size: str, rounds: int, quick: bool) -> list[Figure]:
 
 
 def padded_batches(size: str, rounds: int, quick: bool) -> list[Figure]:
-    """The mixture of the packing benchmark: packed rows against batches of 8 padded to their longest."""
+    """The mixture of the packing benchmark: packed packs against batches of 8 padded to their longest."""
     found = measure(("packed", "padded"), size, rounds, quick)
     return [
         Figure(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contenders of the step benchmark: our run, our model in a bare loop, transformers by row and in padded batches.
+"""The contenders of the step benchmark: our run, our model in a bare loop, transformers by pack and in padded batches.
 
 Used by step.py; each runs in a process of its own and returns tokens per second and what describes its work.
 """
@@ -25,31 +25,31 @@ from mindvl_train.run import model_config_of
 
 WARM_UP = 3  # steps before the clock starts
 PADDED_BATCH = 8
-WORKLOAD_ROW = 4096
+WORKLOAD_PACK = 4096
 Result = dict[str, float]
 
 
-def ours(folder: Path, size: str, quick: bool) -> Result:
-    """run_training on full rows: loader, loop, schedule, metrics and all."""
-    return _train(_equal(folder, size, quick))
+def ours(directory: Path, size: str, quick: bool) -> Result:
+    """run_training on full packs: loader, loop, schedule, metrics and all."""
+    return _train(_equal(directory, size, quick))
 
 
-def packed(folder: Path, size: str, quick: bool) -> Result:
+def packed(directory: Path, size: str, quick: bool) -> Result:
     """run_training on the packed workload."""
-    return _train(_workload(folder, size, quick))
+    return _train(_workload(directory, size, quick))
 
 
-def transformers(folder: Path, size: str, quick: bool) -> Result:
-    """transformers' model on the same full rows."""
-    config = _equal(folder, size, quick)
-    plain = _plain(config, folder)
+def transformers(directory: Path, size: str, quick: bool) -> Result:
+    """transformers' model on the same full packs."""
+    config = _equal(directory, size, quick)
+    plain = _plain(config, directory)
     steps = list(_steps(config))
-    return _timed(plain.model, steps, lambda rows: plain.step(rows, 1e-4))
+    return _timed(plain.model, steps, lambda packs: plain.step(packs, 1e-4))
 
 
-def bare(folder: Path, size: str, quick: bool) -> Result:
-    """Our model on the same full rows: forward, backward, clip, torch's AdamW."""
-    config = _equal(folder, size, quick)
+def bare(directory: Path, size: str, quick: bool) -> Result:
+    """Our model on the same full packs: forward, backward, clip, torch's AdamW."""
+    config = _equal(directory, size, quick)
     device = enter().device()
     from mindvl_model.megatron.process import single_process
     from mindvl_train.weights import build_models
@@ -58,10 +58,10 @@ def bare(folder: Path, size: str, quick: bool) -> Result:
         [model] = build_models(config, model_config_of(config), device, load_init=True)
         optimizer = adamw(model, config.optimizer)
 
-        def step(rows: Sequence[Batch]) -> None:
-            for row in rows:
-                model(**row.model_inputs()).backward()
-            count = sum(row.num_label_tokens for row in rows)
+        def step(packs: Sequence[Batch]) -> None:
+            for pack in packs:
+                model(**pack.model_inputs()).backward()
+            count = sum(pack.num_loss_tokens for pack in packs)
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= count
@@ -72,11 +72,11 @@ def bare(folder: Path, size: str, quick: bool) -> Result:
         return _timed(model, list(_steps(config)), step)
 
 
-def padded(folder: Path, size: str, quick: bool) -> Result:
+def padded(directory: Path, size: str, quick: bool) -> Result:
     """transformers' model on the workload's samples in their order, each batch padded to its longest."""
-    config = _workload(folder, size, quick)
-    plain = _plain(config, folder)
-    samples = [sample for rows in _steps(config) for row in rows for sample in samples_of(row, plain.config)]
+    config = _workload(directory, size, quick)
+    plain = _plain(config, directory)
+    samples = [sample for packs in _steps(config) for pack in packs for sample in samples_of(pack, plain.config)]
     whole = len(samples) // PADDED_BATCH * PADDED_BATCH
     batches = [samples[start : start + PADDED_BATCH] for start in range(0, whole, PADDED_BATCH)]
     real, computed, seconds = 0, 0, 0.0
@@ -105,19 +105,19 @@ WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
 }
 
 
-def _equal(folder: Path, size: str, quick: bool) -> RunConfig:
-    _, _, _, seq_length, packs_per_step = SIZES[size]
+def _equal(directory: Path, size: str, quick: bool) -> RunConfig:
+    _, _, _, seq_length, global_batch_size = SIZES[size]
     steps = WARM_UP + (5 if quick else {"5M": 12, "20M": 7, "100M": 7}[size])
-    count = 4 * packs_per_step * (steps + 8)  # the packer reads ahead
-    write_samples(folder, [seq_length] * count, [seq_length // 2] * count)
-    return run_of(folder, size, steps, seq_length=seq_length, packs_per_step=packs_per_step)
+    count = 4 * global_batch_size * (steps + 8)  # the packer reads ahead
+    write_samples(directory, [seq_length] * count, [seq_length // 2] * count)
+    return run_of(directory, size, steps, seq_length=seq_length, global_batch_size=global_batch_size)
 
 
-def _workload(folder: Path, size: str, quick: bool) -> RunConfig:
+def _workload(directory: Path, size: str, quick: bool) -> RunConfig:
     steps = WARM_UP + (3 if quick else {"5M": 4, "20M": 2}[size])
-    tokens, visual = draw("issue", 1024, WORKLOAD_ROW, seed=0)
-    write_samples(folder, tokens.tolist(), visual.tolist())
-    return run_of(folder, size, steps, seq_length=WORKLOAD_ROW, packs_per_step=1)
+    tokens, visual = draw("issue", 1024, WORKLOAD_PACK, seed=0)
+    write_samples(directory, tokens.tolist(), visual.tolist())
+    return run_of(directory, size, steps, seq_length=WORKLOAD_PACK, global_batch_size=1)
 
 
 def _train(config: RunConfig) -> Result:
@@ -125,8 +125,8 @@ def _train(config: RunConfig) -> Result:
     torch.set_num_threads(1)
     run_training(config, resume="never", on_step=lambda step, loss: marks.append(time.thread_time()))
     steps = list(_steps(config))
-    real = [sum(segment.length for row in rows for segment in row.segments) for rows in steps]
-    computed = [sum(len(row.input_ids) for row in rows) for rows in steps]
+    real = [sum(segment.length for pack in packs for segment in pack.segments) for packs in steps]
+    computed = [sum(len(pack.input_ids) for pack in packs) for packs in steps]
     splits = [line["step_split"] for line in read_metrics(config.out / "metrics.jsonl") if "step_split" in line]
     return {
         "tokens_per_s": sum(real[WARM_UP:]) / (marks[-1] - marks[WARM_UP - 1]),
@@ -141,25 +141,25 @@ def _train(config: RunConfig) -> Result:
 
 
 def _steps(config: RunConfig) -> Iterator[list[Batch]]:
-    """The rows of every step of a run."""
+    """The packs of every step of a run."""
     position_kind = model_config_of(config).position_kind
-    source = Loader(config.data, packs_per_step=config.packs_per_step, position_kind=position_kind)
+    source = Loader(config.data, global_batch_size=config.global_batch_size, position_kind=position_kind)
     try:
         for _ in range(config.schedule.steps):
-            yield [next(source) for _ in range(config.packs_per_step)]
+            yield [next(source) for _ in range(config.global_batch_size)]
     finally:
         source.close()
 
 
 def _timed(model: torch.nn.Module, steps: Sequence[Sequence[Batch]], step: Callable[[Any], object]) -> Result:
     torch.set_num_threads(1)
-    for rows in steps[:WARM_UP]:
-        step(rows)
+    for packs in steps[:WARM_UP]:
+        step(packs)
     started = time.thread_time()
-    for rows in steps[WARM_UP:]:
-        step(rows)
+    for packs in steps[WARM_UP:]:
+        step(packs)
     seconds = time.thread_time() - started
-    real = [sum(segment.length for row in rows for segment in row.segments) for rows in steps]
+    real = [sum(segment.length for pack in packs for segment in pack.segments) for packs in steps]
     return {
         "tokens_per_s": sum(real[WARM_UP:]) / seconds,
         "tokens_per_step": sum(real) / len(real),
@@ -167,12 +167,12 @@ def _timed(model: torch.nn.Module, steps: Sequence[Sequence[Batch]], step: Calla
     }
 
 
-def _plain(config: RunConfig, folder: Path) -> PlainTraining:
+def _plain(config: RunConfig, directory: Path) -> PlainTraining:
     from mindvl_train.checks.alignment import write_start
 
     torch.set_num_threads(1)
-    write_start(config, folder / "start")
-    return PlainTraining(folder / "start", model_config_of(config), config, enter().device(), trust_remote_code=True)
+    write_start(config, directory / "start")
+    return PlainTraining(directory / "start", model_config_of(config), config, enter().device(), trust_remote_code=True)
 
 
 def _pad(batch: Sequence[dict[str, Tensor]], config: MindVLConfig) -> tuple[dict[str, Tensor], Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: a tiny data set of pictures and text, runs over it, and the tensors of their checkpoints."""
+"""What the tests share: a tiny data set of images and text, runs over it, and the tensors of their checkpoints."""
 
 import gc
 import importlib
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedTokenizerFast
 
-from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
 
@@ -39,7 +39,7 @@ CHATML = (
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte by byte, with Qwen's special tokens from 0."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
@@ -52,44 +52,44 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         additional_special_tokens=SPECIAL_TOKENS,
     )
     tokenizer.chat_template = CHATML
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
-def write_pictures(folder: Path, count: int, seed: int) -> Path:
-    """A LLaVA file of questions about one or two pictures of noise."""
-    folder.mkdir()
+def write_images(directory: Path, count: int, seed: int) -> Path:
+    """A LLaVA file of questions about one or two images of noise."""
+    directory.mkdir()
     choose, noise = random.Random(seed), np.random.default_rng(seed)
-    rows: list[dict[str, Any]] = []
+    packs: list[dict[str, Any]] = []
     for number in range(count):
         names = [f"{number}-{place}.png" for place in range(choose.choice([1, 1, 2]))]
         for name in names:
             height, width = choose.choice([(28, 56), (56, 56), (56, 84)])
             file = io.BytesIO()
             Image.fromarray(noise.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
-            (folder / name).write_bytes(file.getvalue())
+            (directory / name).write_bytes(file.getvalue())
         turns = [
             {"from": "human", "value": "<image>" * len(names) + "?"},
             {"from": "gpt", "value": str(choose.randrange(10 ** choose.randint(1, 8)))},
         ]
-        rows.append({"id": f"n{number}", "image": names, "conversations": turns})
-    path = folder / "rows.json"
-    path.write_text(json.dumps(rows))
+        packs.append({"id": f"n{number}", "image": names, "conversations": turns})
+    path = directory / "packs.json"
+    path.write_text(json.dumps(packs))
     return path
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
-    """Two sources of pictures and one of plain text, indexed."""
+    """Two sources of images and one of plain text, indexed."""
     root = tmp_path_factory.mktemp("sources")
     for seed, name in enumerate(("pages", "photos")):
-        write_shards(write_pictures(root / f"{name}-raw", 24, seed), root / name, format="llava", samples_per_shard=10)
+        write_shards(write_images(root / f"{name}-raw", 24, seed), root / name, format="llava", samples_per_shard=10)
     text = root / "text.jsonl"
     text.write_text("\n".join(json.dumps({"text": "ab " * (number % 9 + 1)}) for number in range(20)))
     write_shards(text, root / "text", format="text", samples_per_shard=10)
     for name in ("pages", "photos", "text"):
-        index_folder(root / name)
+        index_directory(root / name)
     return tuple(SourceConfig(name=name, path=root / name) for name in ("pages", "photos", "text"))
 
 
@@ -104,14 +104,14 @@ def cheap_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def config_for(sources: tuple[SourceConfig, ...], tokenizer_folder: Path) -> Callable[..., RunConfig]:
-    """A run of six steps of two rows each with the smallest model, in a given folder."""
+def config_for(sources: tuple[SourceConfig, ...], tokenizer_directory: Path) -> Callable[..., RunConfig]:
+    """A run of six steps of two packs each with the smallest model, in a given directory."""
 
     def make(out: Path, *, steps: int = 6, max_epochs: int | None = None, **changes: Any) -> RunConfig:
         model = smallest_config(vocab_size=264)
         data = DataConfig(
             sources=tuple(SourceConfig(name=s.name, path=s.path, max_epochs=max_epochs) for s in sources),
-            tokenizer=tokenizer_folder,
+            tokenizer=tokenizer_directory,
             packing=PackingConfig(seq_length=96, buffer_size=8),
             image=ImageConfig(min_pixels=28 * 28, max_pixels=56 * 84),
             num_threads=0,
@@ -122,7 +122,7 @@ def config_for(sources: tuple[SourceConfig, ...], tokenizer_folder: Path) -> Cal
             "data": data,
             "model": ModelSection(vision=model.vision, language=model.language),
             "schedule": ScheduleConfig(steps=steps, peak_lr=3e-3, min_lr=1e-4, lr_warmup_ratio=0.2),
-            "packs_per_step": 2,
+            "global_batch_size": 2,
             "checkpoints": CheckpointConfig(every_steps=3, keep_last=2),
             "metrics": MetricsConfig(every_steps=1, tensorboard=False),
         }
@@ -133,7 +133,7 @@ def config_for(sources: tuple[SourceConfig, ...], tokenizer_folder: Path) -> Cal
 
 @pytest.fixture
 def make_config(config_for: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunConfig]:
-    """The same in a named folder of the test's own."""
+    """The same in a named directory of the test's own."""
     return lambda out="run", **settings: config_for(tmp_path / out, **settings)
 
 

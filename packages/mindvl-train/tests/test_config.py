@@ -28,10 +28,10 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (ModelSection, {}, "give either size, or folder, or both vision and language"),
+        (ModelSection, {}, "give either size, or directory, or both vision and language"),
         (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "Keep one of the three"),
         (ModelSection, {"vision": MODEL.vision}, "Keep one of the three"),
-        (ModelSection, {"folder": Path("nowhere")}, "nowhere"),
+        (ModelSection, {"directory": Path("nowhere")}, "nowhere"),
         (ModelSection, {"size": "huge"}, r"no size is called 'huge'.*'tiny'"),
         (InitSection, {"checkpoint": Path("a"), "model": Path("b")}, "exclude each other"),
         (InitSection, {"model": Path("a"), "vision": Path("b")}, "exclude each other"),
@@ -63,14 +63,14 @@ def test_impossible_settings_are_refused(make: Any, settings: dict[str, Any], me
         make(**settings)
 
 
-def test_both_backbones_may_start_from_folders_of_their_own() -> None:
+def test_both_backbones_may_start_from_directories_of_their_own() -> None:
     assert InitSection(vision=Path("a"), language=Path("b")).checkpoint is None
 
 
 def test_a_run_checks_what_its_sections_cannot(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
-    with pytest.raises(ValueError, match="packs_per_step=0 must be between 1 and"):
-        replace(config, packs_per_step=0)
+    with pytest.raises(ValueError, match="global_batch_size=0 must be between 1 and"):
+        replace(config, global_batch_size=0)
     with pytest.raises(ValueError, match="seed=-1 must be between 0 and"):
         replace(config, seed=-1)
     with pytest.raises(ValueError, match="trainable is empty"):

@@ -15,7 +15,7 @@ from mindvl_ops import OpsConfig
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig
 from mindvl_train.dry_run import _blocked_by, dry_run
-from mindvl_train.planner.measure import job_of, predict
+from mindvl_train.layout_search.measure import job_of, predict
 
 
 def test_it_says_what_the_run_then_does(make_config: Callable[..., RunConfig]) -> None:
@@ -39,7 +39,7 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..
     model = smallest_deepseek_v3(vocab_size=264)
     section = ModelSection(vision=model.vision, language=model.language)
     whole = dry_run(make_config(model=section))
-    config = make_config(model=section, packs_per_step=8, parallel=ParallelConfig(pp_size=3, ep_size=2))
+    config = make_config(model=section, global_batch_size=8, parallel=ParallelConfig(pp_size=3, ep_size=2))
     told = dry_run(config, num_processes=12)
     layout = told.layout
     assert (layout["dp_size"], layout["microbatches"], layout["pipeline_bubble"]) == (4, 2, 0.5)
@@ -90,7 +90,7 @@ def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_told_for_t
     assert there.stages[0].activation_bytes == expected != here.stages[0].activation_bytes
 
 
-def test_a_folder_without_a_tokenizer_is_one_sentence_with_its_key(
+def test_a_directory_without_a_tokenizer_is_one_sentence_with_its_key(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config()

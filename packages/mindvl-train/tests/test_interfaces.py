@@ -24,17 +24,17 @@ def members(protocol: type) -> set[str]:
     return {name for name in vars(protocol) if not name.startswith("_") or name in ("__next__", "__call__")}
 
 
-def test_the_loader_gives_rows_and_a_state_that_json_holds(make_config: Callable[..., RunConfig]) -> None:
-    with Loader(make_config().data, packs_per_step=2, position_kind="rope") as loader:
+def test_the_loader_gives_packs_and_a_state_that_json_holds(make_config: Callable[..., RunConfig]) -> None:
+    with Loader(make_config().data, global_batch_size=2, position_kind="rope") as loader:
         assert all(hasattr(loader, name) for name in members(BatchSource))
         first, second = next(loader), next(loader)
         assert all(hasattr(first, name) for name in members(Batch))
         state = json.loads(json.dumps(loader.state_dict()))
         third = next(loader)
-    with Loader(make_config().data, packs_per_step=2, position_kind="rope") as again:
+    with Loader(make_config().data, global_batch_size=2, position_kind="rope") as again:
         again.load_state_dict(state)
         assert torch.equal(next(again).input_ids, third.input_ids)
-    assert second.num_label_tokens == int((second.labels != -100).sum())
+    assert second.num_loss_tokens == int((second.labels != -100).sum())
 
 
 def test_the_model_takes_what_the_loader_gives(make_config: Callable[..., RunConfig]) -> None:
@@ -42,7 +42,7 @@ def test_the_model_takes_what_the_loader_gives(make_config: Callable[..., RunCon
     from mindvl_train.parallel import process_groups
 
     with (
-        Loader(make_config().data, packs_per_step=1, position_kind="rope") as loader,
+        Loader(make_config().data, global_batch_size=1, position_kind="rope") as loader,
         process_groups(enter(), seed=0) as place,
     ):
         model = MindVLModel(smallest_config(vocab_size=264), Layout())

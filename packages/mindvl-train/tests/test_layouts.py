@@ -19,14 +19,14 @@ Make = Callable[..., RunConfig]
 
 @pytest.fixture
 def recipe(make_config: Make) -> Make:
-    """A run of eight rows a step with four layers of language, in a layout."""
+    """A run of eight packs a step with four layers of language, in a layout."""
 
     def make(language: LanguageConfig | None = None, *, layers: int = 4, **settings: Any) -> RunConfig:
         parallel = {name: settings.pop(name) for name in list(settings) if name in ParallelConfig.__dataclass_fields__}
         vision = smallest_config().vision
         language = language or replace(smallest_config().language, num_layers=layers)
         return make_config(
-            **{"packs_per_step": 8, "parallel": ParallelConfig(**parallel)} | settings,
+            **{"global_batch_size": 8, "parallel": ParallelConfig(**parallel)} | settings,
             model=ModelSection(vision=vision, language=language),
         )
 
@@ -45,11 +45,15 @@ def test_what_tensor_pipeline_and_context_parallel_leave_is_data_parallel(recipe
     [
         ({"tp_size": 2, "pp_size": 2}, 6, r"tp_size=2 \* pp_size=2 \* cp_size=1 = 4 does not divide 6 .* parallel\."),
         ({"tp_size": 2}, 1, r"does not divide 1 processes\. parallel\. Start a multiple of 2"),
-        ({"packs_per_step": 6}, 4, r"packs_per_step=6 cannot be dealt to 4 data-parallel ranks\. Recipe\. Use a mult"),
         (
-            {"pp_size": 2, "virtual_stages": 2, "packs_per_step": 6},
+            {"global_batch_size": 6},
             4,
-            r"packs_per_step=6 gives each of 2 .* 3 microbatches, .* groups of pp_size=2\. parallel\.virtual_stages\.",
+            r"global_batch_size=6 cannot be dealt to 4 data-parallel ranks\. Recipe\. Use a mult",
+        ),
+        (
+            {"pp_size": 2, "virtual_stages": 2, "global_batch_size": 6},
+            4,
+            r"global_batch_size=6 gives each of 2 .* 3 microbatches, .* groups of pp_size=2\. parallel\.virtual_stages\.",
         ),
         ({"tp_size": 8}, 8, r"parallel: tp_size=8 times cp_size=1 cannot split language\.num_heads=4"),
         ({"tp_size": 2, "cp_size": 4}, 8, r"parallel: tp_size=2 times cp_size=4 cannot split language\.num_heads=4"),
@@ -82,7 +86,7 @@ def test_experts_need_processes_of_their_stage_and_an_even_share(recipe: Make) -
     experts = smallest_qwen3_moe().language  # eight
     assert fewest_processes(recipe(experts, ep_size=4, tp_size=2)) == 4
     with pytest.raises(TrainError, match=r"ep_size=3 cannot split 8 experts\. parallel\.ep_size\. Use a divisor"):
-        data_parallel_size(recipe(experts, ep_size=3, packs_per_step=9), 3)
+        data_parallel_size(recipe(experts, ep_size=3, global_batch_size=9), 3)
     with pytest.raises(TrainError, match=r"ep_size=4 does not divide the 2 processes .* or a multiple of 8 processes"):
         data_parallel_size(recipe(experts, ep_size=4, pp_size=2), 4)
 
@@ -110,7 +114,7 @@ def test_the_layout_takes_what_the_recipe_says(recipe: Make) -> None:
 
 def test_images_are_spread_where_that_wins_unless_the_recipe_decides(recipe: Make) -> None:
     assert not layout_of(recipe()).spread_images  # nobody to share them with
-    assert layout_of(recipe(tp_size=4)).spread_images  # two heads of the tower cannot be split by four
+    assert layout_of(recipe(tp_size=4)).spread_images  # two heads of the vision encoder cannot be split by four
     assert not layout_of(recipe(cp_size=2, spread_images=False)).spread_images
     assert layout_of(recipe(cp_size=2, spread_images=True)).spread_images
 
@@ -118,6 +122,6 @@ def test_images_are_spread_where_that_wins_unless_the_recipe_decides(recipe: Mak
 def test_a_run_is_refused_before_anything_is_started(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     config = make_config()
-    with pytest.raises(TrainError, match=r"packs_per_step=2 cannot be dealt to 3"):
+    with pytest.raises(TrainError, match=r"global_batch_size=2 cannot be dealt to 3"):
         run_training(config)
     assert not config.out.exists()

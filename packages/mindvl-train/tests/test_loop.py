@@ -25,11 +25,11 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     from mindvl_train.step import StepReport
 
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
-        seen: dict[str, Any] = {"rates": [], "rows": [], "saved": [], "told": [], "parts": []}
+        seen: dict[str, Any] = {"rates": [], "packs": [], "saved": [], "told": [], "parts": []}
 
         def count(*_: Any, num_microbatches: int, learning_rate: float, **__: Any) -> StepReport:
             seen["rates"].append(learning_rate)
-            seen["rows"].append(num_microbatches)
+            seen["packs"].append(num_microbatches)
             return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8)
 
         class CountingSaver(Saver):
@@ -67,7 +67,7 @@ def test_it_saves_on_schedule_and_at_the_end_with_counters_of_that_step(
     seen = run_loop(config)
     assert seen["saved"] == [(2, 16), (4, 32), (5, 40)]
     assert seen["told"] == [(1, None), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
-    assert seen["rows"] == [2] * 5
+    assert seen["packs"] == [2] * 5
     assert seen["parts"][:3] == [(1, "report"), (2, "report"), (2, "checkpoint")]
     assert seen["last"] == config.out / "checkpoints" / "5"
 

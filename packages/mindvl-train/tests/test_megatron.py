@@ -11,7 +11,7 @@ import torch
 
 from mindvl_model import MindVLConfig, MindVLModel, enter
 from mindvl_model.parameters import set_trainable
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_train import OptimizerConfig
 
@@ -53,7 +53,7 @@ def test_with_overlap_every_parameter_is_waited_for_before_it_is_read(make: Call
         waited: set[torch.nn.Parameter] = set()
         for parameter, group in wrapped.param_to_bucket_group.items():
             wrapped.param_to_bucket_group[parameter] = Waiter(parameter, waited, group)
-        wrapped(**pack([random_segment(config, [(1, 4, 6)], seed=1)]))
+        wrapped(**pack_segments([random_segment(config, [(1, 4, 6)], seed=1)]))
         assert {name for name, parameter in model.named_parameters() if parameter not in waited} == set()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes do what one does, in any layout and whatever their rows hold, over gloo on loopback.
+"""Several processes do what one does, in any layout and whatever their packs hold, over gloo on loopback.
 
 As a program this file is one of the processes: a job is a list of tasks, so that processes are started once.
 """
@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from mindvl_data import SourceConfig, index_folder, write_shards
+from mindvl_data import SourceConfig, index_directory, write_shards
 from mindvl_data.quarantine import read_quarantine
 from mindvl_model import MindVLConfig, enter
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig, RecomputeConfig
@@ -43,12 +43,12 @@ HANGS_AFTER_S = 60
 DAMPED = OptimizerConfig(epsilon=1e-4)
 
 
-def start(tasks: Sequence[tuple[str, Any]], folder: Path, *, processes: int) -> list[list[Any]]:
+def start(tasks: Sequence[tuple[str, Any]], directory: Path, *, processes: int) -> list[list[Any]]:
     """Do tasks one after the other in so many processes, as torchrun starts them; results of every rank by task."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    job = folder / "job.pickle"
+    job = directory / "job.pickle"
     job.write_bytes(pickle.dumps(tasks))
     shared = {
         "WORLD_SIZE": str(processes),
@@ -96,14 +96,14 @@ def whole_run(config: RunConfig, signalled_rank: str | None = None) -> tuple[int
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row as the loader would give it."""
+class Pack:
+    """A pack as the loader would give it."""
 
     inputs: dict[str, Any]
     segments: tuple[Any, ...] = ()
 
     @property
-    def num_label_tokens(self) -> int:
+    def num_loss_tokens(self) -> int:
         return int((self.inputs["labels"] != -100).sum())
 
     def to(self, device: torch.device) -> Self:
@@ -113,25 +113,25 @@ class Row:
         return self.inputs
 
 
-def mixture(config: MindVLConfig) -> list[list[Row]]:
-    """Four steps of four rows: pictures on every second rank, none at all, nothing but pictures, a bit of all."""
+def mixture(config: MindVLConfig) -> list[list[Pack]]:
+    """Four steps of four packs: images on every second rank, none at all, nothing but images, a bit of all."""
 
-    def row(*pictures: tuple[int, int, int], text: int, seed: int, learns: bool = True) -> Row:
-        inputs = pack([random_segment(config, pictures, num_text=text, seed=seed)])
+    def pack(*images: tuple[int, int, int], text: int, seed: int, learns: bool = True) -> Pack:
+        inputs = pack_segments([random_segment(config, images, num_text=text, seed=seed)])
         if not learns:
             inputs["labels"].fill_(-100)
-        return Row(inputs)
+        return Pack(inputs)
 
     one, two = (1, 4, 4), (1, 2, 6)
     return [
-        [row(one, text=6, seed=1), row(text=17, seed=2), row(two, one, text=3, seed=3), row(text=9, seed=4)],
-        [row(text=8 + seed, seed=seed) for seed in range(5, 9)],
-        [row(one, two, text=0, seed=seed, learns=seed != 10) for seed in range(9, 13)],
+        [pack(one, text=6, seed=1), pack(text=17, seed=2), pack(two, one, text=3, seed=3), pack(text=9, seed=4)],
+        [pack(text=8 + seed, seed=seed) for seed in range(5, 9)],
+        [pack(one, two, text=0, seed=seed, learns=seed != 10) for seed in range(9, 13)],
         [
-            row(text=5, seed=13),
-            row(two, text=4, seed=14),
-            row(text=7, seed=15, learns=False),
-            row(one, text=2, seed=16),
+            pack(text=5, seed=13),
+            pack(two, text=4, seed=14),
+            pack(text=7, seed=15, learns=False),
+            pack(one, text=2, seed=16),
         ],
     ]
 
@@ -139,7 +139,7 @@ def mixture(config: MindVLConfig) -> list[list[Row]]:
 def train_on_mixture(
     model: MindVLConfig, parallel: ParallelConfig, recompute: RecomputeConfig, trained: Sequence[Any]
 ) -> list[tuple[float, int, float]]:
-    """(loss sum, learned tokens, gradient norm) of each step on this rank."""
+    """(loss sum, loss tokens, gradient norm) of each step on this rank."""
     accelerator = enter()
     from mindvl_model.layout import Layout
     from mindvl_model.megatron.stages import build_stages
@@ -170,16 +170,16 @@ def train_on_mixture(
             train_step(
                 wrapped,
                 optimizer,
-                iter(rows[place.dp_rank :: place.dp_size]),  # type: ignore[arg-type]  # peers have nothing to agree on
-                num_microbatches=len(rows) // place.dp_size,
+                iter(packs[place.dp_rank :: place.dp_size]),  # type: ignore[arg-type]  # peers have nothing to agree on
+                num_microbatches=len(packs) // place.dp_size,
                 learning_rate=3e-3,
                 place=place,
-                may_update=lambda norm, loss_sum, rows: True,
+                may_update=lambda norm, loss_sum, packs: True,
             )
-            for rows in mixture(model)
+            for packs in mixture(model)
         ]
         faulthandler.cancel_dump_traceback_later()
-        return [(float(report.loss_sum), report.num_label_tokens, report.grad_norm) for report in reports]
+        return [(float(report.loss_sum), report.num_loss_tokens, report.grad_norm) for report in reports]
 
 
 def test_processes_that_would_share_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +218,8 @@ LAYOUTS: dict[str, tuple[ParallelConfig, RecomputeConfig, Sequence[str]]] = {
 
 
 @pytest.mark.multi
-def test_rows_with_and_without_pictures_train_as_in_one_process_in_any_layout(tmp_path: Path) -> None:
-    """A rank without pictures, a step without any, rows of nothing else: nothing hangs and no number changes."""
+def test_packs_with_and_without_images_train_as_in_one_process_in_any_layout(tmp_path: Path) -> None:
+    """A rank without images, a step without any, packs of nothing else: nothing hangs and no number changes."""
     small = smallest_config()
     model = replace(small, language=replace(small.language, num_layers=4))
     tasks = [("mixture", (model, *layout)) for layout in LAYOUTS.values()]
@@ -242,22 +242,24 @@ def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
             torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def damaged_source(folder: Path) -> SourceConfig:
-    """Twelve pictures; the third lacks its second half, but has a header and an end, so that the index takes it."""
-    folder.mkdir()
-    rows = []
+def damaged_source(directory: Path) -> SourceConfig:
+    """Twelve images; the third lacks its second half, but has a header and an end, so that the index takes it."""
+    directory.mkdir()
+    packs = []
     for number in range(12):
         file = io.BytesIO()
         noise = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
         Image.fromarray(noise).save(file, "JPEG")
         content = file.getvalue()
-        (folder / f"{number}.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content)
+        (directory / f"{number}.jpg").write_bytes(
+            content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content
+        )
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": f"number {number}"}]
-        rows.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
-    (folder / "rows.json").write_text(json.dumps(rows))
-    write_shards(folder / "rows.json", folder / "shards", format="llava")
-    index_folder(folder / "shards")
-    return SourceConfig(name="damaged", path=folder / "shards")
+        packs.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
+    (directory / "packs.json").write_text(json.dumps(packs))
+    write_shards(directory / "packs.json", directory / "shards", format="llava")
+    index_directory(directory / "shards")
+    return SourceConfig(name="damaged", path=directory / "shards")
 
 
 @dataclass(frozen=True)
@@ -273,25 +275,25 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("runs")
+    directory = tmp_path_factory.mktemp("runs")
     settings: dict[str, Any] = {
         "steps": 4,
-        "packs_per_step": 4,
+        "global_batch_size": 4,
         "checkpoints": CheckpointConfig(every_steps=2),
         "metrics": MetricsConfig(every_steps=1, tensorboard=False),
         "optimizer": DAMPED,
     }
-    one, two = (config_for(folder / name, **settings) for name in ("one", "two"))
-    source = damaged_source(folder / "damaged-raw")
+    one, two = (config_for(directory / name, **settings) for name in ("one", "two"))
+    source = damaged_source(directory / "damaged-raw")
     bad, stages = (
         replace(config, data=replace(config.data, sources=(source,)))
         for config in (
-            config_for(folder / "damaged", **settings),
-            config_for(folder / "damaged-stages", parallel=ParallelConfig(pp_size=2), **settings),
+            config_for(directory / "damaged", **settings),
+            config_for(directory / "damaged-stages", parallel=ParallelConfig(pp_size=2), **settings),
         )
     )
-    tasks = [("run", (two,)), ("run", (config_for(folder / "stopped"), "1")), ("run", (stages,))]
-    return Runs(one, two, bad, stages, start(tasks, folder, processes=2))
+    tasks = [("run", (two,)), ("run", (config_for(directory / "stopped"), "1")), ("run", (stages,))]
+    return Runs(one, two, bad, stages, start(tasks, directory, processes=2))
 
 
 def assert_same_losses(read_losses: ReadLosses, actual: RunConfig, expected: RunConfig) -> None:
@@ -311,7 +313,7 @@ def test_two_processes_give_the_losses_and_weights_of_one_and_resume_in_one(
     expected = read_tensors(alone.checkpoint)
     together = runs.two.out / "checkpoints"
     assert_near(read_tensors(together / "step-00000004"), expected)
-    ledgers = [(folder / "ledger.json").read_bytes() for folder in (alone.checkpoint, together / "step-00000004")]
+    ledgers = [(directory / "ledger.json").read_bytes() for directory in (alone.checkpoint, together / "step-00000004")]
     assert ledgers[0] == ledgers[1]
 
     shutil.rmtree(together / "step-00000004")
@@ -327,14 +329,14 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(runs: Runs) -> None
 
 
 @pytest.mark.multi
-def test_a_picture_that_the_first_stage_cannot_decode_is_not_learned_from_on_the_last(
+def test_a_image_that_the_first_stage_cannot_decode_is_not_learned_from_on_the_last(
     runs: Runs, read_tensors: Read, read_losses: ReadLosses
 ) -> None:
     alone = run_training(runs.damaged)
     assert runs.ends[2] == [(4, True), (4, True)]
     assert_same_losses(read_losses, runs.damaged_stages, runs.damaged)
     pages = [list(read_quarantine(config.out / "quarantine.jsonl")) for config in (runs.damaged, runs.damaged_stages)]
-    assert [bad.row for bad in pages[0]] == [2]
+    assert [bad.sample_index for bad in pages[0]] == [2]
     assert pages[0] == pages[1]
     assert_near(read_tensors(runs.damaged_stages.out / "checkpoints" / "step-00000004"), read_tensors(alone.checkpoint))
 

@@ -20,16 +20,16 @@ WORKER = """
     rank, address = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
 
-    def row(name, *bad):
+    def pack(name, *bad):
         return SimpleNamespace(name=name, segments=[SimpleNamespace(bad=flag) for flag in bad])
 
     class Source:
         def again(self, batch, bad):
-            return row(batch.name + " again", *bad)
+            return pack(batch.name + " again", *bad)
 
     mine = [
-        [row("a", False, True), row("b", False), row("c"), row("d", True, False, False)],
-        [row("a", False, True), row("b", True), row("c"), row("d", False, False, True)],
+        [pack("a", False, True), pack("b", False), pack("c"), pack("d", True, False, False)],
+        [pack("a", False, True), pack("b", True), pack("c"), pack("d", False, False, True)],
     ][rank]
     agreed = agree(mine, Source(), dist.group.WORLD)
     refuse_different_orders({"checksum": "ab", "identities": {}, "plan": {"derived": [1.0]}})

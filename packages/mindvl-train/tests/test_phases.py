@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from mindvl_train import RunConfig, TrainError
-from mindvl_train.checkpoints.folder import FORMAT, plain_json
+from mindvl_train.checkpoints.directory import FORMAT, plain_json
 from mindvl_train.checkpoints.integrity import seal
 from mindvl_train.config import InitSection, ParallelConfig
-from mindvl_train.phases import PlanConfig, Stage, StageConfig, finished_stages
+from mindvl_train.phases import PipelineConfig, Stage, StageConfig, finished_stages
 
 
 def saved(config: RunConfig, step: int) -> None:
     """The manifest of a checkpoint, which is all that a plan looks at."""
-    folder = config.out / "checkpoints" / f"step-{step:08d}"
-    folder.mkdir(parents=True)
+    directory = config.out / "checkpoints" / f"step-{step:08d}"
+    directory.mkdir(parents=True)
     manifest = {"format": FORMAT, "step": step, "model": {}, "run": plain_json(config)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    seal(folder)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    seal(directory)
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ def test_a_stage_that_finished_before_the_one_it_starts_from_is_refused(stages: 
 def test_a_plan_says_where_a_stage_stands_and_starts() -> None:
     first = StageConfig(name="first", recipe=Path("a.yaml"))
     second = StageConfig(name="second", recipe=Path("a.yaml"), start_from="first")
-    plan = PlanConfig(out=Path("runs"), stages=(first, second))
+    plan = PipelineConfig(out=Path("runs"), stages=(first, second))
     assert plan.place_of(first) == ["out=runs/first"]
     assert plan.place_of(second) == ["out=runs/second", "init={checkpoint: 'runs/first'}"]
     with pytest.raises(ValueError, match="start_from='second' of stage 'second' is no earlier stage"):
-        PlanConfig(out=Path("runs"), stages=(first, replace(second, start_from="second")))
+        PipelineConfig(out=Path("runs"), stages=(first, replace(second, start_from="second")))
 
 
 def test_a_stage_whose_last_checkpoint_is_damaged_has_not_finished(

@@ -10,11 +10,11 @@ from mindvl_data import SourceConfig
 
 
 def test_the_readme_example_runs(
-    sources: tuple[SourceConfig, ...], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sources: tuple[SourceConfig, ...], tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("shards").symlink_to(sources[0].path)
-    Path("tokenizer").symlink_to(tokenizer_folder)
+    Path("tokenizer").symlink_to(tokenizer_directory)
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_data import DataError, Loader, index_folder
+from mindvl_data import DataError, Loader, index_directory
 from mindvl_data.ledger import TrainingRecords, read_skipped, verify
 from mindvl_train import (
     CheckpointConfig,
@@ -28,7 +28,7 @@ from mindvl_train import (
     run_training,
 )
 from mindvl_train.config import FaultsConfig
-from mindvl_train.faults.bad_steps import BadSteps
+from mindvl_train.faults.anomalous_steps import AnomalousSteps
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
@@ -125,14 +125,16 @@ def test_a_signal_in_the_last_step_ends_a_finished_run_that_says_so(make_config:
     assert (result.finished, result.asked_to_stop) == (True, True)
 
 
-def test_never_refuses_a_folder_that_holds_a_checkpoint(make_config: Callable[..., RunConfig]) -> None:
+def test_never_refuses_a_directory_that_holds_a_checkpoint(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=1)
     run_training(config, resume="never")
     with pytest.raises(TrainError, match="holds step-00000001 already"):
         run_training(config, resume="never")
 
 
-def test_a_path_resumes_another_run_in_a_new_folder(make_config: Callable[..., RunConfig], read_tensors: Read) -> None:
+def test_a_path_resumes_another_run_in_a_new_directory(
+    make_config: Callable[..., RunConfig], read_tensors: Read
+) -> None:
     straight = run_training(make_config("straight"))
     branch = make_config("branch")
     result = run_training(branch, resume=straight.out / "checkpoints" / "step-00000003")
@@ -178,7 +180,7 @@ def test_the_ledger_of_a_run_that_stopped_and_went_on_is_what_was_planned(
     run_training(config, on_step=stop)
     result = run_training(config)
     log = config.out / "audit.jsonl"
-    report = verify(config.data, log, packs_per_step=2, state=ledger_of(result.checkpoint))
+    report = verify(config.data, log, global_batch_size=2, state=ledger_of(result.checkpoint))
     assert report["verified"]["problems"] == []
     assert (report["steps"], report["checkpoint_step"], report["verified"]["steps"]) == (5, 5, 5)
 
@@ -199,14 +201,14 @@ def test_changed_data_are_refused_until_somebody_accepts_them(
     run_training(config, on_step=stop)
     for file in [*(tmp_path / "photos").glob("shard-000001.*"), tmp_path / "photos" / "manifest.json"]:
         file.unlink()
-    index_folder(tmp_path / "photos")
+    index_directory(tmp_path / "photos")
     with pytest.raises(DataError, match="index of photos changed since the checkpoint was written"):
         run_training(config)
     result = run_training(config, accept_data_change="me@here")
     assert result.finished
     state = ledger_of(result.checkpoint)
     assert [(c["step"], c["who"], list(c["sources"])) for c in state["changes"]] == [(2, "me@here", ["photos"])]
-    report = verify(config.data, config.out / "audit.jsonl", packs_per_step=2, state=state)
+    report = verify(config.data, config.out / "audit.jsonl", global_batch_size=2, state=state)
     assert report["verified"]["problems"] == []
 
 
@@ -231,7 +233,7 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
     assert (continued.data_used_up, continued.step > result.step) == (True, True)
     assert ledger_of(continued.checkpoint)["plan"]["totals"]["samples"] == 2 * (24 + 24 + 20)
     log = config.out / "audit.jsonl"
-    report = verify(more.data, log, packs_per_step=2, state=ledger_of(continued.checkpoint))
+    report = verify(more.data, log, global_batch_size=2, state=ledger_of(continued.checkpoint))
     assert report["verified"]["problems"] == []
     shorter = replace(config, schedule=replace(config.schedule, steps=continued.step), data=more.data)
     assert run_training(shorter).finished
@@ -240,8 +242,8 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
 def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BadSteps, "_why_bad", lambda steps, *_: "a reason" if steps._state.step >= 10 else None)
-    config = make_config(steps=14, checkpoints=CheckpointConfig(), faults=FaultsConfig(on_bad_step="skip"))
+    monkeypatch.setattr(AnomalousSteps, "_why_bad", lambda steps, *_: "a reason" if steps._state.step >= 10 else None)
+    config = make_config(steps=14, checkpoints=CheckpointConfig(), faults=FaultsConfig(on_anomalous_step="skip"))
     photos = config.data.sources[1]
     shutil.copytree(photos.path, tmp_path / "photos")
     shard = bytearray((tmp_path / "photos" / "shard-000000.tar").read_bytes())
@@ -249,7 +251,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
         shard[found.start() : found.start() + 40] = bytes(40)
     (tmp_path / "photos" / "shard-000000.tar").write_bytes(shard)
     sources = tuple(replace(s, path=tmp_path / "photos") if s is photos else s for s in config.data.sources)
-    config = replace(config, data=replace(config.data, sources=sources, max_bad_share=1.0))
+    config = replace(config, data=replace(config.data, sources=sources, max_failed_share=1.0))
 
     def stop(step: int, loss: float | None) -> None:
         if step == 6:
@@ -258,7 +260,14 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     run_training(config, on_step=stop)
     with (config.out / "quarantine.rank00000.jsonl").open("a") as file:  # of a try that was killed after the save
         for step in (8, 9):
-            bad = {"step": step, "source": "photos", "shard": "shard-000001.tar", "row": 1, "key": "k", "reason": "r"}
+            bad = {
+                "step": step,
+                "source": "photos",
+                "shard": "shard-000001.tar",
+                "sample_index": 1,
+                "key": "k",
+                "reason": "r",
+            }
             file.write(json.dumps(bad) + "\n")
     result = run_training(config)
 
@@ -269,16 +278,16 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     )
     records: dict[str, Any] = {"state": ledger_of(result.checkpoint), "quarantine_log": config.out / "quarantine.jsonl"}
     log = config.out / "audit.jsonl"
-    report = verify(config.data, log, packs_per_step=2, training=training, **records)
+    report = verify(config.data, log, global_batch_size=2, training=training, **records)
     assert report["verified"]["problems"] == []
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    in_step = {line["step"]: sum(map(len, line["rows"])) for line in lines}
+    in_step = {line["step"]: sum(map(len, line["packs"])) for line in lines}
     anomalous = sum(in_step[step] for step in (11, 12, 13, 14))
     unusable = sum(
         use[0] == "photos" and use[2] == "shard-000000.tar"
         for line in lines[:10]
-        for row in line["rows"]
-        for use in row
+        for pack in line["packs"]
+        for use in pack
     )
     assert unusable
     assert report["skipped"] == {
@@ -288,7 +297,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     assert report["verified"]["planned"] == report["samples"] == sum(in_step.values())
     (config.out / "quarantine.rank00000.jsonl").unlink()
     nothing = replace(training, skipped={})
-    found = verify(config.data, log, packs_per_step=2, training=nothing, **records)["verified"]["problems"]
+    found = verify(config.data, log, global_batch_size=2, training=nothing, **records)["verified"]["problems"]
     assert any("counts 4 steps that were left out, skipped.jsonl names 0" in problem for problem in found)
     assert any("placeholders, the quarantine logs name 0" in problem for problem in found)
 
@@ -360,7 +369,10 @@ def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
 
     monkeypatch.setattr(run, "Loader", Watched)
     published = save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=264), tmp_path / "published")
-    sections = {"model": ModelSection(folder=tmp_path / "published"), "init": InitSection(model=tmp_path / "published")}
+    sections = {
+        "model": ModelSection(directory=tmp_path / "published"),
+        "init": InitSection(model=tmp_path / "published"),
+    }
     config = make_config("qwen", steps=2, **sections)
     result = run_training(config)
     assert (result.step, asked) == (2, ["mrope"])

@@ -27,7 +27,7 @@ def die_at(step: int) -> Callable[[int, float | None], None]:
 def counters_in(checkpoint: Path) -> dict[str, Any]:
     """What the manifest keeps of the counters."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    return {name: manifest[name] for name in ("step", "tokens", "label_tokens", "skipped", "norms", "losses")}
+    return {name: manifest[name] for name in ("step", "tokens", "loss_tokens", "skipped", "norms", "losses")}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -55,7 +55,7 @@ def test_six_steps_straight_equal_three_a_crash_and_three_more(
     assert ledgers[0] == ledgers[1]
     counters = [counters_in(result.checkpoint) for result in (straight, resumed)]
     assert counters[0] == counters[1]
-    assert counters[0]["label_tokens"] > 0
+    assert counters[0]["loss_tokens"] > 0
     assert len(counters[0]["norms"]) == 6  # spikes are judged by those before the stop, too
     assert read_losses(make_config("straight")) == read_losses(config)
     assert [step for step, _, _ in read_losses(config)] == [1, 2, 3, 4, 5, 6]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, enter
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3
 from mindvl_train import OptimizerConfig, TrainError
 from mindvl_train.interfaces import Batch, Segment
@@ -19,14 +19,14 @@ CONFIG = smallest_config()
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row as the loader would give it."""
+class Pack:
+    """A pack as the loader would give it."""
 
     inputs: dict[str, Any]
     segments: tuple[Segment, ...] = ()
 
     @property
-    def num_label_tokens(self) -> int:
+    def num_loss_tokens(self) -> int:
         return int((self.inputs["labels"] != -100).sum())
 
     def to(self, device: torch.device) -> Self:
@@ -36,14 +36,14 @@ class Row:
         return self.inputs
 
 
-class Rows:
-    """A source of given rows."""
+class Packs:
+    """A source of given packs."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = iter([Row(row) for row in rows])
+    def __init__(self, packs: list[dict[str, Any]]) -> None:
+        self.packs = iter([Pack(pack) for pack in packs])
 
     def __next__(self) -> Batch:
-        return next(self.rows)
+        return next(self.packs)
 
     def is_used_up(self) -> bool:
         return False
@@ -70,10 +70,12 @@ def model() -> Iterator[MindVLModel]:
         yield built
 
 
-def rows() -> list[dict[str, Any]]:
+def packs() -> list[dict[str, Any]]:
     return [
-        pack([random_segment(CONFIG, [(1, 4, 6)], seed=1), random_segment(CONFIG, num_text=20, seed=2)], padding=2),
-        pack([random_segment(CONFIG, num_text=7, seed=3)]),
+        pack_segments(
+            [random_segment(CONFIG, [(1, 4, 6)], seed=1), random_segment(CONFIG, num_text=20, seed=2)], padding=2
+        ),
+        pack_segments([random_segment(CONFIG, num_text=7, seed=3)]),
     ]
 
 
@@ -93,18 +95,18 @@ def one_step(model: MindVLModel, inputs: list[dict[str, Any]], *, may_update: bo
     return train_step(
         wrapped,
         built,
-        Rows(inputs),
+        Packs(inputs),
         num_microbatches=2,
         learning_rate=0.01,
         place=Place(rank=0, device=torch.device("cpu")),
-        may_update=lambda norm, loss_sum, rows: may_update,
+        may_update=lambda norm, loss_sum, packs: may_update,
     )
 
 
 def plain_update(model: MindVLModel, *, clip: float, weight_decay: float) -> tuple[dict[str, torch.Tensor], float]:
-    """The same update by torch alone: the mean loss over all learned tokens, AdamW by hand for its first step."""
-    sums = [model(**row) for row in rows()]
-    count = sum(int((row["labels"] != -100).sum()) for row in rows())
+    """The same update by torch alone: the mean loss over all loss tokens, AdamW by hand for its first step."""
+    sums = [model(**pack) for pack in packs()]
+    count = sum(int((pack["labels"] != -100).sum()) for pack in packs())
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(torch.stack(sums).sum() / count, parameters)
     norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
@@ -122,10 +124,10 @@ def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
     model: MindVLModel, clip: float, weight_decay: float
 ) -> None:
     expected, norm = plain_update(model, clip=clip, weight_decay=weight_decay)
-    report = one_step(model, rows(), clip_grad_norm=clip, weight_decay=weight_decay)
+    report = one_step(model, packs(), clip_grad_norm=clip, weight_decay=weight_decay)
     assert report.grad_norm == pytest.approx(norm, rel=1e-5)
-    assert int(report.num_label_tokens) == sum(int((row["labels"] != -100).sum()) for row in rows())
-    assert report.num_tokens == sum(len(row["input_ids"]) for row in rows())
+    assert int(report.num_loss_tokens) == sum(int((pack["labels"] != -100).sum()) for pack in packs())
+    assert report.num_tokens == sum(len(pack["input_ids"]) for pack in packs())
     for name, value in values(model).items():
         # Where a gradient is nearly zero its sign decides the first step of Adam, so a few entries may differ.
         near = (value - expected[name]).abs() < 2e-5
@@ -134,24 +136,24 @@ def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
 
 def test_a_step_that_may_not_update_changes_nothing_and_counts_no_learned_tokens(model: MindVLModel) -> None:
     before = values(model)
-    report = one_step(model, rows(), may_update=False)
-    assert (report.was_applied, float(report.loss_sum), report.num_label_tokens) == (False, 0.0, 0)
+    report = one_step(model, packs(), may_update=False)
+    assert (report.was_applied, float(report.loss_sum), report.num_loss_tokens) == (False, 0.0, 0)
     assert report.grad_norm > 0
     for name, value in values(model).items():
         assert torch.equal(value, before[name]), name
 
 
 def test_a_step_without_learned_tokens_has_no_gradient(model: MindVLModel) -> None:
-    silent = rows()
-    for row in silent:
-        row["labels"][:] = -100
+    silent = packs()
+    for pack in silent:
+        pack["labels"][:] = -100
     report = one_step(model, silent, weight_decay=0.0)
-    assert (report.grad_norm, float(report.loss_sum), int(report.num_label_tokens)) == (0.0, 0.0, 0)
+    assert (report.grad_norm, float(report.loss_sum), int(report.num_loss_tokens)) == (0.0, 0.0, 0)
 
 
 def test_a_source_that_ends_is_one_named_error(model: MindVLModel) -> None:
     with pytest.raises(TrainError, match="before the schedule ended"):
-        one_step(model, rows()[:1])
+        one_step(model, packs()[:1])
 
 
 def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
@@ -161,7 +163,7 @@ def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
     config = smallest_deepseek_v3()
     language = config.language
     assert isinstance(language, DeepSeekV3LanguageConfig)
-    inputs = [pack([random_segment(config, num_text=length, seed=length)]) for length in (20, 9)]
+    inputs = [pack_segments([random_segment(config, num_text=length, seed=length)]) for length in (20, 9)]
     with process_groups(enter(), seed=0):
         model = MindVLModel(config, Layout())
         randomize(model)
@@ -170,7 +172,7 @@ def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
         assert all(torch.equal(dict(model.named_buffers())[name], bias) for name, bias in before.items())
         report = one_step(model, inputs)
         assert torch.isfinite(report.loss_sum)
-        statistics = {row.layer: row for row in model.router_statistics()}
+        statistics = {pack.layer: pack for pack in model.router_statistics()}
         assert set(statistics) == {1, 2, 3}  # two decoder layers with experts, one that predicts a token further
         assert int(statistics[1].tokens_per_expert.sum()) == 29 * language.experts_per_token
         for name, bias in before.items():

@@ -26,7 +26,7 @@ def build() -> Iterator[Callable[..., MindVLModel]]:
         yield lambda config, **options: build_models(config, MODEL, place.device, **({"load_init": True} | options))[0]
 
 
-def save_qwen3(folder: Path) -> Qwen3ForCausalLM:
+def save_qwen3(directory: Path) -> Qwen3ForCausalLM:
     language = MODEL.language
     published = Qwen3ForCausalLM(
         Qwen3Config(
@@ -39,7 +39,7 @@ def save_qwen3(folder: Path) -> Qwen3ForCausalLM:
             head_dim=language.head_dim,
         )
     )
-    published.save_pretrained(folder)
+    published.save_pretrained(directory)
     return published
 
 
@@ -63,7 +63,7 @@ def test_the_phase_freezes_what_it_does_not_train(
     assert {p.dtype for p in build(make_config(precision="bf16")).parameters()} == {torch.bfloat16}
 
 
-def test_a_folder_without_the_part_is_refused(
+def test_a_directory_without_the_part_is_refused(
     make_config: Callable[..., RunConfig], build: Callable[..., Any], tmp_path: Path
 ) -> None:
     save_qwen3(tmp_path / "qwen3")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mindvl command: one command per job, from raw pictures to an exported model."""
+"""The mindvl command: one command per job, from raw images to an exported model."""

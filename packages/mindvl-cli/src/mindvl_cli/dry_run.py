@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `mindvl train --dry-run` prints: the runs of a recipe or a plan as text or JSON.
 
-Comes after plan_file.py; mindvl_train.dry_run finds out, here it is said.
+Comes after pipeline_file.py; mindvl_train.dry_run finds out, here it is said.
 """
 
 import json
@@ -61,7 +61,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
         *(("stages", line) for line in _stages(report.stages, layout["device"])),
         (
             "step",
-            f"{schedule['rows_per_step']:,} rows of {schedule['seq_length']:,} tokens, {layout['microbatches']:,} on "
+            f"{schedule['global_batch_size']:,} packs of {schedule['seq_length']:,} tokens, {layout['microbatches']:,} on "
             f"each data-parallel rank; pipeline bubble {layout['pipeline_bubble']:.0%}",
         ),
         ("schedule", f"{schedule['steps']:,} steps, {count_text(schedule['tokens'])} tokens; learning rate {rates}"),
@@ -77,7 +77,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
 
 
 def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
-    """One line for each run of stages that are equal but for their activations: earlier ones hold more rows."""
+    """One line for each run of stages that are equal but for their activations: earlier ones hold more packs."""
 
     def content(stage: "StageCounts") -> str:
         layers = "+".join(str(number) for number in stage.layers)
@@ -121,7 +121,7 @@ def _operators(chosen: dict[str, str]) -> str:
 
 def _data(figures: dict[str, Any]) -> str:
     sources = ", ".join(f"{source['name']} {source['samples_share']:.0%}" for source in figures["sources"])
-    return f"first step planned: {figures['samples_per_row']:.1f} samples a row; samples by source: {sources}"
+    return f"first step planned: {figures['samples_per_pack']:.1f} samples a pack; samples by source: {sources}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -68,7 +68,7 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
 
     Args:
         rank: Global rank; only rank 0 warns on the console, the others write there only when an error is logged.
-        log_dir: Folder for `rank-0000.log` and its sisters; made when missing. None writes no file.
+        log_dir: Directory for `rank-0000.log` and its sisters; made when missing. None writes no file.
         verbose: Everything our packages say on the console too; other libraries stay at warnings.
     """
     root = logging.getLogger()

@@ -24,7 +24,10 @@ COMMANDS = {
     "plan": ("mindvl_cli.commands.plan:plan", "Which layouts of a model fit a cluster, how fast, for how long."),
     "train": ("mindvl_cli.commands.train:train", "Train from a recipe or a plan of several; go on where it stopped."),
     "report": ("mindvl_cli.commands.report:report", "How a run went: curves, where its time went, its card."),
-    "convert": ("mindvl_cli.commands.convert:convert", "A checkpoint to a folder that transformers loads, and back."),
+    "convert": (
+        "mindvl_cli.commands.convert:convert",
+        "A checkpoint to a directory that transformers loads, and back.",
+    ),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
     "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on a benchmark."),
     "search-resolution": (
@@ -81,7 +84,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 @click.option("-v", "--verbose", is_flag=True, help="Also log what is only of interest when looking for a fault.")
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
 def cli(verbose: bool) -> None:
-    """From raw pictures to a merged, searched, exported multimodal model."""
+    """From raw images to a merged, searched, exported multimodal model."""
     set_up_logging(verbose=verbose)
 
 

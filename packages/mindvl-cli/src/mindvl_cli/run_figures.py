@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run -> the figures of `mindvl report`: sums and means over its reports, and its card.
+"""The directory of a run -> the figures of `mindvl report`: sums and means over its reports, and its card.
 
 Comes before pages/run.py and the command's table and JSON. Reads text files alone, so it works beside a run that is
 still going.
@@ -33,38 +33,38 @@ State = Literal["finished", "stopped", "unfinished"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the folder of a run holds."""
+    """What the directory of a run holds."""
 
-    folder: Path
+    directory: Path
     lines: tuple[dict[str, Any], ...]  # one for each report, oldest first; at least one
     card: dict[str, Any]  # run.json; empty for a run of an older version
     result: dict[str, Any]  # result.json; empty while the run goes on, or after it was killed
     skipped: tuple[dict[str, Any], ...]  # steps that were left out
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(directory: Path) -> RunRecord:
     """Read what there is.
 
     Raises:
-        CliError: The folder is no run, or has not reported yet.
+        CliError: The directory is no run, or has not reported yet.
     """
-    path = folder / "metrics.jsonl"
+    path = directory / "metrics.jsonl"
     if not path.is_file():
         raise CliError(
-            f"no metrics.jsonl. {folder}. Give the folder that a recipe names as `out`, once training has begun in it."
+            f"no metrics.jsonl. {directory}. Give the directory that a recipe names as `out`, once training has begun in it."
         )
     lines = _whole_lines(path)
     if not lines:
         raise CliError(
-            f"no report yet. {path}. Wait for the first metrics.every_steps steps, or look at {folder / 'logs'} if the "
+            f"no report yet. {path}. Wait for the first metrics.every_steps steps, or look at {directory / 'logs'} if the "
             "run has ended."
         )
-    skipped = folder / "skipped.jsonl"
+    skipped = directory / "skipped.jsonl"
     return RunRecord(
-        folder=folder,
+        directory=directory,
         lines=tuple(lines),
-        card=_json(folder / "run.json"),
-        result=_json(folder / "result.json"),
+        card=_json(directory / "run.json"),
+        result=_json(directory / "result.json"),
         skipped=tuple(_whole_lines(skipped)) if skipped.is_file() else (),
     )
 
@@ -75,7 +75,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
     since = [line["since_last"] for line in run.lines if "since_last" in line]
     samples, sample_tokens = (sum(one[name] for one in since) for name in ("samples", "sample_tokens"))
     figures: dict[str, Any] = {
-        "run": str(run.folder),
+        "run": str(run.directory),
         "state": state_of(run),
         "step": last["step"],
         "steps": run.card.get("schedule", {}).get("steps"),
@@ -83,7 +83,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
         "loss_by_source": last.get("loss_by_source", {}),
         "loss_by_modality": last.get("loss_by_modality", {}),
         "tokens": last["tokens"],
-        "label_tokens": last["label_tokens"],
+        "loss_tokens": last["loss_tokens"],
         "samples": samples,
         "average_tokens_per_sample": sample_tokens / samples if samples else None,
         "visual_tokens": sum(one["visual_tokens"] for one in since),
@@ -93,7 +93,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
         "seconds_per_step": median(line["seconds_per_step"] for line in steady),
         "tflops_per_device": _median(steady, "tflops_per_device"),
         "mfu": _median(steady, "mfu"),
-        "fill": _fill(run, sample_tokens, since),
+        "packing_efficiency": _packing_efficiency(run, sample_tokens, since),
         "memory_peak_gb": max((line["memory_peak_gb"] for line in run.lines if "memory_peak_gb" in line), default=None),
         "skipped_steps": last.get("skipped_steps", 0),
         "imbalance": {
@@ -145,10 +145,10 @@ def gain(name: str, part: dict[str, float]) -> str:
     return "" if name in WORK else f"+{100 * part['gain_if_zero']:.1f} %"
 
 
-def _fill(run: RunRecord, sample_tokens: int, since: list[dict[str, Any]]) -> float | None:
-    rows = sum(one["rows"] for one in since)
+def _packing_efficiency(run: RunRecord, sample_tokens: int, since: list[dict[str, Any]]) -> float | None:
+    packs = sum(one["packs"] for one in since)
     seq_length = run.card.get("data", {}).get("seq_length")
-    return sample_tokens / (rows * seq_length) if rows and seq_length else None
+    return sample_tokens / (packs * seq_length) if packs and seq_length else None
 
 
 def _sources(run: RunRecord) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ data:
   packing: {seq_length: 256}
   image: {min_pixels: 784, max_pixels: 7840}
 schedule: {steps: 500, peak_lr: 1.0e-3}
-packs_per_step: 1
+global_batch_size: 1
 """
 
 
@@ -33,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]
     """Training both sides is tested in mindvl-train; here the second curve is 2 % off where the seed says so."""
     seen: list[RunConfig] = []
 
-    def both(config: RunConfig, folder: Path, *, on_step: object) -> AlignmentReport:
+    def both(config: RunConfig, directory: Path, *, on_step: object) -> AlignmentReport:
         seen.append(config)
         step = AlignedStep(step=1, loss=2.0, plain_loss=2.0, grad_norm=1.0, plain_grad_norm=1.0)
         last = replace(step, step=2, loss=2.04 if config.seed == 9 else 2.0)
@@ -88,7 +88,7 @@ def test_other_positions_than_those_of_transformers_end_with_code_1(measured: li
     assert result.stdout.endswith("note: no image is larger than a window\n")
 
 
-def test_a_figure_in_a_folder_that_is_not_there_is_refused_before_training(
+def test_a_figure_in_a_directory_that_is_not_there_is_refused_before_training(
     measured: list[RunConfig], tmp_path: Path
 ) -> None:
     recipe = tmp_path / "recipe.yaml"

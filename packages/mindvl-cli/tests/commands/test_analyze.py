@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `mindvl analyze routing`: a checkpoint with experts over packed rows; refusals."""
+"""Tests of `mindvl analyze routing`: a checkpoint with experts over packed packs; refusals."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from mindvl_cli.commands.analyze import analyze
 from mindvl_cli.failures import CliError
 from mindvl_cli.load import to_yaml
-from mindvl_data import DataConfig, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_data import DataConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model import MindVLConfig, ModelError, enter
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen3_moe
 
@@ -31,7 +31,7 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
-    from mindvl_train.checkpoints.folder import plain_json, save_weights
+    from mindvl_train.checkpoints.directory import plain_json, save_weights
     from mindvl_train.megatron.tensor_files import stored_parameters, write_tensors
 
     with single_process():
@@ -43,13 +43,15 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
             "model": plain_json(config),
             "run": {"precision": "fp32", "data": {"tokenizer": str(tokenizer)}},
         }
-        save_weights(out / "checkpoints", described, lambda folder: write_tensors(folder, places, tensors, 1 << 20))
+        save_weights(
+            out / "checkpoints", described, lambda directory: write_tensors(directory, places, tensors, 1 << 20)
+        )
     return out
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of bytes, shards of pictures and of texts, runs of a model with experts and of one without."""
+    """A tokenizer of bytes, shards of images and of texts, runs of a model with experts and of one without."""
     root = tmp_path_factory.mktemp("analyze")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     places = {token: number for number, token in enumerate([*SPECIAL, "<|video_pad|>", *letters])}
@@ -73,12 +75,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         question = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
         answer = {"role": "assistant", "content": "noise " * 3}
         lines.append({"messages": [{"role": "user", "content": question}, answer], "images": [f"{number}.png"]})
-    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    write_shards(root / "rows.jsonl", root / "pictures", format="messages", samples_per_shard=10)
+    (root / "packs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_shards(root / "packs.jsonl", root / "images", format="messages", samples_per_shard=10)
     (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "some text " * 4}) for _ in range(6)))
     write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=10)
-    for name in ("pictures", "texts"):
-        index_folder(root / name)
+    for name in ("images", "texts"):
+        index_directory(root / name)
     wide = {"vocab_size": 264}
     save(smallest_qwen3_moe(**wide), root / "run", root / "tokenizer")
     save(smallest_config(vocab_size=264), root / "dense", root / "tokenizer")
@@ -91,27 +93,27 @@ def routing(*arguments: object) -> Result:
 
 def test_a_recipe_is_measured_by_source_and_kind_of_token(root: Path, tmp_path: Path) -> None:
     data = DataConfig(
-        sources=tuple(SourceConfig(name=name, path=root / name, max_epochs=1) for name in ("pictures", "texts")),
+        sources=tuple(SourceConfig(name=name, path=root / name, max_epochs=1) for name in ("images", "texts")),
         tokenizer=root / "tokenizer",
         packing=PackingConfig(seq_length=256, buffer_size=4),
         audit_log=tmp_path / "audit.jsonl",
         num_threads=0,
     )
     (tmp_path / "recipe.yaml").write_text("data:\n  " + to_yaml(data).replace("\n", "\n  "))
-    options = ("--segment-lengths", "4,12", "--cache-sizes", "1,4", "--rows", 3, "--out", tmp_path / "page.html")
+    options = ("--segment-lengths", "4,12", "--cache-sizes", "1,4", "--packs", 3, "--out", tmp_path / "page.html")
     result = routing(root / "run", "--data", tmp_path / "recipe.yaml", *options, "--json")
     assert result.exit_code == 0, result.exception
     document: dict[str, Any] = json.loads(result.stdout)
-    assert (document["rows"], document["experts"], document["layers"]) == (3, 8, [0, 1])
+    assert (document["packs"], document["experts"], document["layers"]) == (3, 8, [0, 1])
     groups = {(score["source"], score["modality"], score["segment_length"]) for score in document["scores"]}
-    assert {("pictures", "visual", 12), ("pictures", "text", 4), ("texts", "text", 12), ("all", "mixed", 12)} <= groups
+    assert {("images", "visual", 12), ("images", "text", 4), ("texts", "text", 12), ("all", "mixed", 12)} <= groups
     assert ("texts", "visual", 4) not in groups
     assert all(score["hit_rates"][1] == 1 for score in document["scores"])  # four times two are all experts
     assert "SCH, visual tokens, windows of 12" in (tmp_path / "page.html").read_text()
     assert not (tmp_path / "audit.jsonl").exists()  # the log of a run is not touched
 
 
-def test_a_folder_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Path) -> None:
+def test_a_directory_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Path) -> None:
     result = routing(root / "run", "--data", root / "texts", "--segment-lengths", "8,4096", "--seq-length", 128)
     assert result.exit_code == 0, result.exception
     assert "2 layers of 8 experts, 2 for each token" in result.stdout
@@ -119,14 +121,14 @@ def test_a_folder_of_shards_is_one_source_with_the_tokenizer_of_the_run(root: Pa
     assert "lie in samples shorter than a window of 4096" in result.stdout
 
 
-def test_an_exported_folder_routes_as_the_run_it_was_made_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_directory_routes_as_the_run_it_was_made_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mindvl_train.checkpoints.export import export_checkpoint
 
-    export_checkpoint(root / "run", root / "folder", min_pixels=784, max_pixels=15680)
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the folder's code"))
+    export_checkpoint(root / "run", root / "directory", min_pixels=784, max_pixels=15680)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the directory's code"))
     options = ("--data", root / "texts", "--segment-lengths", "8", "--seq-length", 128, "--json")
     documents = []
-    for model in ("run", "folder"):
+    for model in ("run", "directory"):
         result = routing(root / model, *options)
         assert result.exit_code == 0, result.exception
         documents.append(json.loads(result.stdout) | {"model": None})

@@ -14,12 +14,12 @@ import torch
 from click.testing import CliRunner
 
 from mindvl_cli.commands import bench as module
-from mindvl_cli.commands.bench import bench, benchmarks_folder
+from mindvl_cli.commands.bench import bench, benchmarks_directory
 from mindvl_cli.failures import CliError
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path.insert(0, {directory!r})
 from figures import Figure, print_report
 assert sys.argv[1:] == ["--json", "--quick"]
 print_report([
@@ -32,16 +32,16 @@ print_report([
 
 @pytest.fixture
 def small_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose `packing.py` reports three made-up figures by the real `figures.py`."""
-    (tmp_path / "packing.py").write_text(SCRIPT.format(folder=str(benchmarks_folder("mindvl_data"))))
-    monkeypatch.setattr(module, "benchmarks_folder", lambda package: tmp_path)
+    """A directory whose `packing.py` reports three made-up figures by the real `figures.py`."""
+    (tmp_path / "packing.py").write_text(SCRIPT.format(directory=str(benchmarks_directory("mindvl_data"))))
+    monkeypatch.setattr(module, "benchmarks_directory", lambda package: tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The benchmark of the operators as a module."""
-    monkeypatch.syspath_prepend(str(benchmarks_folder("mindvl_ops")))
+    monkeypatch.syspath_prepend(str(benchmarks_directory("mindvl_ops")))
     yield importlib.import_module("ops")
     for name in ("ops", "figures"):
         sys.modules.pop(name, None)
@@ -50,7 +50,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The packing benchmark as a module."""
-    monkeypatch.syspath_prepend(str(benchmarks_folder("mindvl_data")))
+    monkeypatch.syspath_prepend(str(benchmarks_directory("mindvl_data")))
     names = ("packing", "figures", "packers", "workloads")
     assert not set(names) & set(sys.modules)
     yield importlib.import_module("packing")
@@ -59,7 +59,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_every_name_is_a_script_of_the_checkout() -> None:
-    assert all((benchmarks_folder(package) / f"{name}.py").is_file() for name, package in module.NAMES.items())
+    assert all((benchmarks_directory(package) / f"{name}.py").is_file() for name, package in module.NAMES.items())
 
 
 @pytest.mark.usefixtures("small_benchmark")
@@ -95,7 +95,7 @@ def test_outside_of_a_checkout_the_error_says_what_to_do(tmp_path: Path, monkeyp
     monkeypatch.delitem(sys.modules, "mindvl_data", raising=False)
 
     with pytest.raises(CliError, match=r"not part of the installed mindvl-data\. .*site-packages.* in a checkout"):
-        benchmarks_folder("mindvl_data")
+        benchmarks_directory("mindvl_data")
 
 
 def test_a_benchmark_that_fails_is_an_error_of_ours(small_benchmark: Path) -> None:

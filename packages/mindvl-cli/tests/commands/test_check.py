@@ -68,21 +68,21 @@ def test_a_backend_that_is_not_there_is_our_error() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "qwen"
     save_qwen2_5_vl(smallest_qwen2_5_vl(), path)
     return path
 
 
-def test_parity_shows_every_kind_and_writes_every_input(folder: Path, tmp_path: Path) -> None:
+def test_parity_shows_every_kind_and_writes_every_input(directory: Path, tmp_path: Path) -> None:
     out = tmp_path / "parity.csv"
-    arguments = ["parity", str(folder), "--inputs", "10", "--out", str(out), "--one-at-a-time"]
+    arguments = ["parity", str(directory), "--inputs", "10", "--out", str(out), "--one-at-a-time"]
     result = CliRunner().invoke(check, arguments, catch_exceptions=False)
 
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
     assert [line[:2] for line in lines[1:]] == [
-        ["text", "2"], ["picture", "2"], ["pictures", "2"], ["video", "2"], ["mixed", "2"], ["all", "10"],
+        ["text", "2"], ["image", "2"], ["images", "2"], ["video", "2"], ["mixed", "2"], ["all", "10"],
     ]  # fmt: skip
     assert float(lines[-1][3]) < 1e-5
     rows = list(csv.DictReader(out.open(newline="")))
@@ -93,16 +93,16 @@ def test_parity_shows_every_kind_and_writes_every_input(folder: Path, tmp_path: 
 
 
 def test_parity_names_what_is_beyond_the_bound_and_ends_with_code_1(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mindvl_model.hf import parity
 
     monkeypatch.setattr(parity, "BOUND", 1e-9)
-    result = CliRunner().invoke(check, ["parity", str(folder), "--inputs", "4", "--seed", "8"])
+    result = CliRunner().invoke(check, ["parity", str(directory), "--inputs", "4", "--seed", "8"])
     assert result.exit_code == 1
     assert "beyond the bound: input 3 of seed 8 (video, " in result.stdout
 
-    result = CliRunner().invoke(check, ["parity", str(folder), "--inputs", "4", "--json"])
+    result = CliRunner().invoke(check, ["parity", str(directory), "--inputs", "4", "--json"])
     report = json.loads(result.stdout)
     assert (result.exit_code, report["ok"], report["model_type"]) == (1, False, "qwen2_5_vl")
     assert [one["number"] for one in report["failing"]] == [0, 1, 2, 3]
@@ -110,7 +110,7 @@ def test_parity_names_what_is_beyond_the_bound_and_ends_with_code_1(
     assert 0 < report["worst"]["all"]["mre"] < 1e-5
 
 
-def test_parity_of_a_folder_that_is_none_is_our_error(tmp_path: Path) -> None:
+def test_parity_of_a_directory_that_is_none_is_our_error(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: there is no such file"):
         CliRunner().invoke(check, ["parity", str(tmp_path)], catch_exceptions=False)
     result = CliRunner().invoke(check, ["parity", str(tmp_path), "--out", str(tmp_path / "no" / "table.csv")])

@@ -42,7 +42,7 @@ def test_two_processes_train_as_one_and_a_run_of_other_weights_is_found(
         "ep2,wrong",
         "--steps",
         "1",
-        "--rows",
+        "--packs",
         "2",
         "--json",
     ]
@@ -105,7 +105,7 @@ def test_tables_say_what_differs_and_what_failed() -> None:
 
 
 @pytest.mark.parametrize("name", ["packing", "parallel", "alignment"])
-def test_a_missing_folder_is_named_before_any_process_starts(
+def test_a_missing_directory_is_named_before_any_process_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

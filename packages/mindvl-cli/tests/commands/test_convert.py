@@ -15,15 +15,15 @@ from mindvl_train import CheckpointError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformers folder of the smallest model, without a tokenizer."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers directory of the smallest model, without a tokenizer."""
     enter()
     from mindvl_model.hf.config_json import hf_config
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
-    from mindvl_model.weights.folder import write_weights
+    from mindvl_model.weights.directory import write_weights
     from mindvl_model.weights.layout import split
     from mindvl_model.weights.names import weight_rules
 
@@ -38,23 +38,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_folder_becomes_a_checkpoint_and_every_tensor_is_accounted_for(folder: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(convert, [str(folder), str(tmp_path / "run"), "--to", "mindvl", "--json"])
+def test_a_directory_becomes_a_checkpoint_and_every_tensor_is_accounted_for(directory: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(convert, [str(directory), str(tmp_path / "run"), "--to", "mindvl", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["checkpoint"] == str(tmp_path / "run" / "checkpoints" / "step-00000000")
     assert (Path(report["checkpoint"]) / "manifest.json").is_file()
-    of_folder = report["folders"][str(folder)]
-    assert len(of_folder["loaded"]) == 45  # 21 of the tower, 5 of the projector, 19 of the language model
-    assert "model.visual.patch_embed.proj.weight" in of_folder["reshaped"]
-    assert of_folder["left_out"] == of_folder["spare"] == report["fresh"] == []
+    of_directory = report["directories"][str(directory)]
+    assert len(of_directory["loaded"]) == 45  # 21 of the vision encoder, 5 of the projector, 19 of the language model
+    assert "model.visual.patch_embed.proj.weight" in of_directory["reshaped"]
+    assert of_directory["left_out"] == of_directory["spare"] == report["fresh"] == []
 
     again = CliRunner().invoke(convert, [str(tmp_path / "run"), str(tmp_path / "model")])
     assert "was converted without a tokenizer" in str(again.exception)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(convert, [str(tmp_path), str(tmp_path / "model")])
 
     assert isinstance(result.exception, CheckpointError)
@@ -62,10 +62,10 @@ def test_a_folder_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> Non
     assert not (tmp_path / "model").exists()
 
 
-def test_parts_without_a_tokenizer_are_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+def test_parts_without_a_tokenizer_are_refused_before_anything_is_written(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "language").mkdir()
     (tmp_path / "language" / "config.json").write_text('{"model_type": "qwen3"}')
-    options = ["--vision", str(folder), "--language", str(tmp_path / "language"), str(tmp_path / "run")]
+    options = ["--vision", str(directory), "--language", str(tmp_path / "language"), str(tmp_path / "run")]
     result = CliRunner().invoke(convert, options)
     assert isinstance(result.exception, WeightError)
     assert str(tmp_path / "language") in str(result.exception)

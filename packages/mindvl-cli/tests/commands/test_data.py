@@ -68,7 +68,7 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def indexed(shards: Path) -> Path:
-    assert run_json("index", shards)["folders"][0]["images"] == 6
+    assert run_json("index", shards)["directories"][0]["images"] == 6
     return shards
 
 
@@ -130,7 +130,7 @@ def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None
     assert len(pack["segments"]) == 6
 
 
-def test_a_page_holds_the_picture_and_colours_what_is_learned(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_page_holds_the_image_and_colours_what_is_learned(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     run("show", indexed, "--tokenizer", tokenizer, "--stage", "tokens", "--out", out)
 
@@ -149,11 +149,11 @@ def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_
     figures = run_json("stats", recipe, "--packs", 20, "--dp", 2, "--microbatches", 2)
     assert figures["rows"] == 20
     assert figures["tokens_by_source"].keys() == {"boxes"}
-    assert 0.7 < figures["fill"] <= 1
+    assert 0.7 < figures["packing_efficiency"] <= 1
     assert figures["rank_imbalance"] >= 0
     page = tmp_path / "stats.html"
     printed = run("stats", recipe, "--packs", 4, "--out", page, "data.packing.seq_length=128").stdout
-    assert "fill" in printed
+    assert "packing efficiency" in printed
     assert "asked, samples" in printed
     root = ElementTree.fromstring(page.read_text().partition("<body>")[2].partition("</body>")[0])
     assert len(list(root.iter("svg"))) == 2

@@ -12,17 +12,17 @@ from mindvl_cli.evaluation.predict import Predictor
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """A folder that answers 2 to everything; the real model is tested beside predict.py."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    """A directory that answers 2 to everything; the real model is tested beside predict.py."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
     monkeypatch.setattr(Predictor, "fingerprint", "f")
     monkeypatch.setattr(Predictor, "default_limits", (784, 7840))
     monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
     monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ())
     monkeypatch.setattr(Predictor, "_answer", lambda self, questions: ["2"] * len(questions))
     (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
-    return folder
+    return directory
 
 
 def test_a_table_is_shown_and_a_report_left(model, tmp_path):

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from mindvl_cli.commands.data import data
 from mindvl_cli.failures import CliError
 from mindvl_cli.load import to_plain, to_yaml
-from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, index_folder, write_shards
+from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, index_directory, write_shards
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 
@@ -34,28 +34,28 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     tokenizer.save_pretrained(root / "tokenizer")
     (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "ab " * (n % 7 + 1)}) for n in range(40)))
     write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=15)
-    index_folder(root / "texts")
+    index_directory(root / "texts")
     return DataConfig(
         sources=(SourceConfig(name="texts", path=root / "texts"),),
         tokenizer=root / "tokenizer",
         packing=PackingConfig(seq_length=64, buffer_size=4),
-        max_bad_share=1e-05,  # JSON writes it in a way that YAML 1.1 takes for a text
+        max_failed_share=1e-05,  # JSON writes it in a way that YAML 1.1 takes for a text
         num_threads=0,
     )
 
 
 @pytest.fixture
 def run(config: DataConfig, tmp_path: Path) -> Path:
-    """The folder of a run of six steps, saved after the fourth, as a training run leaves it."""
+    """The directory of a run of six steps, saved after the fourth, as a training run leaves it."""
     logged = replace(config, audit_log=tmp_path / "audit.jsonl")
     checkpoint = tmp_path / "checkpoints" / "step-00000004"
     checkpoint.mkdir(parents=True)
-    with Loader(logged, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(logged, global_batch_size=2, position_kind="rope") as loader:
         for number in range(1, 13):
             next(loader)
             if number == 8:
                 (checkpoint / "ledger.json").write_text(json.dumps(loader.state_dict(), sort_keys=True))
-    manifest = {"format": 1, "step": 4, "run": {"data": to_plain(config), "packs_per_step": 2}}
+    manifest = {"format": 1, "step": 4, "run": {"data": to_plain(config), "global_batch_size": 2}}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path
 
@@ -67,12 +67,12 @@ def ledger(*arguments: object) -> Result:
 def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -> None:
     text = ledger(run).stdout
     assert "steps 1 to 6" in text
-    assert "12 rows" in text
+    assert "12 packs" in text
     assert "newest checkpoint stands at step 4; the 2 steps after it are done again" in text
     assert "planned" not in text
     document: dict[str, Any] = json.loads(ledger(run, "--json").stdout)
     logged = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
-    assert document["samples"] == sum(len(row) for line in logged for row in line["rows"])
+    assert document["samples"] == sum(len(pack) for line in logged for pack in line["packs"])
     assert (
         document["tokens"] == document["sources"]["texts"]["tokens"] == sum(line["tokens"]["texts"] for line in logged)
     )
@@ -87,14 +87,14 @@ def test_a_run_that_did_as_planned_verifies(run: Path) -> None:
 
 def test_samples_that_never_reached_an_update_are_told_with_their_causes(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
-    counts = [sum(map(len, line["rows"])) for line in lines]
-    ranks = [{"rows": [[[*use, "key"] for use in row]]} for row in lines[1]["rows"]]
+    counts = [sum(map(len, line["packs"])) for line in lines]
+    ranks = [{"packs": [[[*use, "key"] for use in pack]]} for pack in lines[1]["packs"]]
     skipped = {"step": 2, "action": "skipped", "why": "the loss is nan", "ranks": ranks}
     (run / "skipped.jsonl").write_text(json.dumps(skipped) + "\n")
-    source, _, shard, row = lines[2]["rows"][0][0]
-    bad = {"step": 3, "source": source, "shard": shard, "row": row, "key": "k", "reason": "no JPEG"}
-    other = dict(zip(("source", "epoch", "shard", "row"), lines[3]["rows"][0][0], strict=True))
-    masked = bad | other | {"step": 4, "reason": "a process that trains the same row cannot use it"}
+    source, _, shard, pack = lines[2]["packs"][0][0]
+    bad = {"step": 3, "source": source, "shard": shard, "sample_index": pack, "key": "k", "reason": "no JPEG"}
+    other = dict(zip(("source", "epoch", "shard", "sample_index"), lines[3]["packs"][0][0], strict=True))
+    masked = bad | other | {"step": 4, "reason": "a process that trains the same pack cannot use it"}
     (run / "quarantine.rank00000.jsonl").write_text(json.dumps(bad) + "\n" + json.dumps(masked) + "\n")
     manifest = json.loads((run / "checkpoints" / "step-00000004" / "manifest.json").read_text())
     counted = json.dumps(manifest | {"skipped": 1, "placeholders": 2})
@@ -137,7 +137,7 @@ def test_a_lost_step_fails_the_command_and_is_named(run: Path) -> None:
 
 
 def test_the_recipe_of_the_run_goes_before_its_newest_checkpoint(run: Path, config: DataConfig) -> None:
-    recipe = "packs_per_step: 2\ndata:\n" + "".join(
+    recipe = "global_batch_size: 2\ndata:\n" + "".join(
         f"  {line}\n" for line in to_yaml(replace(config, seed=5)).splitlines()
     )
     (run / "recipe.yaml").write_text(recipe)
@@ -146,7 +146,7 @@ def test_the_recipe_of_the_run_goes_before_its_newest_checkpoint(run: Path, conf
     assert "seed (0 -> 5) changed" in " ".join(result.stdout.split())
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     result = ledger(tmp_path)
     assert isinstance(result.exception, CliError)
     assert "no recipe.yaml and no checkpoint" in str(result.exception)

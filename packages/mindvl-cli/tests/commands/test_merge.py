@@ -22,8 +22,8 @@ def models(tmp_path):
     return paths
 
 
-def _value(folder):
-    return load_file(folder / "model.safetensors")["w"][0].item()
+def _value(directory):
+    return load_file(directory / "model.safetensors")["w"][0].item()
 
 
 def test_models_are_averaged_and_the_manifest_printed(models, tmp_path):

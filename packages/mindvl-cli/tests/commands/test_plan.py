@@ -41,7 +41,7 @@ def test_a_recipe_comes_back_with_a_layout_that_the_trainer_takes(tmp_path: Path
     result = _run(str(RECIPE), "--device", "910b2", "--devices", "128", "--packs-per-step", "512", "--out", str(out))
     assert "MFU" in result.stdout
     planned, given = load_config(out, RunConfig), load_config(RECIPE, RunConfig)
-    assert planned.packs_per_step == 512
+    assert planned.global_batch_size == 512
     assert planned.data.sources == given.data.sources
     assert data_parallel_size(planned, 128) >= 1
 
@@ -49,7 +49,7 @@ def test_a_recipe_comes_back_with_a_layout_that_the_trainer_takes(tmp_path: Path
 def test_without_a_recipe_the_sections_alone_are_written(tmp_path: Path) -> None:
     out = tmp_path / "layout.yaml"
     _run("mindvl-8b", "--device", "h100", "--devices", "8", "--top", "1", "--out", str(out))
-    assert {"parallel", "recompute", "optimizer", "packs_per_step"} <= {
+    assert {"parallel", "recompute", "optimizer", "global_batch_size"} <= {
         line.partition(":")[0] for line in out.read_text().splitlines() if line[0] != " "
     }
 
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_shown_and_is_an_error() -> None:
         (("mindvl-8b", "--measure"), "--measure"),
         (("mindvl-8b", "schedule.steps=3"), "'schedule.steps=3' changes a recipe"),
         ((str(RECIPE.parent),), "Name one of its recipes: .*multitask.yaml, .*sft.yaml, .*warmup.yaml"),
-        ((str(RECIPE.parent / "plan.yaml"),), "is a plan of several runs"),
+        ((str(RECIPE.parent / "pipeline.yaml"),), "is a plan of several runs"),
         (("mindvl-8b", "--device", "910b2", "--seq-length", "1001"), "Use 1000."),
         (("mindvl-8b", "--device", "910b2", "--max-pixels", "783"), "Use 784 or more."),
         ((str(RECIPE), "--device", "910b2", "--max-pixels", "784", "data.image.min_pixels=3136"), "Use 3136 or more."),
@@ -94,5 +94,5 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(option: str, value: str) ->
 
 
 def test_a_value_of_the_recipe_can_be_changed_in_passing() -> None:
-    found = _document(str(RECIPE), "packs_per_step=96", "--device", "910b2", "--devices", "32", "--top", "1")
-    assert found["packs_per_step"] == 96
+    found = _document(str(RECIPE), "global_batch_size=96", "--device", "910b2", "--devices", "32", "--top", "1")
+    assert found["global_batch_size"] == 96

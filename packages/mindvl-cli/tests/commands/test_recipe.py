@@ -87,7 +87,7 @@ def test_the_audit_of_everything_adds_the_tokens_of_the_training():
 
 
 def test_mapped_sources_are_yaml_that_a_recipe_can_hold(root, tmp_path):
-    mapping = tmp_path / "folders.yaml"
+    mapping = tmp_path / "directories.yaml"
     mapping.write_text(f"General QA: {root / 'general-qa'}\nWTQ: s3://bucket/wtq\n")
     out = tmp_path / "new" / "sources.yaml"
     result = run("show", "multitask", "--map", mapping, "--renormalize", "--out", out)
@@ -102,19 +102,19 @@ def test_mapped_sources_are_yaml_that_a_recipe_can_hold(root, tmp_path):
         run("show", "multitask", "--map", mapping, "--renormalize", "--out", out)
 
 
-def test_a_root_is_mapped_by_folder_names_and_what_is_missing_or_left_over_is_said(root):
+def test_a_root_is_mapped_by_directory_names_and_what_is_missing_or_left_over_is_said(root):
     result = run("show", "multitask", "--root", root, "--renormalize")
     assert [line for line in result.stdout.splitlines() if "name:" in line] == [
         "  - name: WTQ",
         "  - name: General QA",
     ]
-    assert "missing: Cauldron/ai2d (folder cauldron-ai2d)" in result.stderr
+    assert "missing: Cauldron/ai2d (directory cauldron-ai2d)" in result.stderr
     assert result.stderr.count("missing: ") == 326
-    assert "not in the recipe: folder holidays" in result.stderr
+    assert "not in the recipe: directory holidays" in result.stderr
 
 
 def test_a_missing_source_is_an_error_unless_the_rest_may_go_on(root):
-    with pytest.raises(DataError, match="326 of 328 sources have no folder"):
+    with pytest.raises(DataError, match="326 of 328 sources have no directory"):
         run("show", "multitask", "--root", root)
 
 
@@ -130,9 +130,9 @@ def test_ones_own_count_makes_web2code_a_source(tmp_path):
 
 
 def test_a_mapping_that_is_no_mapping_is_refused_with_its_line(root, tmp_path):
-    mapping = tmp_path / "folders.yaml"
+    mapping = tmp_path / "directories.yaml"
     mapping.write_text("WTQ: 3\n")
-    with pytest.raises(ConfigError, match=r"folders.yaml:1"):
+    with pytest.raises(ConfigError, match=r"directories.yaml:1"):
         run("show", "multitask", "--map", mapping, "--renormalize")
 
 

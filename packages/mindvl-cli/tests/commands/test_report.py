@@ -17,7 +17,7 @@ LINE: dict[str, Any] = {
     "loss": 1.25,
     "learning_rate": 1e-3,
     "grad_norm": 1.0,
-    "label_tokens": 100,
+    "loss_tokens": 100,
     "tokens": 1000,
     "tokens_per_s": 500.0,
     "seconds_per_step": 0.2,
@@ -52,7 +52,7 @@ def test_json_is_one_document_and_the_page_stands_where_it_was_asked_for(run: Pa
     assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "report.html"}
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"no metrics\.jsonl"):
         CliRunner().invoke(report, [str(tmp_path)], catch_exceptions=False)
 

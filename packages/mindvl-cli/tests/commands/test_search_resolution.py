@@ -12,12 +12,12 @@ from mindvl_cli.evaluation.predict import Predictor
 
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
-    """A folder whose answers are right from 16 units on."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    """A directory whose answers are right from 16 units on."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
     size = {"shortest_edge": 784, "longest_edge": 7840}
-    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {"size": size}}))
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": {"size": size}}))
     monkeypatch.setattr(Predictor, "fingerprint", "f")
     monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
     monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ((high, 1),))
@@ -25,7 +25,7 @@ def arguments(tmp_path, monkeypatch):
         Predictor, "_answer", lambda self, questions: ["2" if q.max_pixels >= 16 * 784 else "1" for q in questions]
     )
     (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
-    return [str(folder), "-b", str(tmp_path / "sum.jsonl"), "--grid", "4,8x8,16,32"]
+    return [str(directory), "-b", str(tmp_path / "sum.jsonl"), "--grid", "4,8x8,16,32"]
 
 
 def test_the_choice_is_printed_drawn_and_applied(arguments, tmp_path):

@@ -37,7 +37,7 @@ data:
   tokenizer: tokenizer
   packing: {{seq_length: 1024}}
 schedule: {{steps: 5, peak_lr: 1.0e-3}}
-packs_per_step: 1
+global_batch_size: 1
 """
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_value_is_refused_by_name_before_anything_is_made(recipe: Path, 
     assert not (recipe.parent / "run").exists()
 
 
-def test_a_run_without_its_data_says_which_folder_is_missing(recipe: Path) -> None:
+def test_a_run_without_its_data_says_which_directory_is_missing(recipe: Path) -> None:
     result = CliRunner().invoke(train, [str(recipe)])
 
     assert result.exception is not None
@@ -94,8 +94,8 @@ def test_changed_data_are_accepted_by_user_and_host_only_when_asked(
 SHORT = ["schedule.steps=2", "checkpoints.every_steps=1", "metrics.tensorboard=false", "data.num_threads=0"]
 
 
-def run_plan(place: Path, *words: str) -> Result:
-    return CliRunner().invoke(train, [str(RECIPES / "tiny" / "plan.yaml"), *SHORT, *words])
+def run_pipeline(place: Path, *words: str) -> Result:
+    return CliRunner().invoke(train, [str(RECIPES / "tiny" / "pipeline.yaml"), *SHORT, *words])
 
 
 def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed_recipe(
@@ -113,10 +113,10 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
         return real(config, *arguments, **options)
 
     monkeypatch.setattr(train_module, "_train_here", watched)
-    stopped = run_plan(tmp_path, out)
+    stopped = run_pipeline(tmp_path, out)
     assert (stopped.exit_code, told) == (75, ["warmup", "multitask"])
     # That stage has finished all the same: only the others are left.
-    result = run_plan(tmp_path, out, "--json")
+    result = run_pipeline(tmp_path, out, "--json")
     assert result.exit_code == 0
     assert told == ["warmup", "multitask", "sft-256", "sft-512", "sft-1024"]
     document = json.loads(result.stdout)
@@ -124,18 +124,18 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
     assert [stage["step"] for stage in document["stages"]] == [2] * 5
     manifest = json.loads((tmp_path / "sft-512/checkpoints/step-00000002/manifest.json").read_text())
     assert manifest["parents"] == [str(tmp_path / "multitask")]
-    again = run_plan(tmp_path, out)
+    again = run_pipeline(tmp_path, out)
     assert again.exit_code == 0
     assert len(told) == 5
     assert again.stdout.startswith("warmup: finished at step 2")
 
-    changed = run_plan(tmp_path, out, "schedule.peak_lr=0.5")
+    changed = run_pipeline(tmp_path, out, "schedule.peak_lr=0.5")
     assert isinstance(changed.exception, TrainError)
     assert "'warmup' has finished with other settings than the plan has now: schedule.peak_lr was 0.001, is 0.5" in str(
         changed.exception
     )
     shutil.rmtree(tmp_path / "warmup" / "checkpoints")
-    orphan = run_plan(tmp_path, out)
+    orphan = run_pipeline(tmp_path, out)
     assert isinstance(orphan.exception, TrainError)
     assert "'multitask' has finished, but 'warmup', which it starts from, has not" in str(orphan.exception)
 
@@ -163,13 +163,13 @@ def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
     tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_place)
-    result = run_plan(tmp_path, f"out={tmp_path / 'run'}", "--dry-run", "--json")
+    result = run_pipeline(tmp_path, f"out={tmp_path / 'run'}", "--dry-run", "--json")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["ok"]) == (0, True)
     assert [stage["start"]["from_stage"] for stage in document["stages"]] == [None, "warmup", *["multitask"] * 3]
     assert document["stages"][1]["data"]["samples_per_row"] > 1
     assert not (tmp_path / "run").exists()
-    text = run_plan(tmp_path, f"out={tmp_path / 'run'}", "--dry-run").stdout
+    text = run_pipeline(tmp_path, f"out={tmp_path / 'run'}", "--dry-run").stdout
     assert "weights     all parts from stage warmup" in text
     assert "problem" not in text
 
@@ -185,7 +185,7 @@ def test_torchrun_starts_a_run_again_after_a_kill_and_it_ends_like_a_quiet_one(
 ) -> None:
     text = recipe.read_text().replace("path: shards", f"path: {tiny_place / 'shards' / 'pages'}")
     recipe.write_text(text.replace("tokenizer: tokenizer", f"tokenizer: {tiny_place / 'tokenizer'}"))
-    words = ["-m", "mindvl_cli.main", "train", str(recipe), "schedule.steps=12", "packs_per_step=2"]
+    words = ["-m", "mindvl_cli.main", "train", str(recipe), "schedule.steps=12", "global_batch_size=2"]
     words += ["data.packing.seq_length=256", "checkpoints.every_steps=2", "metrics.every_steps=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"

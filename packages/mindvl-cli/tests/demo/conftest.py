@@ -60,7 +60,7 @@ def results(tmp_path: Path) -> Results:
     packing = Packing(
         num_packs=2400,
         num_samples=31234,
-        fill=0.9961,
+        efficiency=0.9961,
         visual_tokens_mean=141.3,
         visual_tokens_max=168,
         visual_tokens_cv=0.083,
@@ -122,7 +122,7 @@ def results(tmp_path: Path) -> Results:
         for number in range(0 if task == "arithmetic" else 2 if task == "compare" else 1):
             image = Image.new("L", (168, 56), 255)
             ImageDraw.Draw(image).text((20, 8), str(4071 + number), fill=0, font_size=36)
-            images.append(tmp_path / "pictures" / f"{index}-{number}.png")
+            images.append(tmp_path / "images" / f"{index}-{number}.png")
             images[-1].parent.mkdir(exist_ok=True)
             image.save(images[-1])
         examples.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the vision tower's pre-training."""
+"""Tests of the vision encoder's pre-training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +32,10 @@ def config(tokenizer: Path) -> MindVLConfig:
     return for_tokenizer(small, known.special_ids, len(known.hf))
 
 
-def test_the_tower_learns_digits_and_the_same_seed_gives_the_same_weights(
+def test_the_vision_encoder_learns_digits_and_the_same_seed_gives_the_same_weights(
     tmp_path: Path, tokenizer: Path, config: MindVLConfig
 ) -> None:
-    settings = replace(FULL.vision_backbone, num_pictures=300, steps=150, batch_size=32)
+    settings = replace(FULL.vision_backbone, num_images=300, steps=150, batch_size=32)
 
     def run(name: str) -> dict[str, Any]:
         return pretrain_vision(

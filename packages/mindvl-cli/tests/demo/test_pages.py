@@ -18,7 +18,7 @@ def test_every_digit_lies_inside_the_page(layout: Layout) -> None:
         generator = page_generator(3, index)
         number = random_number(generator, num_digits=1 + index % 6, split="train")
         page = compose_page(number, scans=load_scans("train"), layout=layout, generator=generator)
-        height, width, channels = page.picture.shape
+        height, width, channels = page.image.shape
         assert channels == 3
         assert page.number == number
         assert len(page.boxes) == len(number)
@@ -42,7 +42,7 @@ def test_digits_stand_in_reading_order_and_do_not_overlap(layout: Layout) -> Non
 def test_boxes_hold_the_ink() -> None:
     generator = page_generator(5, 0)
     page = compose_page("407", scans=load_scans("train"), layout="line", generator=generator)
-    outside = page.picture.astype(int).copy()
+    outside = page.image.astype(int).copy()
     paper = outside[0, 0].copy()
     for left, top, right, bottom in page.boxes:
         assert np.abs(outside[top:bottom, left:right] - paper).max() > 60
@@ -55,7 +55,7 @@ def test_the_same_generator_gives_the_same_page() -> None:
         compose_page("12", scans=load_scans("train"), layout="large", generator=page_generator(1, 2)) for _ in range(2)
     )
     other = compose_page("12", scans=load_scans("train"), layout="large", generator=page_generator(1, 3))
-    assert np.array_equal(first.picture, second.picture)
+    assert np.array_equal(first.image, second.image)
     assert first.boxes == second.boxes
     assert first.boxes != other.boxes
 

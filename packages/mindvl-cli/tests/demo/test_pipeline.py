@@ -19,7 +19,7 @@ SMALLEST: DemoSettings = replace(
     vision=replace(QUICK.vision, hidden_size=48, num_layers=1, num_heads=3, full_attention_layers=(0,)),
     language=replace(QUICK.language, num_layers=1),
     sources={name: replace(source, num_samples=120) for name, source in QUICK.sources.items()},
-    vision_backbone=replace(QUICK.vision_backbone, num_pictures=40, steps=2, batch_size=16),
+    vision_backbone=replace(QUICK.vision_backbone, num_images=40, steps=2, batch_size=16),
     language_backbone=replace(QUICK.language_backbone, steps=2),
     warmup=replace(QUICK.warmup, steps=2),
     multitask=replace(QUICK.multitask, steps=2),

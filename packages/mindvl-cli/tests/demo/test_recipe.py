@@ -34,7 +34,7 @@ def test_a_recipe_loads_as_the_run_it_was_written_for(tmp_path: Path) -> None:
     assert config.trained_parts == ("vision", "projector", "language")
 
 
-def test_the_sft_phases_differ_in_length_and_picture_limit_alone_and_hold_as_much_text_as_pictures() -> None:
+def test_the_sft_phases_differ_in_length_and_image_limit_alone_and_hold_as_much_text_as_images() -> None:
     assert len({phase.seq_length for phase in FULL.sft}) == 3
     assert len({phase.max_pixels for phase in FULL.sft}) == 3
     assert {phase.text_share for phase in FULL.sft} == {0.5}

@@ -103,11 +103,11 @@ def test_the_json_holds_the_overall_score_as_the_mean_over_tasks(results: Result
     assert document["table"]["rows"][0]["overall"] == (0.905 + 0.97 + 0.9 + 0.82 + 0.94) / 5
 
 
-def test_pictures_are_named_relative_to_the_report(results: Results, tmp_path: Path) -> None:
+def test_images_are_named_relative_to_the_report(results: Results, tmp_path: Path) -> None:
     write_report(results, tmp_path)
     document = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
 
-    assert document["examples"][0]["images"] == ["pictures/0-0.png"]
+    assert document["examples"][0]["images"] == ["images/0-0.png"]
 
 
 def test_a_run_without_curves_packing_or_examples_still_gives_a_page(results: Results, tmp_path: Path) -> None:

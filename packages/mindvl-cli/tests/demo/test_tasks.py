@@ -34,7 +34,7 @@ def test_the_same_index_gives_the_same_example(task: Task) -> None:
     first, second = (make_example(task, split="test", seed=2, index=7) for _ in range(2))
     assert (first.question, first.answer, first.boxes) == (second.question, second.answer, second.boxes)
     for one, other in zip(first.pages, second.pages, strict=True):
-        assert np.array_equal(one.picture, other.picture)
+        assert np.array_equal(one.image, other.image)
 
 
 def test_compare_names_the_page_with_the_larger_number() -> None:
@@ -93,11 +93,11 @@ def test_a_source_is_written_in_llava_style(tmp_path: Path) -> None:
         assert ("boxes" in record) == ("<box:0>" in gpt["value"])
         assert ("points" in record) == ("<point:0>" in gpt["value"])
         for name in images:
-            with Image.open(path.parent / name) as picture:
-                assert picture.mode == "RGB"
+            with Image.open(path.parent / name) as image:
+                assert image.mode == "RGB"
 
 
-def test_a_text_source_has_no_pictures(tmp_path: Path) -> None:
+def test_a_text_source_has_no_images(tmp_path: Path) -> None:
     path = write_source(tmp_path, shares={"arithmetic": 1, "copy": 1}, num_samples=6, seed=8)
     assert not (tmp_path / "images").exists()
     assert all("image" not in record for record in json.loads(path.read_text()))
@@ -117,9 +117,9 @@ def test_a_benchmark_row_can_be_scored_from_the_file_alone(tmp_path: Path) -> No
     for row in rows:
         assert row["score"] in ("point", "box")
         left, top, right, bottom = row["box"]
-        with Image.open(tmp_path / row["images"][0]) as picture:
-            assert right <= picture.width
-            assert bottom <= picture.height
+        with Image.open(tmp_path / row["images"][0]) as image:
+            assert right <= image.width
+            assert bottom <= image.height
         assert left < right
         assert top < bottom
 

@@ -11,13 +11,13 @@ from mindvl_cli.demo.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tokenizer(sample_texts(num_samples=70, seed=0), tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(folder)
+def tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(directory)
 
 
 def test_special_tokens_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -50,7 +50,7 @@ def test_the_template_gives_an_image_its_three_marks(tokenizer: PreTrainedTokeni
     assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_training_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_training_twice_gives_the_same_bytes(directory: Path, tmp_path: Path) -> None:
     train_tokenizer(sample_texts(num_samples=70, seed=0), tmp_path)
-    for path in folder.iterdir():
+    for path in directory.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()

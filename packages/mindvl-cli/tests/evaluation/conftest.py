@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny random vision-language model in a folder with its own processor code, and a benchmark of coloured pictures."""
+"""A tiny random vision-language model in a directory with its own processor code, and a benchmark of coloured images."""
 
 import json
 
@@ -22,16 +22,16 @@ class TinyProcessor(ProcessorMixin):
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
+def model_directory(tmp_path_factory):
     import torch
     from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     from mindvl_cli.demo.tokenizer import train_tokenizer
 
-    folder = tmp_path_factory.mktemp("model")
-    text = AutoTokenizer.from_pretrained(train_tokenizer(["read the number 0123456789"], folder, vocab_size=300))
-    text.save_pretrained(folder)
+    directory = tmp_path_factory.mktemp("model")
+    text = AutoTokenizer.from_pretrained(train_tokenizer(["read the number 0123456789"], directory, vocab_size=300))
+    text.save_pretrained(directory)
     ids = {
         name: text.convert_tokens_to_ids(f"<|{name}|>")
         for name in ("vision_start", "vision_end", "image_pad", "video_pad")
@@ -51,23 +51,23 @@ def model_folder(tmp_path_factory):
         image_token_id=ids["image_pad"], video_token_id=ids["video_pad"],
         vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"],
     )  # fmt: skip
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(directory)
     images = Qwen2VLImageProcessorPil(size={"shortest_edge": 4 * 784, "longest_edge": 16 * 784})
-    images.save_pretrained(folder)
-    (folder / "processing_tiny.py").write_text(PROCESSOR_CODE)
+    images.save_pretrained(directory)
+    (directory / "processing_tiny.py").write_text(PROCESSOR_CODE)
     stored = {
         "processor_class": "TinyProcessor",
         "auto_map": {"AutoProcessor": "processing_tiny.TinyProcessor"},
         "image_processor": json.loads(images.to_json_string()),
     }
-    (folder / "processor_config.json").write_text(json.dumps(stored))
-    (folder / "preprocessor_config.json").unlink()
-    return folder
+    (directory / "processor_config.json").write_text(json.dumps(stored))
+    (directory / "preprocessor_config.json").unlink()
+    return directory
 
 
 @pytest.fixture
 def benchmark_file(tmp_path):
-    """Nine questions: none, one or two pictures, exact, point and box."""
+    """Nine questions: none, one or two images, exact, point and box."""
     from PIL import Image
 
     rows = []

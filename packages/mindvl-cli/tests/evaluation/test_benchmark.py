@@ -17,7 +17,7 @@ def test_rows_become_items(benchmark_file):
     assert point.images == (benchmark_file.parent / "0.png",)
 
 
-def test_a_folder_gives_one_benchmark_per_file(tmp_path):
+def test_a_directory_gives_one_benchmark_per_file(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text('{"question": "1+1", "answer": "2"}\n\n')
     first, second = load_benchmarks(tmp_path)

@@ -17,23 +17,23 @@ def items(benchmark_file):
     return load_benchmarks(benchmark_file)[0].items
 
 
-def _predictor(model_folder, cache=None, **values):
+def _predictor(model_directory, cache=None, **values):
     return Predictor(
-        model_folder,
+        model_directory,
         config=PredictConfig(**{"max_new_tokens": 4, "device": "cpu", **values}),
         cache=cache,
         trust_remote_code=True,
     )
 
 
-def test_batches_give_the_answers_of_single_items(model_folder, items):
-    together, alone = _predictor(model_folder), _predictor(model_folder, batch_size=1)
+def test_batches_give_the_answers_of_single_items(model_directory, items):
+    together, alone = _predictor(model_directory), _predictor(model_directory, batch_size=1)
     questions = together.questions(items, min_pixels=None, max_pixels=None)
     assert [p.answer for p in together.predict(questions)] == [p.answer for p in alone.predict(questions)]
 
 
-def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_folder, items):
-    predictor = _predictor(model_folder)
+def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_directory, items):
+    predictor = _predictor(model_directory)
     assert predictor.default_limits == (4 * 784, 16 * 784)
     assert predictor.sizes(items[2], 784, 100 * 784) == ((84, 196),)  # 90x200 to multiples of 28
     questions = predictor.questions(items, min_pixels=784, max_pixels=9 * 784)
@@ -44,38 +44,38 @@ def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_folder, it
         predictor.questions(items, min_pixels=784, max_pixels=700)
 
 
-def test_the_second_run_asks_nothing(model_folder, items, tmp_path, monkeypatch):
+def test_the_second_run_asks_nothing(model_directory, items, tmp_path, monkeypatch):
     cache = tmp_path / "answers.jsonl"
-    first = _predictor(model_folder, cache)
+    first = _predictor(model_directory, cache)
     questions = first.questions(items, min_pixels=None, max_pixels=None)
     calls = []
     expected = first.predict(questions, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (len(items), len(items))
-    second = _predictor(model_folder, cache)
+    second = _predictor(model_directory, cache)
     monkeypatch.setattr(second, "_answer", lambda questions: pytest.fail("asked again"))
     assert second.predict(questions) == expected
 
 
-def test_a_killed_run_goes_on_with_the_same_answers(model_folder, items, tmp_path):
-    whole = _predictor(model_folder, batch_size=2)
+def test_a_killed_run_goes_on_with_the_same_answers(model_directory, items, tmp_path):
+    whole = _predictor(model_directory, batch_size=2)
     questions = whole.questions(items, min_pixels=None, max_pixels=None)
     expected = whole.predict(questions)
 
     cache = tmp_path / "answers.jsonl"
-    killed = _predictor(model_folder, cache, batch_size=2)
+    killed = _predictor(model_directory, cache, batch_size=2)
 
     def stop(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         killed.predict(questions, progress=stop)
-    resumed = _predictor(model_folder, cache, batch_size=2)
+    resumed = _predictor(model_directory, cache, batch_size=2)
     assert len(resumed.cache.answers) == 2
     assert resumed.predict(questions) == expected
 
 
-def test_limits_that_resize_alike_share_an_answer(model_folder, items):
-    predictor = _predictor(model_folder)
+def test_limits_that_resize_alike_share_an_answer(model_directory, items):
+    predictor = _predictor(model_directory)
     questions = [
         question
         for high in (90 * 784, 100 * 784)
@@ -138,13 +138,13 @@ def test_a_damaged_image_is_named(tmp_path):
         open_image(tmp_path / "b.png")
 
 
-def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_folder, items):
-    predictor = Predictor(model_folder, config=PredictConfig(device="cpu"))
+def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_directory, items):
+    predictor = Predictor(model_directory, config=PredictConfig(device="cpu"))
     with pytest.raises(ModelError, match=r"its own code \(processing_tiny\.py\).*--trust-remote-code"):
         predictor.questions(items, min_pixels=None, max_pixels=None)
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
+def test_a_directory_without_a_model_is_named(tmp_path):
     with pytest.raises(CliError, match=r"no config\.json"):
         Predictor(tmp_path)
     (tmp_path / "config.json").write_text("{}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search over a real processor: equal to evaluating every cell; its files; limits written into a folder."""
+"""The search over a real processor: equal to evaluating every cell; its files; limits written into a directory."""
 
 import json
 import shutil
@@ -17,9 +17,9 @@ GRID = ResolutionGrid(min_units=(4, 12), max_units=(8, 16, 64))
 
 
 @pytest.fixture
-def predictor(model_folder, monkeypatch):
-    """Reads right exactly if the picture is larger than ten visual tokens."""
-    predictor = Predictor(model_folder, trust_remote_code=True)
+def predictor(model_directory, monkeypatch):
+    """Reads right exactly if the image is larger than ten visual tokens."""
+    predictor = Predictor(model_directory, trust_remote_code=True)
     asked = []
 
     def answer(questions):
@@ -55,15 +55,15 @@ def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
     assert set(report["box_by_task"]) == {"read", "text", "locate", "compare"}
 
 
-def test_limits_are_written_into_a_copy_or_in_place(model_folder, tmp_path):
+def test_limits_are_written_into_a_copy_or_in_place(model_directory, tmp_path):
     copy = tmp_path / "copy"
-    resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
+    resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
     assert Predictor(copy, trust_remote_code=True).default_limits == (784, 7840)
-    assert Predictor(model_folder, trust_remote_code=True).default_limits == (4 * 784, 16 * 784)
+    assert Predictor(model_directory, trust_remote_code=True).default_limits == (4 * 784, 16 * 784)
     resolution.apply_limits(copy, min_pixels=1568, max_pixels=7840)
     assert Predictor(copy, trust_remote_code=True).default_limits == (1568, 7840)
-    with pytest.raises(CliError, match="the folder exists"):
-        resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=copy)
+    with pytest.raises(CliError, match="the directory exists"):
+        resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
     shutil.rmtree(copy)
     (copy / "empty").mkdir(parents=True)
     with pytest.raises(CliError, match="no image processor"):
@@ -71,7 +71,7 @@ def test_limits_are_written_into_a_copy_or_in_place(model_folder, tmp_path):
 
 
 def test_a_copy_that_the_disk_does_not_take_leaves_nothing(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: object, target: Path, **options: object) -> None:
         Path(target).mkdir()
@@ -79,5 +79,5 @@ def test_a_copy_that_the_disk_does_not_take_leaves_nothing(
 
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(CliError, match=r"copy: cannot be written \(No space left on device\)"):
-        resolution.apply_limits(model_folder, min_pixels=784, max_pixels=7840, out=tmp_path / "copy")
+        resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,8 @@ from mindvl_cli.evaluation.predict import Predictor
 RIGHT = {"read0": "1", "text0": "1", "point": "(28,28)", "box": "(0,0),(5,5)", "two": "A"}
 
 
-def test_scores_report_and_pages(model_folder, benchmark_file, tmp_path, monkeypatch):
-    predictor = Predictor(model_folder, trust_remote_code=True)
+def test_scores_report_and_pages(model_directory, benchmark_file, tmp_path, monkeypatch):
+    predictor = Predictor(model_directory, trust_remote_code=True)
     monkeypatch.setattr(predictor, "_answer", lambda questions: [RIGHT.get(q.item.id, "?") for q in questions])
     benchmarks = load_benchmarks(benchmark_file)
     result = run.evaluate(predictor, benchmarks, out=tmp_path / "out")

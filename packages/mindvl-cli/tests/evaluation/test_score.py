@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores by hand: text, points and boxes moved back from the resized picture, means by task."""
+"""Scores by hand: text, points and boxes moved back from the resized image, means by task."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_exact_ignores_only_the_kind_of_blanks(answer, score):
     [("(40,20)", 1), ("(20, 10)", 1), ("(61,20)", 0), ("(20,20) or (40,20)", 0), ("there", 0), ("(20,-20)", 0)],
 )
 def test_a_point_is_moved_back_before_it_is_compared(answer, score):
-    # the picture was made twice as wide and kept its height: (40, 20) is (20, 20)
+    # the image was made twice as wide and kept its height: (40, 20) is (20, 20)
     assert score_answer(_item("point"), answer, original=(100, 100), resized=(100, 200)) == score
 
 

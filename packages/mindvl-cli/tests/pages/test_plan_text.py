@@ -47,7 +47,7 @@ def _document(**changes: Any) -> dict[str, Any]:
         "device": "910B2",
         "devices": 32,
         "seq_length": 8192,
-        "packs_per_step": 128,
+        "global_batch_size": 128,
         "visual_limit": 4915,
         "trained": ["language"],
         "limit": 60 * GIB,

@@ -15,7 +15,7 @@ def test_the_page_shows_every_group_and_escapes_what_users_named() -> None:
     figures = {
         "model": "a&b",
         "data": "d",
-        "rows": 1,
+        "packs": 1,
         "tokens": 5,
         "layers": [0, 1],
         "experts": 4,

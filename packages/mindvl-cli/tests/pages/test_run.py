@@ -42,7 +42,7 @@ def line(step: int) -> dict[str, Any]:
         "loss": 4.0 / step,
         "learning_rate": 1e-3,
         "grad_norm": 1.0,
-        "label_tokens": 10 * step,
+        "loss_tokens": 10 * step,
         "tokens": 100 * step,
         "tokens_per_s": 50.0,
         "seconds_per_step": 2.0,
@@ -50,7 +50,7 @@ def line(step: int) -> dict[str, Any]:
 
 
 def rich_line(step: int) -> dict[str, Any]:
-    counts = {"rows": 2, "samples": 4, "sample_tokens": 200, "visual_tokens": 9, "tflop": 0.5}
+    counts = {"packs": 2, "samples": 4, "sample_tokens": 200, "visual_tokens": 9, "tflop": 0.5}
     return line(step) | {
         "since_last": counts,
         "tokens_by_source": {"pages & more": 200},
@@ -66,7 +66,7 @@ def rich_line(step: int) -> dict[str, Any]:
 
 
 def page_of(lines: list[dict[str, Any]], card: dict[str, Any], skipped: tuple[dict[str, Any], ...] = ()) -> str:
-    run = RunRecord(folder=Path("runs/try"), lines=tuple(lines), card=card, result={}, skipped=skipped)
+    run = RunRecord(directory=Path("runs/try"), lines=tuple(lines), card=card, result={}, skipped=skipped)
     return run_page(run, run_figures(run))
 
 

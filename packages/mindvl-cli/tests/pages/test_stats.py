@@ -11,12 +11,12 @@ SOURCE: dict[str, Any] = {
     "dropped": {"too long": 4},
 }  # fmt: skip
 FIGURES: dict[str, Any] = {
-    "rows": 12, "samples": 40, "fill": 0.9987, "rank_imbalance": 0.01, "lockstep_imbalance": None, "dp_size": 2,
+    "packs": 12, "samples": 40, "packing_efficiency": 0.9987, "rank_imbalance": 0.01, "lockstep_imbalance": None, "dp_size": 2,
     "microbatches": 3, "balance_steps": 4, "balance_width": 8, "weight_unit": "samples",
     "visual_tokens": {"mean": 55.0, "max": 80, "limit": 100, "cv": 0.1},
     "staleness": {"mean": 1.0, "p99": 7.0, "max": 9, "limit": 20},
     "visual_load": {"edges": [0, 50, 100], "counts": [5, 7]},
-    "row_fill": {"edges": [0.0, 0.99, 1.0], "counts": [2, 10]},
+    "packing_efficiency_histogram": {"edges": [0.0, 0.99, 1.0], "counts": [2, 10]},
     "imbalance": [{"dp_size": 2, "microbatches": 3, "rank": 0.01, "lockstep": 0.02}],
     "sources": [SOURCE, SOURCE | {"name": "text", "asked": 0.25, "samples_share": 0.25, "dropped": {}}],
 }  # fmt: skip

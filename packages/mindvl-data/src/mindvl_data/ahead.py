@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mindvl_data.plan.planner import PlannedStep, Planner
+from mindvl_data.order.data_order import DataOrder, OrderedStep
 from mindvl_data.process import OwnProcess
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Workers:
             _stop(self._process, self._jobs, self._threads, None)
 
 
-class PlanAhead:
+class OrderPrefetcher:
     """The steps of a planner, one after another, computed ahead.
 
     Args:
@@ -73,19 +73,19 @@ class PlanAhead:
         on_start: Called first in that thread.
     """
 
-    def __init__(self, planner: Planner, *, num_steps: int, on_start: Callable[[], None] | None = None) -> None:
+    def __init__(self, planner: DataOrder, *, num_steps: int, on_start: Callable[[], None] | None = None) -> None:
         self._plan = _Plan(planner)
         self._on_start = on_start
         self._num_steps = num_steps
         self._workers: Workers | None = None  # from the first step on, so that a state can be loaded before
-        self._ordered: deque[Future[PlannedStep | None]] = deque()
+        self._ordered: deque[Future[OrderedStep | None]] = deque()
 
     @property
     def is_ready(self) -> bool:
         """Whether the next step can be had without waiting for it."""
         return bool(self._ordered) and self._ordered[0].done()
 
-    def next_step(self) -> PlannedStep | None:
+    def next_step(self) -> OrderedStep | None:
         """The next step; None at the end of the plan.
 
         Raises:
@@ -119,12 +119,12 @@ class PlanAhead:
 class _Plan:
     """The planner with its end and its failure remembered, as steps are ordered before it is known to have either."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: DataOrder) -> None:
         self._planner = planner
         self._has_ended = False
         self._error: BaseException | None = None
 
-    def next_step(self) -> PlannedStep | None:
+    def next_step(self) -> OrderedStep | None:
         if self._error is not None:
             raise self._error
         if self._has_ended:
@@ -148,7 +148,7 @@ def _work(jobs: _Jobs, on_start: Callable[[], None] | None) -> None:
                 future.set_result(job())
             except BaseException as error:  # handed to whoever asks for the result
                 future.set_exception(error)
-        del entry, future, job  # a thread that waits must not keep a row, or its loader, in memory
+        del entry, future, job  # a thread that waits must not keep a pack, or its loader, in memory
 
 
 def _stop(process: OwnProcess, jobs: _Jobs, threads: list[threading.Thread], patience_s: float | None) -> None:

@@ -17,10 +17,10 @@ from mindvl_data.errors import DataError
 from mindvl_data.log_parts import lines_of, log_files, next_path
 from mindvl_data.state_check import check_change, check_plan, unpack_samples
 
-Use = list[Any]  # [source, epoch, shard, row in shard]
+Use = list[Any]  # [source, epoch, shard, pack in shard]
 
 LINE_START = b'{"step":'
-LINE = re.compile(rb'\{"step":(\d{1,18}),"(rows|change|branch|part)":')
+LINE = re.compile(rb'\{"step":(\d{1,18}),"(packs|change|branch|part)":')
 LINE_HEAD = 48  # bytes; more than the step's number and the kind of line can take
 _LARGEST = 1 << 62
 
@@ -30,10 +30,10 @@ class AuditLine:
     """One line of a log."""
 
     step: int
-    kind: Literal["rows", "change", "branch", "part"]
+    kind: Literal["packs", "change", "branch", "part"]
     when: str  # UTC, to the second
     where: str  # file:line
-    rows: list[list[Use]] = field(default_factory=list)  # of a step
+    packs: list[list[Use]] = field(default_factory=list)  # of a step
     tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
     before: dict[str, int] = field(default_factory=dict)  # of a step: bytes of quarantine logs at the start
     change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
@@ -70,7 +70,7 @@ def read_part(file: Path, *, is_closed: bool, only_marks: bool = False) -> Itera
     for number, text in lines_of(file, may_be_cut_off=not is_closed):
         if text == log_parts.empty_log_line():
             continue
-        if only_marks and (found := LINE.match(text[:LINE_HEAD])) and found[2] == b"rows":
+        if only_marks and (found := LINE.match(text[:LINE_HEAD])) and found[2] == b"packs":
             continue
         yield _parse(f"{file}:{number}", text)
 
@@ -87,7 +87,7 @@ def count_lines(path: Path) -> tuple[int, int]:
             found = LINE.match(text[:LINE_HEAD])
             if found is not None:
                 counts[found[2]] += 1
-    return counts[b"rows"], counts[b"change"] + counts[b"branch"]
+    return counts[b"packs"], counts[b"change"] + counts[b"branch"]
 
 
 def _parse(where: str, text: bytes) -> AuditLine:
@@ -99,10 +99,10 @@ def _parse(where: str, text: bytes) -> AuditLine:
         kind: Any = found[2].decode()
         if line["step"] != int(found[1]) or type(line["when"]) is not str:
             raise ValueError("step or time is given twice, or is no step or time")
-        if kind == "rows":
+        if kind == "packs":
             _check_step(line)
             return AuditLine(
-                step=line["step"], kind=kind, where=where, when=line["when"], rows=line["rows"],
+                step=line["step"], kind=kind, where=where, when=line["when"], packs=line["packs"],
                 tokens=line["tokens"], before=line.get("before", {}),
             )  # fmt: skip
         return _mark(line, kind, where)
@@ -115,8 +115,8 @@ def _parse(where: str, text: bytes) -> AuditLine:
 
 def _check_step(line: dict[str, Any]) -> None:
     """Raise ValueError or TypeError for a step that no loader writes."""
-    for row in line["rows"]:
-        for source, epoch, shard, number in row:
+    for pack in line["packs"]:
+        for source, epoch, shard, number in pack:
             if not (
                 type(source) is type(shard) is str
                 and type(epoch) is type(number) is int

@@ -24,8 +24,8 @@ from mindvl_data.audit_lines import LINE, LINE_HEAD, LINE_START, Use, count_line
 from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import as_line, closed_parts, lines_of, log_files, next_path, part_path
-from mindvl_data.plan.planner import PlannedStep
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.data_order import OrderedStep
+from mindvl_data.order.sources import SourceIndex
 from mindvl_data.state_check import pack_samples
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class AuditLog:
         if not LINE_START.startswith(self._file.head(len(LINE_START))):
             raise _foreign(path, 1)
 
-    def record(self, step: PlannedStep) -> None:
-        """Write the step's samples by row.
+    def record(self, step: OrderedStep) -> None:
+        """Write the step's samples by pack.
 
         Raises:
             DataError: The line cannot be written, and nothing of it was; the step can be recorded again. Or the run
@@ -142,7 +142,7 @@ class AuditLog:
         line["when"] = now()
         self._file.append(line)
 
-    def _close_part(self, step: PlannedStep) -> None:
+    def _close_part(self, step: OrderedStep) -> None:
         """Begin a new part; where that fails the old one grows on, and the next step tries again."""
         number = len(closed_parts(self._path)) + 1
         header = {
@@ -201,7 +201,7 @@ class AuditLog:
                 if matched is None:
                     raise _foreign(closed[number - 1], line_number)
                 step = int(matched[1])
-                if step > last_step or (step == last_step and matched[2] not in (b"rows", b"part")):
+                if step > last_step or (step == last_step and matched[2] not in (b"packs", b"part")):
                     break
                 size, last = size + len(text), step
             if size:
@@ -221,7 +221,7 @@ class AuditLog:
                 if found is None and not content[start:keep] == log_parts.empty_log_line():
                     raise _foreign(self._path, content[:start].count(b"\n") + 1)
                 last = int(found[1]) if found else 0
-                if last < last_step or (last == last_step and (found is None or found[2] in (b"rows", b"part"))):
+                if last < last_step or (last == last_step and (found is None or found[2] in (b"packs", b"part"))):
                     break  # marks at the very step are made anew from the state that is loaded
                 keep, last = start, 0
         return _Place(part=None, size=keep, last=last)
@@ -256,17 +256,17 @@ def _beginning(part: Path, size: int) -> Iterator[bytes]:
             yield piece
 
 
-def logged_step(step: PlannedStep, sources: Sequence[SourceIndex]) -> dict[str, Any]:
-    """What the log says of a step: its samples by row, its tokens by source."""
+def logged_step(step: OrderedStep, sources: Sequence[SourceIndex]) -> dict[str, Any]:
+    """What the log says of a step: its samples by pack, its tokens by source."""
     tokens: Counter[str] = Counter()
-    rows: list[list[Use]] = []
-    for row in step.rows:
-        rows.append([])
-        for sample in row:
+    packs: list[list[Use]] = []
+    for pack in step.packs:
+        packs.append([])
+        for sample in pack:
             source = sources[sample.source]
-            rows[-1].append([source.name, sample.epoch, source.index.shards.names[sample.shard], sample.row])
+            packs[-1].append([source.name, sample.epoch, source.index.shards.names[sample.shard], sample.sample_index])
             tokens[source.name] += sample.length
-    return {"rows": rows, "tokens": dict(tokens)}
+    return {"packs": packs, "tokens": dict(tokens)}
 
 
 def now() -> str:

@@ -9,7 +9,7 @@ what an assistant said, so that even the closing mark does not come through, and
 messages around it are marked; where that does not tell either, growing prefixes are compared, up to a bound.
 
 Marks are Unicode noncharacters; they are removed from what users wrote. Tokens with a meaning are hidden in every text,
-so that it can forge neither a learned span nor a picture; plain tags such as <think> are kept in what the assistant and
+so that it can forge neither a learned span nor an image; plain tags such as <think> are kept in what the assistant and
 the system say, since models speak with them, and hidden in what users and tools say.
 """
 
@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.types import Coordinates, Image, Message, Part, Text, Video
 
-IMAGE_MARK = "\ufdd0"  # one picture
+IMAGE_MARK = "\ufdd0"  # one image
 VIDEO_MARK = "\ufdd4"  # one video
 SPLIT_MARK = "\ufdd1"  # inside a special token that a user typed; dropped when encoded, as plain text
 _START_MARK = "\ufdd2"
@@ -34,7 +34,7 @@ _MOST_COMPARED = 20_000_000  # characters that are rendered to find the answers 
 _RENDER_WORK = 20  # characters that one message of a rendering counts as
 
 Render = Callable[..., str]  # (messages, add_generation_prompt, tools) -> text
-Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same picture resized
+Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same image resized
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ChatTemplate:
             tools: Descriptions of functions, which the template shows.
 
         Raises:
-            BadSample: The template refuses the conversation, changes it so that no learned span can be found, or does
+            SampleError: The template refuses the conversation, changes it so that no learned span can be found, or does
                 not know a field that the conversation uses.
         """
         self._check_fields(messages, tools)
@@ -87,7 +87,7 @@ class ChatTemplate:
         return self._cut(full, self._compare_prefixes(talk, full) if spans is None else spans)
 
     def content_pieces(self, content: Sequence[Part], scales: Sequence[Scale]) -> list[Piece]:
-        """Text and pictures without a template: all of it is learned (pictures never are), then the end token."""
+        """Text and images without a template: all of it is learned (images never are), then the end token."""
         pieces = [Piece(self._flatten(content, scales, trusted=False), True), Piece(self.end_token, True)]
         return [Piece(self.start_token, False), *pieces] if self.start_token else pieces
 
@@ -178,13 +178,13 @@ class ChatTemplate:
         }
         for names, is_used in used.items():
             if is_used and not re.search(rf"\b({names})\b", self.source):
-                raise BadSample(f"chat template does not show `{names.split('|')[0]}`, which the record has")
+                raise SampleError(f"chat template does not show `{names.split('|')[0]}`, which the record has")
 
     def _render(self, talk: "_Talk", generation_prompt: bool = False) -> str:
         try:
             return self.render(talk.messages, generation_prompt, talk.tools)
         except Exception as error:  # a template is a foreign program; whatever it raises means it refuses the sample
-            raise BadSample(f"chat template refuses the conversation: {error}") from error
+            raise SampleError(f"chat template refuses the conversation: {error}") from error
 
     def _spans_between(self, talk: "_Talk", full: str) -> list[tuple[int, int]] | None:
         """Where each answer begins and ends, from what stands around it: the messages before and after are marked.
@@ -207,7 +207,7 @@ class ChatTemplate:
                 continue
             is_last = number == len(talk.messages) - 1
             if (number and number - 1 not in bounds) or not (is_last or number + 1 in bounds):
-                return None  # two answers in a row: nothing stands between them
+                return None  # two consecutive answers: nothing stands between them
             floor = bounds[number - 1][1] if number else 0
             stop = len(full) if is_last else self._turn_end(full, bounds[number + 1][0], talk.messages[number + 1])
             begins = [full.find(header, floor, max(stop, 0)) + len(header) for header in self._headers]
@@ -259,12 +259,12 @@ class ChatTemplate:
             is_last = number == len(talk.messages) - 1
             after = full if is_last else self._render(replace(talk, messages=talk.messages[: number + 1]))
             if not full.startswith(before) or not full.startswith(after) or len(before) >= len(after):
-                raise BadSample(
+                raise SampleError(
                     f"chat template rewrites message {number} of the assistant, so what is learned cannot be told apart"
                 )
             rendered += len(before) + len(after) + _RENDER_WORK * number
             if rendered > _MOST_COMPARED:
-                raise BadSample(
+                raise SampleError(
                     f"chat template rewrites what the assistant says, and a conversation of {len(talk.messages)} "
                     "messages is too long to compare turn by turn"
                 )
@@ -287,13 +287,13 @@ class ChatTemplate:
 
 
 def coordinates_text(part: Coordinates, scale: Scale) -> str:
-    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box: whole pixels of the resized picture, as Qwen2.5-VL has them."""
+    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box: whole pixels of the resized image, as Qwen2.5-VL has them."""
     moved = move_coordinates(part, scale)
     return ",".join(f"({x},{y})" for x, y in zip(moved[::2], moved[1::2], strict=True))
 
 
 def move_coordinates(part: Coordinates, scale: Scale) -> list[int]:
-    """The values in whole pixels of the resized picture; those outside the picture are moved to its border."""
+    """The values in whole pixels of the resized image; those outside the image are moved to its border."""
     (height, width), (new_height, new_width) = scale
     limits = ((width, new_width), (height, new_height)) * 2
     return [min(max(round(v * new / old), 0), new) for v, (old, new) in zip(part.values, limits, strict=False)]

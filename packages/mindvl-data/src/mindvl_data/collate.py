@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PackedSample -> Batch: the samples of a row end to end, with lengths, positions and padding.
+"""PackedSample -> Batch: the samples of a pack end to end, with lengths, positions and padding.
 
 Comes after packing, before the model.
 """
@@ -29,12 +29,12 @@ def collate(
     pixel_values: NDArray[np.uint8] | None = None,
     vocab_size: int | None = None,
 ) -> Batch:
-    """One row as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
+    """One pack as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
 
-    A row without samples becomes one segment of padding.
+    A pack without samples becomes one segment of padding.
 
     Args:
-        pixel_values: The patches of all samples' pictures, where they stand end to end already.
+        pixel_values: The patches of all samples' images, where they stand end to end already.
         vocab_size: Tokens in the model's embedding; None: only negative ids are refused.
 
     Raises:
@@ -84,7 +84,7 @@ def collate(
         image_grid_thw=_end_to_end([s.image_grid_thw for s in packed.samples], 3),
         pixel_values_videos=_end_to_end([s.pixel_values_videos for s in packed.samples], 2 * patch_dim),
         video_grid_thw=_end_to_end([s.video_grid_thw for s in packed.samples], 3),
-        num_label_tokens=int((labels != IGNORE_INDEX).sum()),
+        num_loss_tokens=int((labels != IGNORE_INDEX).sum()),
         segments=packed.segments,
         step=step,
         seconds_per_grid=tuple(float(value) for s in packed.samples for value in s.seconds_per_grid),

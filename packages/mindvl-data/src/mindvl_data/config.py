@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about data: sources and weights, image budgets, row sizes.
+"""What a user says about data: sources and weights, image budgets, pack sizes.
 
 Read by the planner and the loader; YAML becomes these classes in mindvl-cli, never here.
 """
@@ -18,10 +18,10 @@ _MAX_INTEGER = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """How a picture becomes patches (Qwen2.5-VL's published values)."""
+    """How an image becomes patches (Qwen2.5-VL's published values)."""
 
-    min_pixels: int = 4 * 28 * 28  # smaller pictures are enlarged to at least this area
-    max_pixels: int = 1280 * 28 * 28  # larger pictures are reduced to at most this area
+    min_pixels: int = 4 * 28 * 28  # smaller images are enlarged to at least this area
+    max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
     patch_size: int = 14  # side of one patch in pixels
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
     decode_limit: int = 80_000_000  # pixels; larger images, and those that take over 5 bytes for each, are refused
@@ -87,15 +87,17 @@ class SampleRules:
 
 @dataclass(frozen=True, kw_only=True)
 class PackingConfig:
-    """The two budgets of a row."""
+    """The two budgets of a pack."""
 
-    seq_length: int  # tokens in a row, padding included
-    max_patches: int | None = None  # patches in a row; None: 1.25 times what the mixture asks for on average
+    seq_length: int  # tokens in a pack, padding included
+    max_patches: int | None = None  # patches in a pack; None: 1.25 times what the mixture asks for on average
     buffer_size: int = 256  # samples the packer chooses from; bounds how long a sample can wait
-    pad_multiple: int = 8  # rows are padded to a multiple of this
-    overflow: Literal["drop", "trim_turns"] = "drop"  # a sample longer than a row: left out, or its last turns are
-    balance_steps: int = 4  # steps whose rows are dealt together so that ranks see equal picture loads; 1: none
-    balance_width: int = 8  # rows that run side by side when loads are balanced; part of the recipe, not of the cluster
+    pad_multiple: int = 8  # packs are padded to a multiple of this
+    overflow: Literal["drop", "trim_turns"] = "drop"  # a sample longer than a pack: left out, or its last turns are
+    balance_steps: int = 4  # steps whose packs are dealt together so that ranks see equal image loads; 1: none
+    balance_width: int = (
+        8  # packs that run side by side when loads are balanced; part of the recipe, not of the cluster
+    )
 
     def __post_init__(self) -> None:
         _check_range(self, 1, _MAX_COUNT, "pad_multiple", "balance_width")
@@ -115,7 +117,9 @@ class SourceConfig:
     """One dataset of the mixture."""
 
     name: str  # appears in reports, logs and the ledger
-    path: str | Path  # folder of indexed shards, or an address as s3://bucket/photos (str first: a Path eats a slash)
+    path: (
+        str | Path
+    )  # directory of indexed shards, or an address as s3://bucket/photos (str first: a Path eats a slash)
     weight: float = 1.0  # share of the mixture, relative to the other sources
     max_epochs: int | None = None  # how often each sample may be used; None: as often as the mixture asks
     min_pixels: int | None = None  # overrides image.min_pixels for this source
@@ -140,7 +144,7 @@ class SourceConfig:
 
 
 def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
-    """The picture budget of one source: the mixture's, with the source's own limits where it has any.
+    """The image budget of one source: the mixture's, with the source's own limits where it has any.
 
     Raises:
         ValueError: The limits leave no size to choose; the message names the source.
@@ -159,7 +163,7 @@ def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
 class StoreConfig:
     """How shards in an object store are read (sources whose path is an address)."""
 
-    cache: Path | None = None  # folder that keeps what was fetched; needed for sources in an object store
+    cache: Path | None = None  # directory that keeps what was fetched; needed for sources in an object store
     cache_bytes: int = 100 * 10**9  # the least recently used is removed beyond this
     retries: int = 5  # of one request, waiting twice as long each time
     timeout_s: float = 30.0  # of one request, which fetches at most 16 MiB
@@ -179,9 +183,9 @@ class DataConfig:
     """Everything that decides which sample is trained on when; the plan is a pure function of it and the index."""
 
     sources: tuple[SourceConfig, ...]  # the mixture
-    tokenizer: Path  # folder with tokenizer files and a chat template, as transformers saves them
-    packing: PackingConfig  # budgets of a row
-    image: ImageConfig = field(default_factory=ImageConfig)  # budgets of a picture
+    tokenizer: Path  # directory with tokenizer files and a chat template, as transformers saves them
+    packing: PackingConfig  # budgets of a pack
+    image: ImageConfig = field(default_factory=ImageConfig)  # budgets of an image
     video: VideoConfig = field(default_factory=VideoConfig)  # budgets of a video
     store: StoreConfig = field(default_factory=StoreConfig)  # how object stores are read
     seed: int = 0  # decides the order of samples
@@ -189,11 +193,11 @@ class DataConfig:
     text_share: float | None = None  # share of text-only sources, e.g. 0.2; None: as the weights say
     shuffle_window: int = 65_536  # samples shuffled together after shards were shuffled; bounds how far reads spread
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
-    prefetch_packs: int = 8  # rows made ahead of the training step
-    prefetch_bytes: int = 1 << 30  # decoded bytes that wait at most; one row is always made
-    plan_ahead_steps: int = 16  # steps planned ahead in the background
+    prefetch_packs: int = 8  # packs made ahead of the training step
+    prefetch_bytes: int = 1 << 30  # decoded bytes that wait at most; one pack is always made
+    order_ahead_steps: int = 16  # steps planned ahead in the background
     # the run stops when a rank could not decode more than this share of its samples, counted since it was started
-    max_bad_share: float = 0.01
+    max_failed_share: float = 0.01
     audit_log: Path | None = None  # one JSON line for every step handed out; a log belongs to one run
     quarantine_log: Path | None = None  # one JSON line for every sample that could not be decoded
 
@@ -201,16 +205,16 @@ class DataConfig:
         _coerce_paths(self, "tokenizer", "audit_log", "quarantine_log")
         names = [source.name for source in self.sources]
         if not names:
-            raise ValueError("sources is empty. Name at least one folder of indexed shards.")
+            raise ValueError("sources is empty. Name at least one directory of indexed shards.")
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"sources {twice} appear twice. Give every source its own name.")
         for source in self.sources:
             source_image(self.image, source)
-        _check_range(self, 0.0, 1.0, "text_share", "max_bad_share")
+        _check_range(self, 0.0, 1.0, "text_share", "max_failed_share")
         _check_range(self, 0, _MAX_INTEGER, "seed")
         _check_range(self, 0, 1 << 12, "num_threads")
-        _check_range(self, 1, _MAX_COUNT, "prefetch_packs", "plan_ahead_steps")
+        _check_range(self, 1, _MAX_COUNT, "prefetch_packs", "order_ahead_steps")
         _check_range(self, 1, _MAX_INTEGER, "prefetch_bytes", "shuffle_window")
 
 

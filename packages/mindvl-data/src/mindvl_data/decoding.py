@@ -17,7 +17,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.image_files import (
     bytes_per_pixel,
     check_memory,
@@ -63,7 +63,7 @@ class DecodedImage:
         """Upright rows [stop - start, W, 3 or 4]; they may share the memory of the image.
 
         Raises:
-            BadSample: The image is of a kind that has no 8-bit RGB.
+            SampleError: The image is of a kind that has no 8-bit RGB.
         """
         if self._turn in (3, 4, 7, 8):  # the last raw row or column comes first
             start, stop = self.height - stop, self.height - start
@@ -107,7 +107,7 @@ def opened(
         scratch: The image may be in its memory.
 
     Raises:
-        BadSample: The bytes are damaged, of another format, or would take more memory than the limit allows.
+        SampleError: The bytes are damaged, of another format, or would take more memory than the limit allows.
     """
     scratch = scratch or Scratch()
     size = _plain_jpeg_size(content, decode_limit) if is_jpeg(content) else None
@@ -121,7 +121,7 @@ def opened(
         try:
             image.load()
         except Exception as error:  # Pillow's decoders raise many kinds; each of them means a damaged file
-            raise BadSample(f"image cannot be decoded: {error}") from error
+            raise SampleError(f"image cannot be decoded: {error}") from error
         yield DecodedImage(image, orientation(image, content))
 
 
@@ -160,7 +160,7 @@ def _plain_jpeg_size(content: bytes, decode_limit: int) -> tuple[int, int, float
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
     except ValueError as error:
-        raise BadSample(f"image cannot be decoded: {error}") from error
+        raise SampleError(f"image cannot be decoded: {error}") from error
     if colorspace in ("CMYK", "YCCK"):
         return None
     needed = 4.0 + read_jpeg_header(content).coefficient_bytes
@@ -175,13 +175,13 @@ def _decode_jpeg(content: bytes, size: tuple[int, int, float], padded: bool, scr
         buffer = scratch.take("decoded", 4 * size[0] * size[1])
         return simplejpeg.decode_jpeg(content, colorspace="RGBX", buffer=buffer)
     except ValueError as error:
-        raise BadSample(f"image cannot be decoded: {error}") from error
+        raise SampleError(f"image cannot be decoded: {error}") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """8-bit RGB, on white where transparent."""
     if image.mode in ("I", "F"):
-        raise BadSample(f"image has 32 bits per value (mode {image.mode}), which no rule scales to 8. Convert it")
+        raise SampleError(f"image has 32 bits per value (mode {image.mode}), which no rule scales to 8. Convert it")
     try:
         if image.mode.startswith("I;16"):
             return _from_16_bits(image)
@@ -190,7 +190,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
         return image if image.mode == "RGB" else image.convert("RGB")
     except Exception as error:  # a palette or a color space that Pillow cannot convert
-        raise BadSample(f"image of mode {image.mode} cannot be converted to RGB: {error}") from error
+        raise SampleError(f"image of mode {image.mode} cannot be converted to RGB: {error}") from error
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:

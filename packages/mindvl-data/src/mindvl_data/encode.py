@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.config import ImageConfig, SampleRules, VideoConfig
 from mindvl_data.decoding import opened
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.images import smart_resize, to_patches
 from mindvl_data.patches import PatchRoom
 from mindvl_data.samples import cut_turns, num_turns, parse_sample
@@ -22,7 +22,7 @@ from mindvl_data.types import IGNORE_INDEX, MediaSize, RawSample, Sample, Tokeni
 from mindvl_data.video import decode_video, video_layout
 
 Grid = tuple[int, int, int]  # patches along time, height, width
-Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same picture resized
+Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same image resized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Encoding:
     """What a sample becomes, apart from its pixels."""
 
     sample: Sample  # what is used of the record: where turns were cut, the others
-    ids: NDArray[np.int64]  # [S], one placeholder per picture or video
+    ids: NDArray[np.int64]  # [S], one placeholder per image or video
     learned: NDArray[np.bool_]  # [S]
     grids: tuple[Grid, ...]  # of the media that are used, in order; they are the first ones of the sample
-    image: ImageConfig  # with the picture limits that hold for this sample
+    image: ImageConfig  # with the image limits that hold for this sample
     video: VideoConfig
     num_tokens: int  # placeholders repeated
     num_patches: int
@@ -46,7 +46,7 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
     has a single turn, or none, stays as long as it is.
 
     Raises:
-        BadSample: The record or a size cannot be used, or the template refuses the sample.
+        SampleError: The record or a size cannot be used, or the template refuses the sample.
     """
     sample = parse_sample(raw)
     image = sample_image(rules.image, sample)
@@ -62,7 +62,7 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
         try:
             kept = cut_turns(sample, middle)
             tried = _encode(kept, grids, raw.sizes, image, rules.video, tokenizer)
-        except BadSample:  # so few turns make no sample; more may
+        except SampleError:  # so few turns make no sample; more may
             fewest = middle
             continue
         if tried.num_tokens <= rules.max_tokens:
@@ -72,8 +72,8 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
     return best
 
 
-def picture_patches(raw: RawSample, encoding: Encoding) -> int:
-    """Patches of the pictures that the encoding uses; videos are left out."""
+def image_patches(raw: RawSample, encoding: Encoding) -> int:
+    """Patches of the images that the encoding uses; videos are left out."""
     pairs = zip(raw.sizes, encoding.grids, strict=False)
     return sum(time * height * width for size, (time, height, width) in pairs if not size.frames)
 
@@ -89,18 +89,18 @@ def decode_sample(
     """Decode, resize and cut what the encoding uses; repeat its placeholders.
 
     Args:
-        room: Where patches of pictures go, after what is in it; else memory of their own.
+        room: Where patches of images go, after what is in it; else memory of their own.
         with_pixels: False leaves out patches and keeps their grids; nothing is decoded then, so nothing can fail.
 
     Raises:
-        BadSample: A picture or video cannot be decoded, or is not what the index says. What the sample had put into
+        SampleError: An image or video cannot be decoded, or is not what the index says. What the sample had put into
             the room is taken back.
     """
-    room = room or PatchRoom(picture_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
+    room = room or PatchRoom(image_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
     start = room.used
     try:
         return _decode_sample(raw, encoding, tokenizer, room, with_pixels)
-    except BadSample:
+    except SampleError:
         room.used = start
         raise
 
@@ -125,7 +125,7 @@ def _decode_sample(
             continue
         with opened(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch) as decoded:
             if (decoded.height, decoded.width) != (size.height, size.width):
-                raise BadSample(
+                raise SampleError(
                     f"image has {decoded.height}x{decoded.width} pixels, and the index says {size.height}x{size.width}"
                 )
             _, found = to_patches(decoded, image, room)
@@ -157,7 +157,7 @@ def placeholder(length: int, *, patch_dim: int, pad_id: int) -> TokenizedSample:
 
 
 def sample_image(image: ImageConfig, sample: Sample) -> ImageConfig:
-    """The picture limits of one sample: its own, where its record names any, before those of source and mixture.
+    """The image limits of one sample: its own, where its record names any, before those of source and mixture.
 
     Where it names only one, the other limit gives way to it.
     """
@@ -171,7 +171,7 @@ def sample_image(image: ImageConfig, sample: Sample) -> ImageConfig:
 
 
 def image_scales(sizes: Sequence[MediaSize], image: ImageConfig) -> list[Scale]:
-    """(original, resized) size of each picture; videos are left out."""
+    """(original, resized) size of each image; videos are left out."""
     return [((size.height, size.width), _resized(size, image)) for size in sizes if not size.frames]
 
 

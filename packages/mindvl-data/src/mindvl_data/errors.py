@@ -47,5 +47,5 @@ class DataError(Exception):
         super().__init__(redact(message))
 
 
-class BadSample(DataError):  # noqa: N818 - the name says what it is about; it is counted, not raised to the user
+class SampleError(DataError):
     """One sample that cannot be used; the loader counts it by source and puts a zero-loss placeholder in its place."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 BYTES_OF_LIMIT = 5  # memory that decoding may take for each pixel of `decode_limit`
@@ -70,13 +70,13 @@ def open_image(content: bytes, decode_limit: int) -> Image.Image:
         decode_limit: Pixels; decoding may take five bytes for each of them.
 
     Raises:
-        BadSample: Not an image of an allowed format, or decoding it would take more memory than the limit allows.
+        SampleError: Not an image of an allowed format, or decoding it would take more memory than the limit allows.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow raises many kinds, its own bomb error among them
         why = str(error).replace(" <_io.BytesIO object", " <bytes")
-        raise BadSample(f"image cannot be opened: {why}") from error
+        raise SampleError(f"image cannot be opened: {why}") from error
     check_memory(image.height, image.width, bytes_per_pixel(image, content), decode_limit)
     return image
 
@@ -94,15 +94,15 @@ def check_memory(height: int, width: int, needed: float, decode_limit: int) -> N
         needed: Bytes per pixel.
 
     Raises:
-        BadSample: It has more pixels than the limit, or needs more than five bytes for each of them.
+        SampleError: It has more pixels than the limit, or needs more than five bytes for each of them.
     """
     if height * width > decode_limit:
-        raise BadSample(
+        raise SampleError(
             f"image of {height}x{width} pixels is larger than the decode limit of {decode_limit} pixels. "
             "Make it smaller, or raise decode_limit"
         )
     if height * width * needed > decode_limit * BYTES_OF_LIMIT:
-        raise BadSample(
+        raise SampleError(
             f"image of {height}x{width} pixels takes {height * width * needed / 1e6:.0f} MB to decode in its format, "
             f"and the decode limit of {decode_limit} pixels allows {decode_limit * BYTES_OF_LIMIT / 1e6:.0f} MB. "
             "Make it smaller, or raise decode_limit"
@@ -116,14 +116,14 @@ def orientation(image: Image.Image, content: bytes) -> int:
     size is the one as shown from the beginning.
 
     Raises:
-        BadSample: EXIF is there and damaged.
+        SampleError: EXIF is there and damaged.
     """
     if image.format == "TIFF" or not _may_be_turned(content):
         return 1
     try:
         value: Any = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception as error:  # damaged EXIF raises many kinds
-        raise BadSample(f"orientation of the image cannot be read: {error}") from error
+        raise SampleError(f"orientation of the image cannot be read: {error}") from error
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.decoding import DecodedImage, opened
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.image_files import open_image, orientation
 from mindvl_data.patches import PatchRoom, Scratch
 
@@ -34,10 +34,10 @@ def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max
         min_pixels, max_pixels: Inclusive budget for height times width.
 
     Raises:
-        BadSample: One side is more than 200 times the other.
+        SampleError: One side is more than 200 times the other.
     """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise BadSample(f"picture of {height}x{width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other")
+        raise SampleError(f"image of {height}x{width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other")
     new_height = round(height / multiple) * multiple
     new_width = round(width / multiple) * multiple
     if new_height * new_width > max_pixels:
@@ -60,7 +60,7 @@ def count_patches(
     min_pixels: NDArray[Any] | int,
     max_pixels: NDArray[Any] | int,
 ) -> NDArray[np.int64]:
-    """Patches of many pictures at once, by the arithmetic of `smart_resize`; -1 where it would refuse the picture.
+    """Patches of many images at once, by the arithmetic of `smart_resize`; -1 where it would refuse the image.
 
     Args:
         heights, widths: [num_images], pixels of the originals.
@@ -87,7 +87,7 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
     """(height, width) as shown, EXIF orientation applied, from the header alone.
 
     Raises:
-        BadSample: Not an image of an allowed format, or larger than `decode_limit` allows.
+        SampleError: Not an image of an allowed format, or larger than `decode_limit` allows.
     """
     image = open_image(content, decode_limit)
     return (image.width, image.height) if orientation(image, content) >= 5 else (image.height, image.width)
@@ -103,19 +103,19 @@ def decode(
         scratch: The image may be in its memory.
 
     Raises:
-        BadSample: The bytes are damaged, of another format, or claim more than `decode_limit` allows.
+        SampleError: The bytes are damaged, of another format, or claim more than `decode_limit` allows.
     """
     with opened(content, decode_limit=decode_limit, padded=padded, scratch=scratch) as image:
         return image.rows(0, image.height)
 
 
 def to_patches(
-    picture: NDArray[np.uint8] | Image.Image | DecodedImage, config: ImageConfig, room: PatchRoom | None = None
+    source: NDArray[np.uint8] | Image.Image | DecodedImage, config: ImageConfig, room: PatchRoom | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize and cut.
 
     Args:
-        picture: [H, W, 3], or [H, W, 4] of which the last channel is left out, a Pillow image in RGB, or what `opened`
+        source: [H, W, 3], or [H, W, 4] of which the last channel is left out, a Pillow image in RGB, or what `opened`
             gives.
         room: Where the patches go; else memory of their own.
 
@@ -123,7 +123,7 @@ def to_patches(
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
         (time, height, width) in patches.
     """
-    image = picture if isinstance(picture, DecodedImage) else DecodedImage(picture)
+    image = source if isinstance(source, DecodedImage) else DecodedImage(source)
     height, width = smart_resize(
         image.height,
         image.width,
@@ -156,14 +156,14 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch 
     """
     if (height, width) == pixels.shape[:2]:
         return pixels
-    picture = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     if scratch is None:
-        resized = torch.nn.functional.interpolate(picture, (height, width), mode="bicubic", antialias=True)
+        resized = torch.nn.functional.interpolate(image, (height, width), mode="bicubic", antialias=True)
         return resized[0].permute(1, 2, 0).numpy()
     channels = pixels.shape[2]
     out = scratch.take("resized", height * width * channels).reshape(height, width, channels)
     into = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
-    torch.ops.aten._upsample_bicubic2d_aa.out(picture, (height, width), False, None, None, out=into)  # interpolate's
+    torch.ops.aten._upsample_bicubic2d_aa.out(image, (height, width), False, None, None, out=into)  # interpolate's
     return out
 
 
@@ -202,7 +202,7 @@ def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.ui
 
 
 def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, room: PatchRoom) -> NDArray[np.uint8]:
-    """The same for one picture [H, W, 4], into a room: whole pixels are moved to their patches, then channels apart.
+    """The same for one image [H, W, 4], into a room: whole pixels are moved to their patches, then channels apart.
 
     A few block rows at a time, so that the second step finds its pixels in the cache.
     """

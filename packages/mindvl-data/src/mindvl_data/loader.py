@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader: plan, make rows, hand them out, in order, on one screen.
+"""Loader: plan, make packs, hand them out, in order, on one screen.
 
-The front of this package: an iterator over the packed rows of one data-parallel rank. Steps are planned in one
-thread and rows made in others, ahead of the training step; the order is always the plan's. The only state is the
-plan's, so a resumed run gives the very same rows.
+The front of this package: an iterator over the packed packs of one data-parallel rank. Steps are planned in one
+thread and packs made in others, ahead of the training step; the order is always the plan's. The only state is the
+plan's, so a resumed run gives the very same packs.
 """
 
 import os
@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from mindvl_data.ahead import PlanAhead, Workers
+from mindvl_data.ahead import OrderPrefetcher, Workers
 from mindvl_data.audit_log import AuditLog, now
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
-from mindvl_data.plan.planner import PlannedStep, Planner, Row, rows_of_rank
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.data_order import DataOrder, OrderedStep, Pack, packs_of_rank
+from mindvl_data.order.sources import SourceIndex
+from mindvl_data.pack_builder import BuiltPack, PackBuilder
 from mindvl_data.positions import PositionKind
 from mindvl_data.process import OwnProcess
-from mindvl_data.quarantine import BadUse, QuarantineLog, quarantine_sizes
-from mindvl_data.rows import MadeRow, RowMaker
+from mindvl_data.quarantine import FailedSample, QuarantineLog, quarantine_sizes
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, identities, open_state, seal_state
@@ -35,20 +35,20 @@ _BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """A row that this process has to hand out."""
+    """A pack that this process has to hand out."""
 
-    step: PlannedStep
-    is_last: bool  # of this rank's rows of the step
-    row: Row
-    state: dict[str, Any]  # the planner's, after the newest step that is complete once this row is handed out
+    step: OrderedStep
+    is_last: bool  # of this rank's packs of the step
+    pack: Pack
+    state: dict[str, Any]  # the planner's, after the newest step that is complete once this pack is handed out
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting(_Planned):
-    """A row in the making, or made."""
+    """A pack in the making, or made."""
 
     expected_bytes: int
-    made: Future[MadeRow] | None = None  # None: it is made when it is asked for
+    made: Future[BuiltPack] | None = None  # None: it is made when it is asked for
 
     @property
     def num_bytes(self) -> int:
@@ -59,29 +59,29 @@ class _Waiting(_Planned):
 
 
 class Loader:
-    """Iterates over packed rows; `packs_per_step / dp_size` of them make one optimizer step on this rank.
+    """Iterates over packed packs; `global_batch_size / dp_size` of them make one optimizer step on this rank.
 
     It is itself a loader, with its own threads: use it in place of torch's DataLoader, not inside one. Every process
     of a data-parallel rank makes one (tensor-parallel peers the same one, but only one of them with logs), takes its
-    rows with `next`, and saves `state_dict()` with its checkpoint:
+    packs with `next`, and saves `state_dict()` with its checkpoint:
 
-        loader = Loader(config, packs_per_step=32, dp_rank=rank, dp_size=world_size, position_kind="rope")
+        loader = Loader(config, global_batch_size=32, dp_rank=rank, dp_size=world_size, position_kind="rope")
         loader.load_state_dict(saved)                       # to go on; any other number of ranks will do
-        rows = [next(loader).to(device) for _ in range(32 // world_size)]
-        model(**rows[0].model_inputs())
+        packs = [next(loader).to(device) for _ in range(32 // world_size)]
+        model(**packs[0].model_inputs())
         saved = loader.state_dict()                         # after the optimizer's step; plain JSON values
 
-    The rows of a step are the same for any number of ranks and threads, and a rank reads only what its own rows need.
+    The packs of a step are the same for any number of ranks and threads, and a rank reads only what its own packs need.
 
     Args:
-        packs_per_step: Rows of one step over all data-parallel ranks.
+        global_batch_size: Packs of one step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
         position_kind: "rope" counts tokens; "mrope" and "mrope_all_axes" give visual tokens their place in the image
             and differ after a video, see positions.py.
         vocab_size: Tokens in the model's embedding: a pack with an id beyond it is refused. None: only
             negative ids are.
-        with_pixels: False leaves out the patches of rows and decodes nothing, for processes that need the text only.
-        on_thread_start: Called first in each thread that plans or makes rows, such as to bind it to cores.
+        with_pixels: False leaves out the patches of packs and decodes nothing, for processes that need the text only.
+        on_thread_start: Called first in each thread that plans or makes packs, such as to bind it to cores.
         worker: Number of this process and their count where several processes make the packs of this rank in turn
             (packed_dataset.py); it hands out every num_workers-th pack of the rank.
 
@@ -93,7 +93,7 @@ class Loader:
         self,
         config: DataConfig,
         *,
-        packs_per_step: int,
+        global_batch_size: int,
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
@@ -102,21 +102,21 @@ class Loader:
         on_thread_start: Callable[[], None] | None = None,
         worker: tuple[int, int] = (0, 1),
     ) -> None:
-        if packs_per_step < 1 or dp_size < 1 or packs_per_step % dp_size or not 0 <= dp_rank < dp_size:
+        if global_batch_size < 1 or dp_size < 1 or global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise DataError(
-                f"packs_per_step={packs_per_step} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
+                f"global_batch_size={global_batch_size} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
                 "Use a multiple of dp_size, which is at least 1 and above dp_rank."
             )
         self._process = OwnProcess("Loader")
         self._config = config
         self._on_thread_start = on_thread_start
-        self._packs_per_step = packs_per_step
+        self._packs_per_step = global_batch_size
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._worker, self._num_workers = worker
         self._files = ShardFiles(config.store)
         tokenizer = load_tokenizer(config.tokenizer)
         self._sources = [SourceIndex(s, config, tokenizer, self._files) for s in config.sources]
-        self._maker = RowMaker(
+        self._maker = PackBuilder(
             config,
             self._sources,
             tokenizer=tokenizer,
@@ -126,14 +126,14 @@ class Loader:
             vocab_size=vocab_size,
         )
         self._names = [source.name for source in config.sources]
-        self._identities = identities(config, self._sources, tokenizer, packs_per_step)
+        self._identities = identities(config, self._sources, tokenizer, global_batch_size)
         self._audit = None
         if config.audit_log is not None and dp_rank == 0:
             before = quarantine_sizes(config.quarantine_log)
             self._audit = AuditLog(config.audit_log, self._sources, self._identities, before)
         self._quarantine = QuarantineLog(config.quarantine_log, dp_rank=dp_rank) if config.quarantine_log else None
         self._failure: DataError | None = None  # raised by every `next` until a state is loaded
-        self._start(self._new_planner(), changes=[])
+        self._start(self._new_data_order(), changes=[])
         self._workers = Workers(config.num_threads, "mindvl-data", on_thread_start) if config.num_threads else None
         self._is_closed = False
 
@@ -141,26 +141,26 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next row of this rank; StopIteration once every source with an epoch cap is used up.
+        """The next pack of this rank; StopIteration once every source with an epoch cap is used up.
 
         Raises:
             DataError: Data cannot be read, too many samples cannot be used, or a log cannot be written. The loader
-                stays where it failed: the row is tried again by the next call, or by a loader that goes on from the
+                stays where it failed: the pack is tried again by the next call, or by a loader that goes on from the
                 state.
         """
         self._process.check()
         if self.is_used_up():
             raise StopIteration
         first = self._waiting[0]
-        made = self._maker.make(first.step.step, first.row) if first.made is None else first.made.result()
+        made = self._maker.make(first.step.step, first.pack) if first.made is None else first.made.result()
         self._note_bad(made.bad, num_samples=len(made.batch.segments))
         if first.is_last and self._audit is not None:
             self._audit.record(first.step)
-        # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a row.
+        # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a pack.
         self._waiting.popleft()
         if self._handed and self._handed[0][0] != first.step.step:
             self._handed.clear()
-        self._handed.append((first.step.step, made.batch.segments, first.row))
+        self._handed.append((first.step.step, made.batch.segments, first.pack))
         self._num_samples += len(made.batch.segments)
         self._num_bad += len(made.bad)
         self._state = first.state
@@ -168,9 +168,9 @@ class Loader:
         return made.batch
 
     def is_used_up(self) -> bool:
-        """Whether `next` would end: no row is left. Waits until the next step is planned.
+        """Whether `next` would end: no pack is left. Waits until the next step is planned.
 
-        After the last row of a step every rank gets the same answer.
+        After the last pack of a step every rank gets the same answer.
 
         Raises:
             DataError: As `next`.
@@ -185,23 +185,23 @@ class Loader:
         return not self._waiting
 
     def again(self, batch: Batch, bad: Sequence[bool]) -> Batch:
-        """A row of the newest step once more, with placeholders for these samples, as if they could not be decoded.
+        """A pack of the newest step once more, with placeholders for these samples, as if they could not be decoded.
 
-        Processes that train the same rows need it: where one of them cannot use a sample, none may. Without pixels
-        nothing is decoded, so that such a process learns of a damaged picture only from the others.
+        Processes that train the same packs need it: where one of them cannot use a sample, none may. Without pixels
+        nothing is decoded, so that such a process learns of a damaged image only from the others.
 
         Args:
             batch: As it was handed out, or moved to a device.
-            bad: By sample of the row; those that were bad already among them.
+            bad: By sample of the pack; those that were bad already among them.
 
         Raises:
             DataError: Too many samples cannot be used, or the log cannot be written.
         """
         self._process.check()
-        row = next(row for _, segments, row in self._handed if segments is batch.segments)
-        made = self._maker.make(batch.step, row, refused=[place for place, is_bad in enumerate(bad) if is_bad])
-        known = {(s.source, s.shard, s.row) for s in batch.segments if s.bad}
-        new = tuple(use for use in made.bad if (use.source, use.shard, use.row) not in known)
+        pack = next(pack for _, segments, pack in self._handed if segments is batch.segments)
+        made = self._maker.make(batch.step, pack, refused=[place for place, is_bad in enumerate(bad) if is_bad])
+        known = {(s.source, s.shard, s.sample_index) for s in batch.segments if s.bad}
+        new = tuple(use for use in made.bad if (use.source, use.shard, use.sample_index) not in known)
         self._note_bad(new, num_samples=0)
         self._num_bad += len(new)
         return made.batch
@@ -234,7 +234,7 @@ class Loader:
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor, or the audit
                 log cannot go on from it: the loader goes on as if nothing had been asked. Or the log cannot be
-                written: the loader gives no row until a state is loaded.
+                written: the loader gives no pack until a state is loaded.
         """
         self._process.check()
         opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
@@ -244,7 +244,7 @@ class Loader:
             "a state was loaded in part only. Loader. Load a state once more, or make a new loader."
         )
         self._plan.finish()
-        planner = self._planner if self._is_untouched else self._new_planner()
+        planner = self._planner if self._is_untouched else self._new_data_order()
         self._is_untouched = False
         changes = opened.changes
         planner.load_state(opened.plan, changed_sources=opened.other_data)
@@ -265,10 +265,10 @@ class Loader:
         """Figures of all complete steps, over ranks and restarts; and what this rank did since it started.
 
         Returns:
-            The planner's figures; `bad_samples` and `reads` (bytes and requests) of this rank alone.
+            The planner's figures; `failed_samples` and `reads` (bytes and requests) of this rank alone.
         """
         self._process.check()
-        return self._planner.figures(self._state) | {"bad_samples": self._num_bad, "reads": self._files.report()}
+        return self._planner.figures(self._state) | {"failed_samples": self._num_bad, "reads": self._files.report()}
 
     def close(self) -> None:
         """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
@@ -296,43 +296,43 @@ class Loader:
             return None
         return os.path.relpath(parent_log, self._config.audit_log.parent)
 
-    def _new_planner(self) -> Planner:
+    def _new_data_order(self) -> DataOrder:
         self._is_untouched = True  # a state can be loaded into it
-        return Planner(self._config, self._sources, rows_per_step=self._packs_per_step)
+        return DataOrder(self._config, self._sources, global_batch_size=self._packs_per_step)
 
-    def _start(self, planner: Planner, *, changes: list[Change]) -> None:
-        """Go on with a planner that stands where the next row is wanted."""
+    def _start(self, planner: DataOrder, *, changes: list[Change]) -> None:
+        """Go on with a planner that stands where the next pack is wanted."""
         for waiting in getattr(self, "_waiting", ()):
             if waiting.made is not None:
                 waiting.made.cancel()
         self._planner = planner
-        num_steps = self._config.plan_ahead_steps if self._config.num_threads else 0
-        self._plan = PlanAhead(planner, num_steps=num_steps, on_start=self._on_thread_start)
+        num_steps = self._config.order_ahead_steps if self._config.num_threads else 0
+        self._plan = OrderPrefetcher(planner, num_steps=num_steps, on_start=self._on_thread_start)
         self._state = self._planned_state = planner.state()
         self._changes = changes
-        self._num_planned: int = 0  # rows of this rank that were planned, those of other workers included
-        self._planned: deque[_Planned] = deque()  # rows that nobody works on yet
+        self._num_planned: int = 0  # packs of this rank that were planned, those of other workers included
+        self._planned: deque[_Planned] = deque()  # packs that nobody works on yet
         self._waiting: deque[_Waiting] = deque()
-        self._handed: list[tuple[int, tuple[Segment, ...], Row]] = []  # step, samples and plan of its newest rows
+        self._handed: list[tuple[int, tuple[Segment, ...], Pack]] = []  # step, samples and plan of its newest packs
         self._is_over = False
         self._failure = None
         self._num_samples: int = 0
         self._num_bad: int = 0
 
     def _prepare(self, *, wait: bool) -> None:
-        """Have up to `prefetch_packs` rows in the making, within `prefetch_bytes`; one always.
+        """Have up to `prefetch_packs` packs in the making, within `prefetch_bytes`; one always.
 
         Args:
-            wait: Whether to wait for the plan while no row waits; else take what is planned already.
+            wait: Whether to wait for the plan while no pack waits; else take what is planned already.
         """
         while len(self._waiting) < self._config.prefetch_packs and self._has_planned(wait and not self._waiting):
             planned = self._planned[0]
-            step, row = planned.step, planned.row
-            expected = self._maker.expected_bytes(row)
+            step, pack = planned.step, planned.pack
+            expected = self._maker.expected_bytes(pack)
             if self._waiting and sum(w.num_bytes for w in self._waiting) + expected > self._config.prefetch_bytes:
                 return
             self._planned.popleft()
-            made = None if self._workers is None else self._workers.submit(partial(self._maker.make, step.step, row))
+            made = None if self._workers is None else self._workers.submit(partial(self._maker.make, step.step, pack))
             self._waiting.append(_Waiting(**vars(planned), expected_bytes=expected, made=made))
 
     def _has_planned(self, wait: bool) -> bool:
@@ -341,24 +341,24 @@ class Loader:
             if step is None:
                 self._is_over = True
                 break
-            rows = rows_of_rank(step.rows, dp_rank=self._dp_rank, dp_size=self._dp_size)
-            for number, row in enumerate(rows, 1):
-                is_last = number == len(rows)
+            packs = packs_of_rank(step.packs, dp_rank=self._dp_rank, dp_size=self._dp_size)
+            for number, pack in enumerate(packs, 1):
+                is_last = number == len(packs)
                 if self._num_planned % self._num_workers == self._worker:
                     state = step.state_after if is_last else self._planned_state
-                    self._planned.append(_Planned(step=step, is_last=is_last, row=row, state=state))
+                    self._planned.append(_Planned(step=step, is_last=is_last, pack=pack, state=state))
                 self._num_planned += 1
             self._planned_state = step.state_after
         return bool(self._planned)
 
-    def _note_bad(self, uses: Sequence[BadUse], *, num_samples: int) -> None:
+    def _note_bad(self, uses: Sequence[FailedSample], *, num_samples: int) -> None:
         for bad in uses:
             if self._quarantine is not None:
                 self._quarantine.record(bad)
-        num_samples, num_bad = self._num_samples + num_samples, self._num_bad + len(uses)
-        if uses and num_bad > max(_BAD_SAMPLES_FORGIVEN, self._config.max_bad_share * num_samples):
+        num_samples, num_failed = self._num_samples + num_samples, self._num_bad + len(uses)
+        if uses and num_failed > max(_BAD_SAMPLES_FORGIVEN, self._config.max_failed_share * num_samples):
             self._failure = DataError(
-                f"{num_bad} of {num_samples} samples could not be decoded. "
-                f"data.max_bad_share={self._config.max_bad_share}. The log names them; mend or leave out their source."
+                f"{num_failed} of {num_samples} samples could not be decoded. "
+                f"data.max_failed_share={self._config.max_failed_share}. The log names them; mend or leave out their source."
             )
             raise self._failure

@@ -10,9 +10,9 @@ A file of lengths is `SHARD.DIGEST.len`, little-endian, without gaps:
     offset 8    uint64    number of samples
     offset 16   uint32    digest of all that follows (crc32)
     offset 20   for each sample, in the order of the index:
-                uint32    tokens of its text and its template, the two marks around each picture or video included,
+                uint32    tokens of its text and its template, the two marks around each image or video included,
                           the repeated placeholders not; 0: the sample cannot be used
-                uint32    pictures and videos it keeps, counted from its first; fewer than it has where turns were cut
+                uint32    images and videos it keeps, counted from its first; fewer than it has where turns were cut
 
 DIGEST is the first 16 hex digits of the sha256 of these strings joined by a zero byte: the sha256 of the index file,
 the identity of the tokenizer; then, where texts hold coordinates or turns may be cut, so that the text depends on them,
@@ -31,7 +31,7 @@ from zlib_ng.zlib_ng import crc32
 
 from mindvl_data.config import ImageConfig, SampleRules
 from mindvl_data.encode import encode_sample
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.images import count_patches
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index, write_atomically
@@ -80,11 +80,11 @@ def is_measured(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, 
     return _lengths_path(shard, rules, tokenizer, files).is_file()
 
 
-def measure_folder(
-    folder: Path | str, tokenizer: Tokenizer, rules: SampleRules, *, progress: Progress | None = None
+def measure_directory(
+    directory: Path | str, tokenizer: Tokenizer, rules: SampleRules, *, progress: Progress | None = None
 ) -> int:
-    """Measure all shards of an indexed folder ahead of the first run; returns the number of text tokens."""
-    index, files = open_index(folder), ShardFiles()
+    """Measure all shards of an indexed directory ahead of the first run; returns the number of text tokens."""
+    index, files = open_index(directory), ShardFiles()
     total, tokens = len(index.shards), 0
     try:
         for done, shard in enumerate(index.shards, 1):
@@ -116,10 +116,10 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: S
     is_video = members["frames"] > 0
     patches = np.zeros(len(members), np.int64)
     sizes = {"patch_size": rules.image.patch_size, "multiple": rules.image.multiple}
-    pictures = members[~is_video]
+    images = members[~is_video]
     patches[~is_video] = count_patches(
-        pictures["height"],
-        pictures["width"],
+        images["height"],
+        images["width"],
         min_pixels=low[owner[~is_video]],
         max_pixels=high[owner[~is_video]],
         **sizes,
@@ -165,7 +165,7 @@ def _measure_sample(
 ) -> tuple[int, int]:
     try:
         encoding = encode_sample(raw, rules=rules, tokenizer=tokenizer)
-    except BadSample as error:
+    except SampleError as error:
         logger.warning("sample %d of %s is left out: %s", row, shown(shard.path), error)
         return 0, 0
     return encoding.num_tokens - encoding.num_patches // rules.image.spatial_merge_size**2, len(encoding.grids)
@@ -191,7 +191,7 @@ def _keep_lengths(path: Path, measured: NDArray[Any]) -> None:
     header = np.array([(MAGIC, len(measured), crc32(body))], _HEADER)
     try:
         write_atomically(path, header.tobytes() + body)
-    except OSError as error:  # data folders are often read-only; then every start measures again
+    except OSError as error:  # data directories are often read-only; then every start measures again
         logger.warning("text lengths cannot be kept as %s (%s); they are measured at every start", path, error)
 
 

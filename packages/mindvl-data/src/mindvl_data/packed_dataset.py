@@ -23,7 +23,7 @@ class PackedDataset(IterableDataset[Batch]):
 
     Each item is a `Batch`: one packed sequence, so the DataLoader's own batching is turned off.
 
-        dataset = PackedDataset(config, packs_per_step=8, dp_rank=rank, dp_size=world_size, position_kind="mrope")
+        dataset = PackedDataset(config, global_batch_size=8, dp_rank=rank, dp_size=world_size, position_kind="mrope")
         for batch in DataLoader(dataset, batch_size=None, num_workers=2):
             ...
             saved = dataset.state_dict(batch)
@@ -33,7 +33,7 @@ class PackedDataset(IterableDataset[Batch]):
     workers `config.num_threads` threads make packs ahead; a worker makes its packs itself, `prefetch_factor` ahead.
 
     Args:
-        packs_per_step: Packs of one optimizer step over all data-parallel ranks.
+        global_batch_size: Packs of one optimizer step over all data-parallel ranks.
         dp_rank, dp_size: The data-parallel coordinate of this process. Do not add a splitter by rank or worker.
         position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL, "rope" for models that count tokens.
         vocab_size: Tokens in the model's embedding: a pack with an id beyond it is refused.
@@ -46,7 +46,7 @@ class PackedDataset(IterableDataset[Batch]):
         self,
         config: DataConfig,
         *,
-        packs_per_step: int,
+        global_batch_size: int,
         dp_rank: int = 0,
         dp_size: int = 1,
         position_kind: PositionKind,
@@ -54,7 +54,7 @@ class PackedDataset(IterableDataset[Batch]):
     ) -> None:
         self._config = config
         self._loader_options: dict[str, Any] = {
-            "packs_per_step": packs_per_step,
+            "global_batch_size": global_batch_size,
             "dp_rank": dp_rank,
             "dp_size": dp_size,
             "position_kind": position_kind,

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the patches of a row are put, and the memory a picture passes through on its way there.
+"""Where the patches of a pack are put, and the memory an image passes through on its way there.
 
-Used between images and collate. A row is tens of megabytes: patches are cut straight into it, and the steps before
+Used between images and collate. A pack is tens of megabytes: patches are cut straight into it, and the steps before
 reuse their memory, because to get fresh pages from the system costs as much as a tenth of all the work.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST_KEPT = 1 << 24  # bytes; what a huge picture takes is given back
+_LARGEST_KEPT = 1 << 24  # bytes; what a huge image takes is given back
 
 
 class Scratch:
-    """Memory for one picture after another. For one thread; what it gives is overwritten by the next picture."""
+    """Memory for one image after another. For one thread; what it gives is overwritten by the next image."""
 
     def __init__(self) -> None:
         self._kept: dict[str, NDArray[np.uint8]] = {}
@@ -28,7 +28,7 @@ class Scratch:
 
 
 class PatchRoom:
-    """The patches of the pictures of a row, end to end.
+    """The patches of the images of a pack, end to end.
 
     Args:
         num_patches: Room for so many.

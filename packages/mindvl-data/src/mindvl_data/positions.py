@@ -41,7 +41,7 @@ def segment_positions(
     """Positions [3, S] (time, height, width) of one segment of S tokens, starting at 0.
 
     Args:
-        input_ids: [S]; each picture is one run of `image_pad_id`, each video one of `video_pad_id`, and text stands
+        input_ids: [S]; each image is one run of `image_pad_id`, each video one of `video_pad_id`, and text stands
             between two runs.
     """
     if kind == "rope" or not (len(media.images) or len(media.videos)):

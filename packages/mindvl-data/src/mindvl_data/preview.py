@@ -16,7 +16,7 @@ from mindvl_data.encode import Encoding, Scale, encode_sample, image_scales, sam
 from mindvl_data.errors import DataError
 from mindvl_data.samples import parse_sample
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import FolderIndex, key_of, open_index
+from mindvl_data.shards.index import DirectoryIndex, key_of, open_index
 from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, RawSample, Sample
@@ -40,7 +40,7 @@ class Preview:
     sample: Sample  # whole, also where turns are cut
     rules: SampleRules
     image: ImageConfig  # with the limits that hold for this sample
-    scales: list[Scale]  # (original, resized) size of each picture
+    scales: list[Scale]  # (original, resized) size of each image
     encoding: Encoding | None  # None without a tokenizer
     tokens: list[TokenRun]  # empty without a tokenizer
 
@@ -54,7 +54,7 @@ class Preview:
         head: dict[str, Any] = {"key": self.key, "shard": self.shard, "stage": stage}
         if stage == "raw":
             return head | {"record": self.raw.record.decode(), "media_bytes": [len(m) for m in self.raw.media]}
-        head["pictures"] = [{"size": list(old), "resized": list(new)} for old, new in self.scales]
+        head["images"] = [{"size": list(old), "resized": list(new)} for old, new in self.scales]
         if stage == "sample":
             return head | asdict(self.sample)
         assert self.encoding is not None
@@ -63,20 +63,24 @@ class Preview:
 
 
 def preview_sample(
-    folder: Path | str, *, key: str | None = None, tokenizer: Tokenizer | None = None, rules: SampleRules | None = None
+    directory: Path | str,
+    *,
+    key: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    rules: SampleRules | None = None,
 ) -> Preview:
-    """Read one sample of an indexed folder, the first when no key is given.
+    """Read one sample of an indexed directory, the first when no key is given.
 
     Raises:
         DataError: The key does not exist, or the sample cannot be used.
     """
     rules = rules or SampleRules(image=ImageConfig())
-    index = open_index(folder)
-    shard_number, row = (0, 0) if key is None else _find(index, key)
+    index = open_index(directory)
+    shard_number, pack = (0, 0) if key is None else _find(index, key)
     shard = index.shards[shard_number]
     files = ShardFiles()
     try:
-        raw = read_sample(shard, row, files)
+        raw = read_sample(shard, pack, files)
     finally:
         files.close()
     sample = parse_sample(raw)
@@ -116,10 +120,10 @@ def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenR
     return runs
 
 
-def _find(index: FolderIndex, key: str) -> tuple[int, int]:
+def _find(index: DirectoryIndex, key: str) -> tuple[int, int]:
     wanted = np.uint64(key_of(key))
     for number, shard in enumerate(index.shards):
-        rows = np.flatnonzero(shard.samples["key_hash"] == wanted)
-        if len(rows):
-            return number, int(rows[0])
-    raise DataError(f"key {key!r} does not exist. {index.folder}. Leave --key out to see the first sample.")
+        packs = np.flatnonzero(shard.samples["key_hash"] == wanted)
+        if len(packs):
+            return number, int(packs[0])
+    raise DataError(f"key {key!r} does not exist. {index.directory}. Leave --key out to see the first sample.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample at every stage, or one packed row, as a page that holds everything itself and runs no script.
+"""One sample at every stage, or one packed pack, as a page that holds everything itself and runs no script.
 
-Comes after preview.py. Pictures are drawn as the model gets them, after the resize, with one square for each visual
+Comes after preview.py. Images are drawn as the model gets them, after the resize, with one square for each visual
 token and with the boxes at the coordinates that its text says.
 """
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from mindvl_data.chat import coordinates_text, move_coordinates
 from mindvl_data.encode import Scale
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.images import decode, resize
 from mindvl_data.preview import Preview, TokenRun, token_runs
 from mindvl_data.tokenization import Tokenizer
@@ -42,23 +42,23 @@ svg{max-width:100%;height:auto;border-radius:8px;display:block;background:#ddd}
 .strip div{flex:none;text-align:center;font-size:12px;color:var(--soft)}.strip img{height:110px;display:block;
 border-radius:6px}.tokens{line-height:1.9;overflow-wrap:anywhere}.t{border-radius:4px;padding:.1em 1px;margin:0 1px;
 background:#eef0f4;white-space:pre-wrap}.l{background:var(--learn);color:var(--learn-ink)}.v{background:var(--see)}
-.row{display:flex;height:26px;border-radius:6px;overflow:hidden;
+.pack{display:flex;height:26px;border-radius:6px;overflow:hidden;
 background:repeating-linear-gradient(45deg,#eceef3 0 6px,#f7f8fa 6px 12px)}
-.row i{border-right:1px solid #fff;min-width:1px}table{border-collapse:collapse;margin-top:.8em}
+.pack i{border-right:1px solid #fff;min-width:1px}table{border-collapse:collapse;margin-top:.8em}
 td,th{text-align:left;padding:.15em 1.2em .15em 0;font-weight:400}th{color:var(--soft)}
 .grid{fill:none;stroke:#fff;stroke-opacity:.55;vector-effect:non-scaling-stroke}
 .mark{fill:none;stroke:#ffd60a;stroke-width:2.5;vector-effect:non-scaling-stroke;filter:drop-shadow(0 0 1px #000)}
 input:not(:checked)~svg .grid{display:none}.bad{color:#b3261e}
 """
 _MOST_FRAMES = 64  # shown of one video
-_MOST_PNG_BYTES = 600_000  # larger pictures are shown as JPEG, or the page gets heavy
+_MOST_PNG_BYTES = 600_000  # larger images are shown as JPEG, or the page gets heavy
 _SHADES = ("#7aa5f0", "#5cc08a", "#f0b45c", "#c58be0", "#ef8f8f", "#66c4cf")
 
 
 def sample_page(preview: Preview) -> str:
-    """A page with every stage: record, turns, pictures with patch grid and boxes, videos, tokens, place in a row."""
+    """A page with every stage: record, turns, images with patch grid and boxes, videos, tokens, place in a pack."""
     chips = [f"{len(preview.raw.record):,} bytes of text"]
-    chips += [f"pictures: {preview.sample.num_images}"] * (preview.sample.num_images > 0)
+    chips += [f"images: {preview.sample.num_images}"] * (preview.sample.num_images > 0)
     chips += [f"videos: {preview.sample.num_videos}"] * (preview.sample.num_videos > 0)
     if preview.encoding:
         chips.append(f"{preview.encoding.num_tokens:,} tokens")
@@ -72,40 +72,40 @@ def sample_page(preview: Preview) -> str:
     body.append(_section("sample", "What it says and shows", _turns(preview) + _media(preview)))
     if preview.encoding:
         body.append(_section("tokens", "What the model reads and learns", _legend() + _token_spans(preview.tokens)))
-        body.append(_section("pack", "The room it takes in a row", _room(preview)))
+        body.append(_section("pack", "The room it takes in a pack", _room(preview)))
     return _page(preview.key, body)
 
 
-def row_page(batch: Batch, tokenizer: Tokenizer) -> str:
-    """A page with one packed row: its segments side by side, then the tokens of each."""
+def pack_page(batch: Batch, tokenizer: Tokenizer) -> str:
+    """A page with one packed pack: its segments side by side, then the tokens of each."""
     ends = batch.cu_seqlens.tolist()
     bounds = list(zip(batch.segments, ends, ends[1:], strict=False))
     patches = len(batch.pixel_values) + len(batch.pixel_values_videos)
-    chips = [f"{ends[-1]:,} tokens", f"{batch.num_label_tokens:,} learned", f"{patches:,} patches"]
-    body = ["<h1>One row</h1>", f"<div class=chips>{''.join(f'<span>{chip}</span>' for chip in chips)}</div>"]
+    chips = [f"{ends[-1]:,} tokens", f"{batch.num_loss_tokens:,} learned", f"{patches:,} patches"]
+    body = ["<h1>One pack</h1>", f"<div class=chips>{''.join(f'<span>{chip}</span>' for chip in chips)}</div>"]
     bars = [(f"{s.source} / {s.key}", stop - start) for s, start, stop in bounds]
     body.append(_section("pack", "Samples side by side", _bar(bars, ends[-1])))
     for number, (segment, start, stop) in enumerate(bounds, 1):
         runs = token_runs(batch.input_ids[start:stop].numpy(), batch.labels[start:stop].numpy(), tokenizer)
         title = f"{segment.source} / {segment.key}: tokens {start} to {stop}"
         body.append(_section(str(number), title, (_legend() if number == 1 else "") + _token_spans(runs)))
-    return _page("One row", body)
+    return _page("One pack", body)
 
 
 def _raw(preview: Preview) -> str:
     text = preview.raw.record.decode()
     if preview.raw.is_json:
         text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
-    rows = "".join(
+    packs = "".join(
         f"<tr><td>{number}<td>{_kind(size)}<td>{size.width} x {size.height}<td>{len(content):,}</tr>"
         for number, (content, size) in enumerate(zip(preview.raw.media, preview.raw.sizes, strict=True))
     )
-    table = f"<table><tr><th>medium<th>kind<th>pixels<th>bytes</tr>{rows}</table>" if rows else ""
+    table = f"<table><tr><th>medium<th>kind<th>pixels<th>bytes</tr>{packs}</table>" if packs else ""
     return f"<pre>{html.escape(text)}</pre>{table}"
 
 
 def _kind(size: MediaSize) -> str:
-    return f"video, {size.frames} frames at {size.fps:g} per second" if size.frames else "picture"
+    return f"video, {size.frames} frames at {size.fps:g} per second" if size.frames else "image"
 
 
 def _turns(preview: Preview) -> str:
@@ -131,9 +131,9 @@ def _parts(parts: Iterable[Part], scales: list[Scale]) -> str:
             pieces.append(html.escape(part.text))
         elif isinstance(part, Coordinates):
             said = coordinates_text(part, scales[part.image])
-            pieces.append(f'<span class="part box">{said} of picture {part.image}</span>')
+            pieces.append(f'<span class="part box">{said} of image {part.image}</span>')
         else:
-            pieces.append(f"<span class=part>{'video' if isinstance(part, Video) else 'picture'} {part.index}</span> ")
+            pieces.append(f"<span class=part>{'video' if isinstance(part, Video) else 'image'} {part.index}</span> ")
     return "".join(pieces)
 
 
@@ -145,15 +145,15 @@ def _media(preview: Preview) -> str:
             if size.frames:
                 figures.append(_film(content, size, place, preview))
             else:
-                figures.append(_picture(content, place, number, preview))
-        except BadSample as error:
+                figures.append(_image(content, place, number, preview))
+        except SampleError as error:
             figures.append(f"<figure class=bad>medium {place}: {html.escape(str(error))}</figure>")
         number += not size.frames
     return "".join(figures)
 
 
-def _picture(content: bytes, place: int, number: int, preview: Preview) -> str:
-    """A picture after its resize; lines and boxes are drawn over it and can be hidden."""
+def _image(content: bytes, place: int, number: int, preview: Preview) -> str:
+    """An image after its resize; lines and boxes are drawn over it and can be hidden."""
     old, (height, width) = preview.scales[number]
     pixels = resize(decode(content, decode_limit=preview.image.decode_limit), height, width)
     step = preview.image.multiple
@@ -163,7 +163,7 @@ def _picture(content: bytes, place: int, number: int, preview: Preview) -> str:
     kind = "PNG" if pixels.size < _MOST_PNG_BYTES else "JPEG"
     shown = max(width, min(3 * width, 480))  # small ones are shown larger
     caption = (
-        f"picture {place}: {old[1]} x {old[0]} pixels, resized to {width} x {height}, "
+        f"image {place}: {old[1]} x {old[0]} pixels, resized to {width} x {height}, "
         f"{width // step} x {height // step} = {width * height // step**2} visual tokens"
     )
     return (
@@ -185,12 +185,12 @@ def _film(content: bytes, size: MediaSize, place: int, preview: Preview) -> str:
             small = resize(pixels, height, max(1, size.width * height // size.height))
             moment = layout.frames[number] / size.fps
             frames.append(f'<div><img alt="" src="{_data_address(small, "JPEG")}">{moment:.2f} s</div>')
-    steps, rows, columns = layout.grid
+    steps, packs, columns = layout.grid
     merge = preview.image.spatial_merge_size
     caption = (
         f"video {place}: {len(layout.frames)} of {size.frames} frames"
         f"{f', every {every}th of them shown' if every > 1 else ''}; each resized to {layout.width} x {layout.height}; "
-        f"{steps} x {rows // merge} x {columns // merge} = {steps * rows * columns // merge**2} visual tokens"
+        f"{steps} x {packs // merge} x {columns // merge} = {steps * packs * columns // merge**2} visual tokens"
     )
     return f"<figure><figcaption>{caption}</figcaption><div class=strip>{''.join(frames)}</div></figure>"
 
@@ -215,23 +215,23 @@ def _room(preview: Preview) -> str:
     visual = sum(run.count for run in preview.tokens if run.visual)
     learned = sum(run.count for run in preview.tokens if run.learned)
     parts = [("visual", visual), ("learned text", learned), ("other text", length - visual - learned)]
-    kept = "" if limit is None or length <= limit else f"<p class=bad>It does not fit a row of {limit:,} tokens.</p>"
+    kept = "" if limit is None or length <= limit else f"<p class=bad>It does not fit a pack of {limit:,} tokens.</p>"
     return _bar([(name, count) for name, count in parts if count], max(length, limit or 0)) + kept
 
 
 def _bar(parts: list[tuple[str, int]], total: int) -> str:
-    bars, rows = [], []
+    bars, packs = [], []
     for number, (name, count) in enumerate(parts):
         shade, escaped = _SHADES[number % len(_SHADES)], html.escape(name)
         bars.append(f'<i style="width:{100 * count / max(total, 1):.3f}%;background:{shade}" title="{escaped}"></i>')
-        rows.append(
+        packs.append(
             f'<tr><td><span style="color:{shade}">&#9632;</span> {escaped}<td>{count:,} tokens'
             f"<td>{100 * count / max(total, 1):.1f} %</tr>"
         )
     rest = total - sum(count for _, count in parts)
     if rest > 0:
-        rows.append(f"<tr><td>free or padding<td>{rest:,} tokens<td>{100 * rest / total:.1f} %</tr>")
-    return f"<div class=row>{''.join(bars)}</div><table>{''.join(rows)}</table>"
+        packs.append(f"<tr><td>free or padding<td>{rest:,} tokens<td>{100 * rest / total:.1f} %</tr>")
+    return f"<div class=pack>{''.join(bars)}</div><table>{''.join(packs)}</table>"
 
 
 def _data_address(pixels: NDArray[np.uint8], kind: str = "PNG") -> str:

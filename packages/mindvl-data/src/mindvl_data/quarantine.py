@@ -15,23 +15,23 @@ from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import lines_of
 
-BAD_ELSEWHERE = "a process that trains the same row cannot use it"  # the reason where only a peer met the damage
+FAILED_ELSEWHERE = "a process that trains the same pack cannot use it"  # the reason where only a peer met the damage
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadUse:
+class FailedSample:
     """A bad sample where it was planned to be used; a placeholder took its place."""
 
     step: int
     source: str
     shard: str
-    row: int  # position inside the shard
+    sample_index: int  # position inside the shard
     key: str
     reason: str
     epoch: int | None = None  # None in logs of older versions
 
     def __post_init__(self) -> None:
-        whole = (self.step, self.row, self.epoch or 0)
+        whole = (self.step, self.sample_index, self.epoch or 0)
         texts = (self.source, self.shard, self.key, self.reason)
         if any(type(number) is not int or number < 0 for number in whole) or any(type(t) is not str for t in texts):
             raise TypeError("a field is of another type")
@@ -41,7 +41,7 @@ class BadUse:
 class LoggedUse:
     """A line of a quarantine log."""
 
-    bad: BadUse
+    bad: FailedSample
     file: str  # name of the log of its rank
     line: int
     offset: int  # byte at which the line begins
@@ -58,7 +58,7 @@ class QuarantineLog:
         self._path = path.with_name(f"{path.stem}.rank{dp_rank:05d}{path.suffix}")
         self._file: LogFile | None = None
 
-    def record(self, bad: BadUse) -> None:
+    def record(self, bad: FailedSample) -> None:
         """Write one line.
 
         Raises:
@@ -100,7 +100,7 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
         offset = 0
         for number, text in lines_of(file, may_be_cut_off=True):
             try:
-                bad = BadUse(**json.loads(text))
+                bad = FailedSample(**json.loads(text))
             except (ValueError, TypeError, RecursionError) as error:
                 if not text.rstrip().endswith(b"}"):  # cut off by a kill, and ended by the next start
                     offset += len(text)
@@ -113,7 +113,7 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
             offset += len(text)
 
 
-def read_quarantine(path: Path) -> Iterator[BadUse]:
+def read_quarantine(path: Path) -> Iterator[FailedSample]:
     """Every bad sample of a run once, over all ranks and restarts: its first use.
 
     Args:
@@ -125,6 +125,6 @@ def read_quarantine(path: Path) -> Iterator[BadUse]:
     seen = set()
     for use in read_uses(path):
         bad = use.bad
-        if (bad.source, bad.shard, bad.row) not in seen:
-            seen.add((bad.source, bad.shard, bad.row))
+        if (bad.source, bad.shard, bad.sample_index) not in seen:
+            seen.add((bad.source, bad.shard, bad.sample_index))
             yield bad

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.formats.foreign import own_record
 from mindvl_data.types import Coordinates, Image, Message, Part, RawSample, Role, Sample, Text, Video
 
@@ -24,21 +24,21 @@ def parse_sample(raw: RawSample) -> Sample:
     """The checked content of a record.
 
     Raises:
-        BadSample: The record is not JSON, or does not fit its pictures; the message says what, not where.
+        SampleError: The record is not JSON, or does not fit its images; the message says what, not where.
     """
     check_record_size(len(raw.record))
     try:
         text = raw.record.decode("utf-8")
         record = json.loads(text) if raw.is_json else {"content": [*_mentions(raw), text]}
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise BadSample(f"record cannot be read: {error}") from error
+        raise SampleError(f"record cannot be read: {error}") from error
     record = own_record(record, [part["type"] for part in _mentions(raw)])
     num_videos = sum(size.frames > 0 for size in raw.sizes)
     sample = parse_record(record, num_images=len(raw.sizes) - num_videos, num_videos=num_videos)
     for part in _parts(sample):
         if isinstance(part, Image | Video) and isinstance(part, Video) != (raw.sizes[part.index].frames > 0):
             kinds = ("an image", "a video") if isinstance(part, Image) else ("a video", "an image")
-            raise BadSample(f"text mentions {kinds[0]} where medium {part.index} is {kinds[1]}")
+            raise SampleError(f"text mentions {kinds[0]} where medium {part.index} is {kinds[1]}")
     return sample
 
 
@@ -46,19 +46,19 @@ def check_record_size(num_bytes: int) -> None:
     """Refuse a record before it is parsed.
 
     Raises:
-        BadSample: It has more than MAX_RECORD_BYTES.
+        SampleError: It has more than MAX_RECORD_BYTES.
     """
     if num_bytes > MAX_RECORD_BYTES:
-        raise BadSample(f"record of {num_bytes} bytes is too long; {MAX_RECORD_BYTES} are the most")
+        raise SampleError(f"record of {num_bytes} bytes is too long; {MAX_RECORD_BYTES} are the most")
 
 
 def parse_record(record: Any, *, num_images: int, num_videos: int = 0) -> Sample:
-    """Check a record: `messages` for a conversation, `content` for text and pictures without a template.
+    """Check a record: `messages` for a conversation, `content` for text and images without a template.
 
-    `min_pixels` and `max_pixels` beside them are the record's own limits for its pictures.
+    `min_pixels` and `max_pixels` beside them are the record's own limits for its images.
     """
     if not isinstance(record, dict) or ("messages" in record) == ("content" in record):
-        raise BadSample("record needs either `messages` or `content`")
+        raise SampleError("record needs either `messages` or `content`")
     reader = _PartReader()
     messages: tuple[Message, ...] = ()
     content: tuple[Part, ...] = ()
@@ -67,15 +67,15 @@ def parse_record(record: Any, *, num_images: int, num_videos: int = 0) -> Sample
     else:
         content = reader.read(record["content"])
         if not any(isinstance(part, Text) and part.text.strip() for part in content):
-            raise BadSample("`content` has no text to learn")
+            raise SampleError("`content` has no text to learn")
     for found, there, what in ((reader.num_images, num_images, "images"), (reader.num_videos, num_videos, "videos")):
         if found != there:
-            raise BadSample(f"text mentions {found} {what}, the sample has {there}")
+            raise SampleError(f"text mentions {found} {what}, the sample has {there}")
     if reader.highest_reference >= num_images:
-        raise BadSample(f"coordinates refer to image {reader.highest_reference}, the sample has {num_images}")
+        raise SampleError(f"coordinates refer to image {reader.highest_reference}, the sample has {num_images}")
     low, high = _pixel_limit(record, "min_pixels"), _pixel_limit(record, "max_pixels")
     if low is not None and high is not None and low > high:
-        raise BadSample(f"min_pixels={low} is above max_pixels={high}")
+        raise SampleError(f"min_pixels={low} is above max_pixels={high}")
     return Sample(
         messages=messages,
         content=content,
@@ -97,7 +97,7 @@ def cut_turns(sample: Sample, keep: int) -> Sample:
     """The first `keep` turns of a conversation, at least one, with what stands before them; their media only.
 
     Raises:
-        BadSample: What is left has no answer to learn, or speaks of a picture that was cut.
+        SampleError: What is left has no answer to learn, or speaks of an image that was cut.
     """
     starts = _turn_starts(sample)
     kept = replace(sample, messages=sample.messages[: starts[keep]] if keep < len(starts) else sample.messages)
@@ -109,9 +109,9 @@ def cut_turns(sample: Sample, keep: int) -> Sample:
         has_coordinates=any(isinstance(part, Coordinates) for part in parts),
     )
     if not any(message.role == "assistant" for message in kept.messages):
-        raise BadSample(f"the first {keep} of {len(starts)} turns hold no answer to learn")
+        raise SampleError(f"the first {keep} of {len(starts)} turns hold no answer to learn")
     if any(isinstance(part, Coordinates) and part.image >= kept.num_images for part in parts):
-        raise BadSample(f"the first {keep} of {len(starts)} turns hold coordinates of a picture that comes later")
+        raise SampleError(f"the first {keep} of {len(starts)} turns hold coordinates of an image that comes later")
     return kept
 
 
@@ -126,7 +126,7 @@ def _parts(sample: Sample) -> Iterator[Part]:
 
 
 def _mentions(raw: RawSample) -> list[dict[str, str]]:
-    """What a plain text does not say: its pictures and videos stand before it."""
+    """What a plain text does not say: its images and videos stand before it."""
     return [{"type": "video" if size.frames else "image"} for size in raw.sizes]
 
 
@@ -135,33 +135,37 @@ def _pixel_limit(record: dict[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not _LEAST_PIXELS <= value < _MOST_PIXELS:
-        raise BadSample(f"{name}={str(value)[:40]!r} is not a whole number from {_LEAST_PIXELS} to {_MOST_PIXELS - 1}")
+        raise SampleError(
+            f"{name}={str(value)[:40]!r} is not a whole number from {_LEAST_PIXELS} to {_MOST_PIXELS - 1}"
+        )
     return value
 
 
 def _parse_messages(value: Any, reader: "_PartReader") -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise BadSample("`messages` is not a list with at least one message")
+        raise SampleError("`messages` is not a list with at least one message")
     messages = []
     for number, item in enumerate(value):
         role: Any = item.get("role") if isinstance(item, dict) else None
         if role not in _ROLES:
-            raise BadSample(f"message {number} has role {str(role)[:40]!r}; use one of {', '.join(_ROLES)}")
+            raise SampleError(f"message {number} has role {str(role)[:40]!r}; use one of {', '.join(_ROLES)}")
         reasoning = item.get("reasoning_content")
         calls = _objects(item.get("tool_calls"), f"`tool_calls` of message {number}")
         if role != "assistant" and (reasoning or calls):
-            raise BadSample(f"message {number} of the {role} has `reasoning_content` or `tool_calls`; only answers do")
+            raise SampleError(
+                f"message {number} of the {role} has `reasoning_content` or `tool_calls`; only answers do"
+            )
         content = item.get("content")
         parts = reader.read("" if content is None and calls else content)
         if role == "assistant":
             if any(isinstance(part, Image | Video) for part in parts):
-                raise BadSample(f"message {number} of the assistant holds an image; pictures can only be shown to it")
+                raise SampleError(f"message {number} of the assistant holds an image; images can only be shown to it")
             if not calls and all(isinstance(part, Text) and not part.text.strip() for part in parts):
-                raise BadSample(f"message {number} of the assistant is empty")
+                raise SampleError(f"message {number} of the assistant is empty")
         checked = "" if reasoning is None else _checked_text(reasoning)
         messages.append(Message(role=role, parts=parts, reasoning=checked, tool_calls=calls))
     if not any(message.role == "assistant" for message in messages):
-        raise BadSample("`messages` holds no assistant message, so there is nothing to learn")
+        raise SampleError("`messages` holds no assistant message, so there is nothing to learn")
     return tuple(messages)
 
 
@@ -171,15 +175,15 @@ def _objects(value: Any, what: str) -> tuple[dict[str, Any], ...]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise BadSample(f"{what} cannot be read as JSON: {error}") from error
+            raise SampleError(f"{what} cannot be read as JSON: {error}") from error
     if not value:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise BadSample(f"{what} is {type(value).__name__}; use a list of objects")
+        raise SampleError(f"{what} is {type(value).__name__}; use a list of objects")
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
-        raise BadSample(f"{what} cannot be shown: {error}") from error
+        raise SampleError(f"{what} cannot be shown: {error}") from error
     return tuple(value)
 
 
@@ -194,7 +198,7 @@ class _PartReader:
     def read(self, content: Any) -> tuple[Part, ...]:
         items = [content] if isinstance(content, str) else content
         if not isinstance(items, list):
-            raise BadSample(f"content is {type(content).__name__}; use a string or a list of parts")
+            raise SampleError(f"content is {type(content).__name__}; use a string or a list of parts")
         return tuple(self._read_part(item) for item in items)
 
     def _read_part(self, item: Any) -> Part:
@@ -213,19 +217,19 @@ class _PartReader:
             image, values = item.get("image", 0), item.get("xyxy" if kind == "box" else "xy")
             count = 4 if kind == "box" else 2
             if not isinstance(image, int) or isinstance(image, bool) or image < 0 or not _are_numbers(values, count):
-                raise BadSample(f"{kind} part needs an image number and {count} finite coordinates")
+                raise SampleError(f"{kind} part needs an image number and {count} finite coordinates")
             self.highest_reference = max(self.highest_reference, image)
             return Coordinates(image, tuple(float(v) for v in values))
-        raise BadSample(f"part has type {str(kind)[:40]!r}; use text, image, video, box or point")
+        raise SampleError(f"part has type {str(kind)[:40]!r}; use text, image, video, box or point")
 
 
 def _checked_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadSample(f"text is {type(value).__name__}, not a string")
+        raise SampleError(f"text is {type(value).__name__}, not a string")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadSample(f"text holds a lone surrogate at character {error.start}") from error
+        raise SampleError(f"text holds a lone surrogate at character {error.start}") from error
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-NUM_FIELDS = 6  # of a sample that waits: source, epoch, shard, row, tokens, patches
+NUM_FIELDS = 6  # of a sample that waits: source, epoch, shard, pack, tokens, patches
 _LARGEST = 1 << 62
 _MAX_BYTES = 64 << 20  # of packed samples, unpacked; a window of large steps has one or two million bytes
 

@@ -19,7 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, VIDEO_MARK, ChatTemplate, Piece, Render, Scale
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.templates import compile_template
 from mindvl_data.types import IGNORE_INDEX, Sample
 
@@ -43,7 +43,7 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Tokens of a sample with exactly one placeholder per picture or video, not yet repeated."""
+    """Tokens of a sample with exactly one placeholder per image or video, not yet repeated."""
 
     ids: NDArray[np.int64]  # [S]
     learned: NDArray[np.bool_]  # [S]
@@ -68,17 +68,17 @@ class Tokenizer:
 
     @property
     def media_pad_ids(self) -> tuple[int, ...]:
-        """Placeholders of pictures and videos."""
+        """Placeholders of images and videos."""
         return (self.image_pad_id,) if self.video_pad_id is None else (self.image_pad_id, self.video_pad_id)
 
     def encode(self, sample: Sample, scales: Sequence[Scale]) -> EncodedText:
         """Tokens and what is learned of them.
 
         Args:
-            scales: Original and resized size of each picture; used where the text holds coordinates.
+            scales: Original and resized size of each image; used where the text holds coordinates.
 
         Raises:
-            BadSample: The template refuses the sample.
+            SampleError: The template refuses the sample.
             DataError: The sample holds a video, and the tokenizer has no token for one.
         """
         if sample.num_videos and self.video_pad_id is None:
@@ -101,7 +101,7 @@ class Tokenizer:
         ):
             shown = int((encoded.ids == pad_id).sum()) if pad_id is not None else 0
             if shown != wanted:
-                raise BadSample(f"chat template shows {shown} of {wanted} {what}")
+                raise SampleError(f"chat template shows {shown} of {wanted} {what}")
         return encoded
 
     def _encode_piece(self, piece: Piece, ids: list[int], learned: list[bool]) -> None:
@@ -129,28 +129,28 @@ class Tokenizer:
         return self.known(text) if len(text) <= _SHORT else self.backend.encode(text, add_special_tokens=False).ids
 
 
-def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """Read a tokenizer folder as transformers saves it; nothing is fetched.
+def load_tokenizer(directory: Path | str) -> Tokenizer:
+    """Read a tokenizer directory as transformers saves it; nothing is fetched.
 
     Raises:
-        DataError: The folder has no fast tokenizer, no chat template, or lacks a token that pictures need.
+        DataError: The directory has no fast tokenizer, no chat template, or lacks a token that images need.
     """
     from transformers import AutoTokenizer  # here: the import takes a second, and the planner does not need it
 
-    if not Path(folder).is_dir():
-        raise DataError(f"tokenizer folder {folder} does not exist. Name a folder that holds tokenizer.json.")
+    if not Path(directory).is_dir():
+        raise DataError(f"tokenizer directory {directory} does not exist. Name a directory that holds tokenizer.json.")
     try:
-        # False: a model folder may carry code of its own, which its tokenizer does not need; None would ask the user.
-        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        # False: a model directory may carry code of its own, which its tokenizer does not need; None would ask the user.
+        hf = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # damaged files raise many kinds, tokenizers' own plain Exception among them
         lines = str(error).splitlines() or [type(error).__name__]
         why = lines[0].rstrip(".")[:200]  # transformers lists what else might be installed
-        raise DataError(f"tokenizer cannot be read: {why}. {folder}. Save it with transformers.") from error
+        raise DataError(f"tokenizer cannot be read: {why}. {directory}. Save it with transformers.") from error
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or not hf.chat_template:
         missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"
-        raise DataError(f"no {missing}. {folder}. Save the tokenizer with transformers, template included.")
-    return wrap_tokenizer(hf, where=str(folder))
+        raise DataError(f"no {missing}. {directory}. Save the tokenizer with transformers, template included.")
+    return wrap_tokenizer(hf, where=str(directory))
 
 
 def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
@@ -254,7 +254,7 @@ def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence
     """Repeat each placeholder and shift the labels.
 
     Args:
-        tokens_per_medium: For each picture and video, in the order of the text.
+        tokens_per_medium: For each image and video, in the order of the text.
         pad_ids: The tokens that are placeholders.
 
     Returns:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.sources import SourceIndex
 from mindvl_data.state_check import check_change, check_plan, pack_samples, unpack_samples
 from mindvl_data.tokenization import Tokenizer
 
@@ -32,12 +32,12 @@ Difference = tuple[str | None, str | None]
 
 
 def identities(
-    config: DataConfig, sources: Sequence[SourceIndex], tokenizer: Tokenizer, rows_per_step: int
+    config: DataConfig, sources: Sequence[SourceIndex], tokenizer: Tokenizer, global_batch_size: int
 ) -> dict[str, str]:
-    """Name -> value or hash of everything that decides the plan. Folders may move; speed settings may change."""
+    """Name -> value or hash of everything that decides the plan. Directories may move; speed settings may change."""
     rules: dict[str, Any] = {
         _VERSION_NAME: PLAN_VERSION,
-        "packs_per_step": rows_per_step,
+        "global_batch_size": global_batch_size,
         "seed": config.seed,
         "weight_unit": config.weight_unit,
         "text_share": config.text_share,
@@ -218,7 +218,7 @@ def _renumbered(plan: dict[str, Any], before: Sequence[str], after: Sequence[str
         "drawn_at": [plan["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
         "owed": [value - excess for value in owed],
         "buffer": [[number_now[source], *rest] for source, *rest in plan["buffer"] if source in number_now],
-        "window": [] if gone else plan["window"],  # its rows have gaps: what is left of it is packed anew
+        "window": [] if gone else plan["window"],  # its packs have gaps: what is left of it is packed anew
         "drawn": {name: count - gone[name] for name, count in plan["drawn"].items()},
         "dropped": plan["dropped"] | {f"{name}: data changed": count for name, count in gone.items()},
     }

@@ -26,7 +26,7 @@ PATCHES_PER_TOKEN = 4
 def transformers_inputs(
     batch: "Batch",
     *,
-    num_label_tokens: int | None,
+    num_loss_tokens: int | None,
     position_kind: PositionKind,
     image_mean: Sequence[float],
     image_std: Sequence[float],
@@ -39,7 +39,7 @@ def transformers_inputs(
         "position_ids": _positions(batch, position_kind),
         # A cache would make transformers attend across samples: it looks for packs only where there is none.
         "use_cache": False,
-        "num_items_in_batch": max(1, batch.num_label_tokens if num_label_tokens is None else num_label_tokens),
+        "num_items_in_batch": max(1, batch.num_loss_tokens if num_loss_tokens is None else num_loss_tokens),
     }
     media = (("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", TEMPORAL_PATCH_SIZE))
     for pixels, grids, num_frames in media:

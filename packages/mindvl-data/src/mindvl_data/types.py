@@ -23,11 +23,11 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class MediaSize:
-    """What the index knows of a picture or video."""
+    """What the index knows of an image or video."""
 
     height: int  # pixels as shown
     width: int
-    frames: int = 0  # of a video; 0 for a picture
+    frames: int = 0  # of a video; 0 for an image
     fps: float = 0.0  # frames per second of a video
 
 
@@ -38,7 +38,7 @@ class RawSample:
     key: str
     record: bytes  # KEY.json, or KEY.txt of a plain caption
     is_json: bool
-    media: tuple[bytes, ...]  # pictures and videos in the order in which the text mentions them
+    media: tuple[bytes, ...]  # images and videos in the order in which the text mentions them
     sizes: tuple[MediaSize, ...]  # of the media, in the same order
 
 
@@ -59,9 +59,9 @@ class Video:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original picture, EXIF orientation applied."""
+    """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original image, EXIF orientation applied."""
 
-    image: int  # number of the picture, videos not counted
+    image: int  # number of the image, videos not counted
     values: tuple[float, ...]
 
 
@@ -86,7 +86,7 @@ class Sample:
     num_images: int
     num_videos: int = 0
     has_coordinates: bool
-    min_pixels: int | None = None  # the sample's own picture limits; they go before those of source and mixture
+    min_pixels: int | None = None  # the sample's own image limits; they go before those of source and mixture
     max_pixels: int | None = None
 
 
@@ -105,12 +105,12 @@ class TokenizedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Where one part of a row comes from."""
+    """Where one part of a pack comes from."""
 
     source: str
     epoch: int
     shard: str
-    row: int  # position inside the shard
+    sample_index: int  # position in the shard, from 0
     key: str
     length: int  # tokens
     num_images: int = 0
@@ -120,7 +120,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSample:
-    """The samples of one row, in order, with where they come from."""
+    """The samples of one pack, in order, with where they come from."""
 
     samples: tuple[TokenizedSample, ...]
     segments: tuple[Segment, ...]
@@ -128,7 +128,7 @@ class PackedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One packed row: what the model takes as one microbatch."""
+    """One packed pack: what the model takes as one microbatch."""
 
     input_ids: torch.Tensor  # int64 [T]
     labels: torch.Tensor  # int64 [T], shifted inside each segment, IGNORE_INDEX where nothing is learned
@@ -137,19 +137,19 @@ class Batch:
     max_seqlen: int
     pixel_values: torch.Tensor  # uint8 [P, patch_dim], merge-block order
     image_grid_thw: torch.Tensor  # int64 [num_images, 3]
-    pixel_values_videos: torch.Tensor  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, row, column)
+    pixel_values_videos: torch.Tensor  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, pack, column)
     video_grid_thw: torch.Tensor  # int64 [num_videos, 3]
-    num_label_tokens: int
+    num_loss_tokens: int
     segments: tuple[Segment, ...]  # without the padding
-    step: int  # the optimizer step this row belongs to
+    step: int  # the optimizer step this pack belongs to
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
     seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid
 
     def to(self, device: torch.device | str) -> Self:
-        """The same row with its tensors on `device`.
+        """The same pack with its tensors on `device`.
 
         cu_seqlens and the grids stay on the host: the model plans with their values there, and reading them back
-        would make it wait for the device twice in every row.
+        would make it wait for the device twice in every pack.
         """
         moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
@@ -175,7 +175,7 @@ class Batch:
     def to_transformers(
         self,
         *,
-        num_label_tokens: int | None = None,
+        num_loss_tokens: int | None = None,
         position_kind: PositionKind = "mrope",
         image_mean: Sequence[float] = IMAGE_MEAN,
         image_std: Sequence[float] = IMAGE_STD,
@@ -187,7 +187,7 @@ class Batch:
         apart by the text positions. Set `model.config.use_cache` as you like; the arguments turn the cache off.
 
         Args:
-            num_label_tokens: What the summed loss is divided by: the label tokens of all packs of the optimizer step
+            num_loss_tokens: What the summed loss is divided by: the loss tokens of all packs of the optimizer step
                 over all ranks, so that the losses of the packs add up to the mean; those of this pack when None.
             position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL (position_ids [4, 1, T]), "rope" for models that count
                 tokens, such as an exported MindVL model (position_ids [1, T]). The loader must use the same kind.
@@ -203,7 +203,7 @@ class Batch:
         """
         return transformers_inputs(
             self,
-            num_label_tokens=num_label_tokens,
+            num_loss_tokens=num_loss_tokens,
             position_kind=position_kind,
             image_mean=image_mean,
             image_std=image_std,

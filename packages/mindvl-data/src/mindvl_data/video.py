@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import ImageConfig, VideoConfig
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.images import cut_patches, resize, smart_resize
 from mindvl_data.types import MediaSize
 
@@ -46,7 +46,7 @@ def probe(content: bytes) -> MediaSize:
     """Height and width as shown (rotation applied), frames and frames per second; one frame is decoded.
 
     Raises:
-        BadSample: Not an mp4 with a video, or one that is damaged, empty or larger than the limits.
+        SampleError: Not an mp4 with a video, or one that is damaged, empty or larger than the limits.
         DataError: PyAV is not installed.
     """
     with _opened(content) as (container, stream):
@@ -56,11 +56,11 @@ def probe(content: bytes) -> MediaSize:
         _check_limits(codec.height, codec.width, frames)
         fps = float(stream.average_rate or 0)
         if not frames or not 0 < fps < math.inf:
-            raise BadSample(f"video has {frames} frames at {fps} per second")
+            raise SampleError(f"video has {frames} frames at {fps} per second")
         container.seek(0)
         first = next(container.decode(stream), None)
         if first is None:
-            raise BadSample("video has no frame that can be decoded")
+            raise SampleError("video has no frame that can be decoded")
         height, width = (first.width, first.height) if first.rotation % 180 else (first.height, first.width)
     # the index keeps fps as float32; everything is computed from that value
     return MediaSize(height=height, width=width, frames=frames, fps=float(np.float32(fps)))
@@ -89,13 +89,13 @@ def video_layout(size: MediaSize, config: VideoConfig, image: ImageConfig) -> Vi
     """Frames, frame size and grid of one video.
 
     Args:
-        image: Gives the size of a patch and of a merge block; its pixel limits are those of pictures.
+        image: Gives the size of a patch and of a merge block; its pixel limits are those of images.
 
     Raises:
-        BadSample: One side is more than 200 times the other, or the index knows no frames.
+        SampleError: One side is more than 200 times the other, or the index knows no frames.
     """
     if size.frames < 1 or not 0 < size.fps < math.inf:
-        raise BadSample(f"video has {size.frames} frames at {size.fps} per second")
+        raise SampleError(f"video has {size.frames} frames at {size.fps} per second")
     used = int(frame_counts(np.array([size.frames]), np.array([size.fps]), config)[0])
     height, width = smart_resize(
         size.height,
@@ -122,7 +122,7 @@ def decode_video(content: bytes, size: MediaSize, layout: VideoLayout, image: Im
         the last one is repeated.
 
     Raises:
-        BadSample: The video is damaged, or is not what the index says.
+        SampleError: The video is damaged, or is not what the index says.
         DataError: PyAV is not installed.
     """
     steps, rows, columns = layout.grid
@@ -160,7 +160,7 @@ def used_frames(content: bytes, size: MediaSize, layout: VideoLayout) -> Iterato
                 return
             shown, decoded = frame, decoded + 1
         if shown is None or decoded < size.frames:
-            raise BadSample(f"video ends after {decoded} of {size.frames} frames")
+            raise SampleError(f"video ends after {decoded} of {size.frames} frames")
         for _ in moments[given:]:
             yield _upright(shown, size)
 
@@ -170,7 +170,7 @@ def _upright(frame: Any, size: MediaSize) -> NDArray[np.uint8]:
     if frame.rotation:
         pixels = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
     if pixels.shape[:2] != (size.height, size.width):
-        raise BadSample(
+        raise SampleError(
             f"video has frames of {pixels.shape[0]}x{pixels.shape[1]} pixels instead of {size.height}x{size.width}"
         )
     return pixels
@@ -178,7 +178,7 @@ def _upright(frame: Any, size: MediaSize) -> NDArray[np.uint8]:
 
 def _check_limits(height: int, width: int, frames: int) -> None:
     if height * width > MAX_FRAME_PIXELS or height * width * frames > MAX_DECODED_PIXELS:
-        raise BadSample(
+        raise SampleError(
             f"video of {frames} frames of {height}x{width} pixels is larger than the decode limits of "
             f"{MAX_FRAME_PIXELS} pixels a frame and {MAX_DECODED_PIXELS} in all"
         )
@@ -197,11 +197,11 @@ def _opened(content: bytes) -> "Iterator[tuple[InputContainer, VideoStream]]":
         # only this format: others, such as playlists, could make the library read further files
         with av.open(io.BytesIO(content), mode="r", format="mp4") as container:
             if not container.streams.video:
-                raise BadSample("file holds no video")
+                raise SampleError("file holds no video")
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1  # the loader has its own threads
             yield container, stream
     except (DataError, AssertionError):
         raise
     except Exception as error:  # a foreign decoder; each of its many errors means a damaged file
-        raise BadSample(f"video cannot be decoded: {error}") from error
+        raise SampleError(f"video cannot be decoded: {error}") from error

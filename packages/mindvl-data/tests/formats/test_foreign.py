@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.formats.foreign import own_record, says_its_media
 from mindvl_data.samples import parse_sample
 from mindvl_data.types import MediaSize, RawSample
@@ -35,11 +35,11 @@ ASKED = texts(("user", [IMAGE, {"type": "text", "text": "Which?"}]), ("assistant
         {"context": "Which?", "answers": ["red", "blue"], "answer_weights": [1, 0]},
     ],
 )
-def test_every_shape_of_a_question_about_a_picture_means_the_same(record: Any) -> None:
+def test_every_shape_of_a_question_about_a_image_means_the_same(record: Any) -> None:
     assert own_record(record, ["image"]) == ASKED
 
 
-def test_captions_follow_their_pictures() -> None:
+def test_captions_follow_their_images() -> None:
     shown = {"content": [IMAGE, {"type": "video"}, "a cat"], "max_pixels": 9000}
     assert own_record({"caption": "a cat", "url": "u", "max_pixels": 9000}, ["image", "video"]) == shown
     assert own_record({"captions": ["a cat", "a pet"]}, []) == {"content": ["a cat"]}
@@ -50,7 +50,7 @@ def test_our_own_records_and_unknown_ones_stay_as_they_are() -> None:
         assert own_record(record, ["image"]) == record
 
 
-def test_marks_in_messages_count_only_where_they_are_the_pictures() -> None:
+def test_marks_in_messages_count_only_where_they_are_the_images() -> None:
     def said(text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "red"}]}
 
@@ -80,11 +80,11 @@ def test_parts_of_other_apis_become_ours() -> None:
     ],
 )
 def test_a_known_shape_that_holds_something_else_is_a_bad_sample(record: Any, message: str) -> None:
-    with pytest.raises(BadSample, match=message):
+    with pytest.raises(SampleError, match=message):
         own_record(record, [])
 
 
-def test_conversations_tell_how_many_pictures_they_have_and_captions_do_not() -> None:
+def test_conversations_tell_how_many_images_they_have_and_captions_do_not() -> None:
     assert says_its_media([])
     assert says_its_media({"messages": []})
     assert not says_its_media({"caption": "a"})
@@ -134,7 +134,7 @@ def test_whatever_a_record_holds_it_is_a_sample_or_a_bad_one(record: Any, num_me
     content = json.dumps(record).encode()
     sizes = (MediaSize(1, 1), MediaSize(1, 1, 2, 1.0))[:num_media]
     raw = RawSample(key="", record=content, is_json=True, media=(b"",) * num_media, sizes=sizes)
-    with suppress(BadSample):
+    with suppress(SampleError):
         sample = parse_sample(raw)
         assert sample.num_images + sample.num_videos == num_media
         assert bool(sample.messages) != bool(sample.content)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import BadRow, SourceRecord
+from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.llava import read_llava
 
 
@@ -17,7 +17,7 @@ def read(path: Path, rows: Any, root: Path | None = None) -> list[SourceRecord]:
     found = read_llava(path, root)
     records = []
     for record in found.records:
-        if isinstance(record, BadRow):
+        if isinstance(record, RecordError):
             raise record
         records.append(record)
     assert found.total >= len(records)
@@ -61,13 +61,13 @@ def test_a_video_stands_where_its_mark_is(tmp_path: Path) -> None:
 def test_a_bad_row_does_not_end_the_rows_after_it(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(json.dumps([row("a"), {"conversations": 1}, 7, row("b")]))
     kinds = [type(item) for item in read_llava(tmp_path / "r.json", None).records]
-    assert kinds == [SourceRecord, BadRow, BadRow, SourceRecord]
+    assert kinds == [SourceRecord, RecordError, RecordError, SourceRecord]
 
 
 def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(row("<image>", image=name)) for name in "ab")
-    records = read(tmp_path / "r.jsonl", lines, tmp_path / "pictures")
-    assert [r.media[0] for r in records] == [tmp_path / "pictures" / name for name in "ab"]
+    records = read(tmp_path / "r.jsonl", lines, tmp_path / "images")
+    assert [r.media[0] for r in records] == [tmp_path / "images" / name for name in "ab"]
     assert str(records[1].place).endswith("r.jsonl row 2")
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import BadRow, SourceRecord
+from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.messages import read_messages
 
 
 def records(path: Path) -> list[SourceRecord]:
     found = []
     for record in read_messages(path, None).records:
-        if isinstance(record, BadRow):
+        if isinstance(record, RecordError):
             raise record
         found.append(record)
     return found
@@ -40,7 +40,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None
         records(path)
 
 
-def test_videos_and_pictures_keep_the_order_of_their_parts(tmp_path: Path) -> None:
+def test_videos_and_images_keep_the_order_of_their_parts(tmp_path: Path) -> None:
     parts = [
         {"type": "video", "video": "v.mp4"},
         {"type": "image_url", "image_url": {"url": "file://a.png"}},
@@ -60,7 +60,7 @@ def test_text_in_another_encoding_and_rows_after_it(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'{"messages": "\xe9"}\n' + json.dumps({"messages": []}).encode())
     bad, good = read_messages(path, None).records
-    assert isinstance(bad, BadRow)
+    assert isinstance(bad, RecordError)
     assert "not UTF-8" in str(bad)
     assert isinstance(good, SourceRecord)
 

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import BadRow, SourceRecord
+from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.parquet import read_parquet
 
 TURNS = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "yes"}]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def read(path: Path, root: Path | None = None) -> list[SourceRecord | BadRow]:
+def read(path: Path, root: Path | None = None) -> list[SourceRecord | RecordError]:
     found = read_parquet(path, root)
     records = list(found.records)
     assert found.total == len(records)
@@ -27,12 +27,12 @@ def read(path: Path, root: Path | None = None) -> list[SourceRecord | BadRow]:
 def one(tmp_path: Path, **columns: Any) -> SourceRecord:
     pq.write_table(pa.table({name: pa.array([value]) for name, value in columns.items()}), tmp_path / "t.parquet")
     (record,) = read(tmp_path / "t.parquet")
-    if isinstance(record, BadRow):
+    if isinstance(record, RecordError):
         raise record
     return record
 
 
-def test_pictures_come_as_bytes_as_names_and_in_lists(tmp_path: Path) -> None:
+def test_images_come_as_bytes_as_names_and_in_lists(tmp_path: Path) -> None:
     both = one(tmp_path, images=[{"bytes": b"1", "path": None}, {"bytes": None, "path": "a.png"}], caption="two")
     assert both.media == (b"1", tmp_path / "a.png")
     assert both.body["content"] == [{"type": "image"}, {"type": "image"}, "two"]
@@ -67,12 +67,12 @@ def test_conversations_are_known_by_their_columns(tmp_path: Path) -> None:
         assert record.body["meta"] == {"score": 0.5}
 
 
-def test_files_of_a_folder_are_read_in_name_order_and_bad_rows_are_named(tmp_path: Path) -> None:
+def test_files_of_a_directory_are_read_in_name_order_and_bad_rows_are_named(tmp_path: Path) -> None:
     for name, texts in (("b", ["3"]), ("a", ["1", None, "2"])):
         pq.write_table(pa.table({"text": texts}), tmp_path / f"{name}.parquet")
     first, bad, *rest = read(tmp_path)
     assert [r.body["content"] for r in (first, *rest) if isinstance(r, SourceRecord)] == [["1"], ["2"], ["3"]]
-    assert isinstance(bad, BadRow)
+    assert isinstance(bad, RecordError)
     assert "no conversation" in str(bad)
     assert str(bad.place).endswith("a.parquet row 2")
 
@@ -93,7 +93,7 @@ def test_a_damaged_file_and_a_missing_library_are_named(tmp_path: Path, monkeypa
         read_parquet(tmp_path, None)
 
 
-def test_a_table_of_pictures_keeps_its_types(tmp_path: Path) -> None:
+def test_a_table_of_images_keeps_its_types(tmp_path: Path) -> None:
     table = pa.table({"image": pa.array([None, {"bytes": b"1", "path": None}], IMAGE), "text": ["alone", "shown"]})
     pq.write_table(table, tmp_path / "t.parquet")
     assert [r.media for r in read(tmp_path) if isinstance(r, SourceRecord)] == [(), (b"1",)]

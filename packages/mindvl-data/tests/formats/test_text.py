@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import BadRow, SourceRecord
+from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.text import read_text
 
 
 def first(path: Path) -> SourceRecord:
     record = next(read_text(path, None).records)
-    if isinstance(record, BadRow):
+    if isinstance(record, RecordError):
         raise record
     return record
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import BadRow, SourceRecord
+from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.tsv import CHOOSE, read_tsv
 
-PICTURES = [bytes([n]) * 90 for n in range(3)]
-CODES = [base64.b64encode(picture).decode() for picture in PICTURES]
+IMAGES = [bytes([n]) * 90 for n in range(3)]
+CODES = [base64.b64encode(image).decode() for image in IMAGES]
 
 
 def table(tmp_path: Path, *rows: tuple[str, ...], header: str = "index image question A B answer category") -> Path:
@@ -20,7 +20,7 @@ def table(tmp_path: Path, *rows: tuple[str, ...], header: str = "index image que
     return path
 
 
-def read(path: Path) -> list[SourceRecord | BadRow]:
+def read(path: Path) -> list[SourceRecord | RecordError]:
     found = read_tsv(path, None)
     records = list(found.records)
     assert found.total == len(records)
@@ -30,7 +30,7 @@ def read(path: Path) -> list[SourceRecord | BadRow]:
 def test_a_row_with_options_becomes_a_question_with_a_letter_for_an_answer(tmp_path: Path) -> None:
     (record,) = read(table(tmp_path, ("7", CODES[0], "Which?", "red", "blue", "B", "colour")))
     assert isinstance(record, SourceRecord)
-    assert record.media == (PICTURES[0],)
+    assert record.media == (IMAGES[0],)
     user, assistant = record.body["messages"]
     assert user["content"] == [{"type": "image"}, {"type": "text", "text": f"Which?\nA. red\nB. blue\n{CHOOSE}"}]
     assert assistant["content"] == "B"
@@ -38,7 +38,7 @@ def test_a_row_with_options_becomes_a_question_with_a_letter_for_an_answer(tmp_p
     assert record.body["meta"] == {"category": "colour"}
 
 
-def test_a_short_image_is_the_picture_of_an_earlier_row_and_a_list_holds_several(tmp_path: Path) -> None:
+def test_a_short_image_is_the_image_of_an_earlier_row_and_a_list_holds_several(tmp_path: Path) -> None:
     path = table(
         tmp_path,
         ("1", CODES[0], "a?", "", "", "one", ""),
@@ -48,9 +48,9 @@ def test_a_short_image_is_the_picture_of_an_earlier_row_and_a_list_holds_several
     )
     one, two, three, four = read(path)
     assert [r.media for r in (one, two, three) if isinstance(r, SourceRecord)] == [
-        (PICTURES[0],),
-        (PICTURES[0],),
-        (PICTURES[1], PICTURES[2]),
+        (IMAGES[0],),
+        (IMAGES[0],),
+        (IMAGES[1], IMAGES[2]),
     ]
     assert isinstance(three, SourceRecord)
     assert [part["type"] for part in three.body["messages"][0]["content"]] == ["image", "image", "text"]
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named_by_row(tmp_path: Path, row: tuple[str, ...], mes
     good = ("0", CODES[0], "q", "", "", "x", "")
     first, bad = read(table(tmp_path, good, row))
     assert isinstance(first, SourceRecord)
-    assert isinstance(bad, BadRow)
+    assert isinstance(bad, RecordError)
     assert message in bad.what
     assert bad.place.row == 2
 
@@ -84,7 +84,7 @@ def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_tsv(tmp_path / "nowhere.tsv", None)
 
 
-def test_pictures_can_lie_beside_the_table_and_fields_can_hold_lines(tmp_path: Path) -> None:
+def test_images_can_lie_beside_the_table_and_fields_can_hold_lines(tmp_path: Path) -> None:
     path = table(tmp_path, ("1", "p/a.png", '"two\nlines"', "x"), header="index image_path question answer")
     (record,) = read(path)
     assert isinstance(record, SourceRecord)

@@ -19,7 +19,7 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
-from mindvl_data import DataError, ShardFiles, index_folder, write_shards
+from mindvl_data import DataError, ShardFiles, index_directory, write_shards
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.reading import read_samples
 
@@ -43,19 +43,19 @@ def sample(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    folder = tmp_path / "their shards"
-    folder.mkdir()
+    directory = tmp_path / "their shards"
+    directory.mkdir()
     for shard in range(3):
-        with wds.TarWriter(str(folder / f"part-{shard:03d}.tar")) as writer:
+        with wds.TarWriter(str(directory / f"part-{shard:03d}.tar")) as writer:
             for number in range(5 * shard, 5 * shard + 5):
                 writer.write(sample(number))
-    return folder
+    return directory
 
 
 def written(source: Any, out: Path, **options: Any) -> list[tuple[dict[str, Any], tuple[bytes, ...]]]:
     """Record and media of every sample, after an index of what was written."""
     write_shards(source, out, format="webdataset", source_name="theirs", **options)
-    index_folder(out)
+    index_directory(out)
     files = ShardFiles()
     return [
         (json.loads(raw.record), raw.media)  # type: ignore[union-attr]

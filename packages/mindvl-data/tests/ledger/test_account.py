@@ -50,17 +50,17 @@ def records(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(log_parts, "PART_BYTES", 1500)
     run = tmp_path / "run"
     config = make_config(audit_log=run / "audit.jsonl", num_threads=0)
-    with Loader(config, packs_per_step=2, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         for _ in range(2 * STEPS):
             next(loader)
         (run / "ledger.json").write_text(json.dumps(loader.state_dict()))
     line = json.loads((run / "audit.jsonl").read_text().splitlines()[-1])
-    fourth = next(line for line in read_log(run / "audit.jsonl") if line.step == 4 and line.kind == "rows")
-    ranks = [{"rank": 0, "rows": [[[*use, "key"] for use in row] for row in fourth.rows]}]
+    fourth = next(line for line in read_log(run / "audit.jsonl") if line.step == 4 and line.kind == "packs")
+    ranks = [{"rank": 0, "packs": [[[*use, "key"] for use in pack] for pack in fourth.packs]}]
     skipped = {"step": 4, "action": "skipped", "why": "the loss is nan", "ranks": ranks}
     (run / "skipped.jsonl").write_text(json.dumps(skipped) + "\n")
-    names = ("source", "epoch", "shard", "row")
-    uses = [dict(zip(names, use, strict=True)) for use in (line["rows"][0][0], line["rows"][1][0])]
+    names = ("source", "epoch", "shard", "sample_index")
+    uses = [dict(zip(names, use, strict=True)) for use in (line["packs"][0][0], line["packs"][1][0])]
     bad = [json.dumps({"step": line["step"], **use, "key": "k", "reason": "no JPEG"}) + "\n" for use in uses]
     (run / "quarantine.rank00000.jsonl").write_text("".join(bad))
     return config, run
@@ -79,7 +79,7 @@ def judge(config: DataConfig, run: Path) -> tuple[dict[str, Any] | None, list[st
         figures = verify(
             config,
             run / "audit.jsonl",
-            packs_per_step=2,
+            global_batch_size=2,
             state=state,
             quarantine_log=run / "quarantine.jsonl",
             training=training,
@@ -172,7 +172,7 @@ def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records
             assert all("\n" not in text and len(text) < 1500 for text in said), what
             assert any(re.search(rf"{FILES}|^step|^steps|^epoch|checkpoint|ledger state", text) for text in said), said
         else:
-            same = {name: value for name, value in quiet.items() if name not in ("began", "ended", "bad_samples")}
+            same = {name: value for name, value in quiet.items() if name not in ("began", "ended", "failed_samples")}
             left = {name: value for name, value in (figures or {}).items() if name in same}
             assert without_bad(left) == without_bad(same), what
     assert different > NUM_MUTATIONS // 2
@@ -180,5 +180,7 @@ def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records
 
 def without_bad(figures: dict[str, Any]) -> dict[str, Any]:
     """Causes may be told otherwise: a reason is free text."""
-    sources = {name: {k: v for k, v in one.items() if k != "bad_samples"} for name, one in figures["sources"].items()}
+    sources = {
+        name: {k: v for k, v in one.items() if k != "failed_samples"} for name, one in figures["sources"].items()
+    }
     return figures | {"sources": sources, "skipped": sum(figures["skipped"].values())}

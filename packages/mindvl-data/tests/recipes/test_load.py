@@ -56,12 +56,12 @@ def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
         load_recipe("warm-up")
 
 
-def test_folder_names_are_plain_and_each_belongs_to_one_source():
+def test_directory_names_are_plain_and_each_belongs_to_one_source():
     for name in list_recipes():
-        folders = [source.folder for source in load_recipe(name).sources]
-        assert len(set(folders)) == len(folders)
-        assert all(folder.replace("-", "").isalnum() and folder == folder.lower() for folder in folders)
-    by_name = {source.name: source.folder for source in load_recipe("multitask").sources}
+        directories = [source.directory for source in load_recipe(name).sources]
+        assert len(set(directories)) == len(directories)
+        assert all(directory.replace("-", "").isalnum() and directory == directory.lower() for directory in directories)
+    by_name = {source.name: source.directory for source in load_recipe("multitask").sources}
     assert by_name["M4-Instruct/3D-LLM-3-datasets"] == "m4-instruct-3d-llm-3-datasets"
     assert by_name["General QA"] == "general-qa"
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the names of the paper to the user's folders."""
+"""From the names of the paper to the user's directories."""
 
 from pathlib import Path
 
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.recipes import find_folders, load_recipe, map_recipe, with_samples
+from mindvl_data.recipes import find_directories, load_recipe, map_recipe, with_samples
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_sources_weigh_what_the_paper_counts_in_the_order_of_the_paper(recipe, t
 def test_a_missing_source_is_refused_with_its_name_unless_the_rest_may_go_on(tmp_path):
     recipe = load_recipe("warmup")
     mapping = {source.name: tmp_path for source in recipe.sources if source.name not in ("README", "HiVision")}
-    with pytest.raises(DataError, match=r"2 of 37 sources have no folder: HiVision, README\."):
+    with pytest.raises(DataError, match=r"2 of 37 sources have no directory: HiVision, README\."):
         map_recipe(recipe, mapping)
     sources, missing = map_recipe(recipe, mapping, renormalize=True)
     assert missing == ["HiVision", "README"]
@@ -55,15 +55,15 @@ def test_an_unknown_name_is_refused_with_the_nearest(recipe, tmp_path, name, nea
         map_recipe(recipe, {name: tmp_path}, renormalize=True)
 
 
-def test_a_folder_that_is_not_there_is_refused_but_an_address_is_not_looked_up(recipe, tmp_path):
-    with pytest.raises(DataError, match=r"'WTQ' has the folder .*gone"):
+def test_a_directory_that_is_not_there_is_refused_but_an_address_is_not_looked_up(recipe, tmp_path):
+    with pytest.raises(DataError, match=r"'WTQ' has the directory .*gone"):
         map_recipe(recipe, {"WTQ": tmp_path / "gone"}, renormalize=True)
     (source,), _ = map_recipe(recipe, {"WTQ": "s3://bucket/wtq"}, renormalize=True)
     assert source.path == "s3://bucket/wtq"
 
 
 def test_an_empty_mapping_is_no_mixture(recipe):
-    with pytest.raises(DataError, match="no source has a folder"):
+    with pytest.raises(DataError, match="no source has a directory"):
         map_recipe(recipe, {}, renormalize=True)
 
 
@@ -80,11 +80,11 @@ def test_a_count_of_nothing_or_for_nobody_is_refused(recipe, counts):
         with_samples(recipe, counts)
 
 
-def test_folders_below_a_root_are_found_by_their_plain_names(recipe, tmp_path):
+def test_directories_below_a_root_are_found_by_their_plain_names(recipe, tmp_path):
     for name in ("qwencaps-pixmo-cap", "general-qa", "holidays"):
         (tmp_path / name).mkdir()
-    (tmp_path / "wtq").write_text("a file, not a folder")
-    assert find_folders(recipe, tmp_path) == {
+    (tmp_path / "wtq").write_text("a file, not a directory")
+    assert find_directories(recipe, tmp_path) == {
         "QwenCaps/PixMo/cap": tmp_path / "qwencaps-pixmo-cap",
         "General QA": tmp_path / "general-qa",
     }
@@ -92,6 +92,6 @@ def test_folders_below_a_root_are_found_by_their_plain_names(recipe, tmp_path):
 
 def test_a_root_without_any_source_is_refused_with_an_example(recipe, tmp_path):
     with pytest.raises(DataError, match="'htmlengpt4o' for 'HTMLENGPT4o'"):
-        find_folders(recipe, tmp_path)
-    with pytest.raises(DataError, match="no folder of a source"):
-        find_folders(recipe, Path("nowhere"))
+        find_directories(recipe, tmp_path)
+    with pytest.raises(DataError, match="no directory of a source"):
+        find_directories(recipe, Path("nowhere"))

@@ -35,9 +35,9 @@ class S3:
         )
         self.client.create_bucket(Bucket="bucket")
 
-    def upload(self, folder: Path, prefix: str) -> str:
-        """Put a folder into the bucket; returns its address."""
-        for path in sorted(folder.iterdir()):
+    def upload(self, directory: Path, prefix: str) -> str:
+        """Put a directory into the bucket; returns its address."""
+        for path in sorted(directory.iterdir()):
             self.client.put_object(Bucket="bucket", Key=f"{prefix}/{path.name}", Body=path.read_bytes())
         return f"s3://bucket/{prefix}"
 

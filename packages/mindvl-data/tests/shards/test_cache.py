@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the cache of ranges: damage, room, several processes, a folder that cannot be written."""
+"""Tests of the cache of ranges: damage, room, several processes, a directory that cannot be written."""
 
 import multiprocessing
 import os
@@ -12,8 +12,8 @@ from mindvl_data.errors import DataError
 from mindvl_data.shards.cache import CHECKSUM_BYTES, RangeCache
 
 
-def files_of(folder: Path) -> list[Path]:
-    return [path for path in (folder / "ranges").glob("*/*") if path.is_file()]
+def files_of(directory: Path) -> list[Path]:
+    return [path for path in (directory / "ranges").glob("*/*") if path.is_file()]
 
 
 def test_a_range_comes_back_and_others_do_not(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     assert files_of(tmp_path) == []
 
 
-def fill(folder: Path, seed: int) -> None:
-    cache, draw = RangeCache(folder, 20_000), random.Random(seed)
+def fill(directory: Path, seed: int) -> None:
+    cache, draw = RangeCache(directory, 20_000), random.Random(seed)
     for _ in range(150):
         number = draw.randrange(80)
         content = cache.get("a", number, 500 + number)
@@ -63,7 +63,7 @@ def fill(folder: Path, seed: int) -> None:
         cache.put("a", number, bytes([number]) * (500 + number))
 
 
-def test_several_processes_share_a_folder_and_keep_its_limit(tmp_path: Path) -> None:
+def test_several_processes_share_a_directory_and_keep_its_limit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=fill, args=(tmp_path, seed)) for seed in range(3)]
     for process in processes:
@@ -85,15 +85,15 @@ def test_a_lost_counter_is_made_again_from_what_is_there(tmp_path: Path) -> None
     assert sum(path.stat().st_size for path in files_of(tmp_path)) <= 1000
 
 
-def test_a_folder_that_goes_away_or_cannot_be_written_stops_nothing(
+def test_a_directory_that_goes_away_or_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = RangeCache(tmp_path / "cache", 1000)
     os.replace(tmp_path / "cache", tmp_path / "moved")
     cache.put("a", 0, b"hello")
-    assert cache.get("a", 0, 5) == b"hello"  # the folder was made again
+    assert cache.get("a", 0, 5) == b"hello"  # the directory was made again
     (tmp_path / "cache" / "ranges" / "x").write_text("")
-    for number in range(256):  # every folder is a file: nothing can be kept
+    for number in range(256):  # every directory is a file: nothing can be kept
         path = tmp_path / "moved" / "ranges" / f"{number:02x}"
         path.write_text("")
     broken = RangeCache(tmp_path / "moved", 1000)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import DataError, index_folder, write_shards
+from mindvl_data import DataError, index_directory, write_shards
 from mindvl_data.shards import indexing
 from mindvl_data.shards.claim import CLAIM_NAME, claimed
 from mindvl_data.shards.validation import Rules, ValidShard, validate_shard
@@ -40,19 +40,19 @@ def test_a_second_index_run_is_refused_and_the_first_is_whole(shards: Path, monk
         return validate_shard(path, rules)
 
     monkeypatch.setattr(indexing, "validate_shard", slow)
-    first = threading.Thread(target=index_folder, args=(shards,))
+    first = threading.Thread(target=index_directory, args=(shards,))
     first.start()
     try:
         assert waits.wait(30)
         for _ in range(2):
             with pytest.raises(DataError, match="is writing or indexing shards here"):
-                index_folder(shards)
+                index_directory(shards)
         with pytest.raises(DataError, match="is writing or indexing shards here"):
             write_shards(shards.parent / "text.jsonl", shards, format="text")
     finally:
         goes_on.set()
         first.join()
-    assert index_folder(shards)["samples"] == 9
+    assert index_directory(shards)["samples"] == 9
 
 
 def test_the_claim_of_a_killed_process_is_gone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mindvl_data import DataError, index_folder
+from mindvl_data import DataError, index_directory
 from mindvl_data.shards.index import key_of, open_index
 from mindvl_data.shards.tar import ShardWriter
 
@@ -26,16 +26,16 @@ def png(tmp_path: Path, height: int = 30, width: int = 40) -> bytes:
 
 
 def shard(tmp_path: Path, *members: tuple[str, bytes], name: str = "s.tar") -> Path:
-    folder = tmp_path / "shards"
-    folder.mkdir(exist_ok=True)
-    with ShardWriter(folder / name) as writer:
+    directory = tmp_path / "shards"
+    directory.mkdir(exist_ok=True)
+    with ShardWriter(directory / name) as writer:
         for member, content in members:
             writer.add(member, content)
-    return folder
+    return directory
 
 
-def test_the_index_holds_sizes_offsets_and_hashes(shard_folders: dict[str, Path]) -> None:
-    index = open_index(shard_folders["pictures"])
+def test_the_index_holds_sizes_offsets_and_hashes(shard_directories: dict[str, Path]) -> None:
+    index = open_index(shard_directories["images"])
     assert index.num_samples == 60
     assert not index.is_text
     assert [len(s.samples) for s in index.shards] == [16, 16, 16, 12]
@@ -48,65 +48,65 @@ def test_the_index_holds_sizes_offsets_and_hashes(shard_folders: dict[str, Path]
     assert set(zip(images["height"].tolist(), images["width"].tolist(), strict=True)) <= {
         (56, 56), (56, 84), (84, 140), (30, 100),
     }  # fmt: skip
-    assert open_index(shard_folders["text"]).is_text
+    assert open_index(shard_directories["text"]).is_text
 
 
 def test_a_shard_that_changed_after_indexing_is_refused(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("a.json", CHAT))
-    index_folder(folder)
+    directory = shard(tmp_path, ("a.json", CHAT))
+    index_directory(directory)
     shard(tmp_path, ("a.json", CHAT), ("b.json", CHAT))
     with pytest.raises(DataError, match="shard changed since it was indexed"):
-        open_index(folder)
+        open_index(directory)
 
 
 def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("a.json", CHAT))
-    index_folder(folder)
-    index_path = folder / "s.idx"
+    directory = shard(tmp_path, ("a.json", CHAT))
+    index_directory(directory)
+    index_path = directory / "s.idx"
     index_path.write_bytes(index_path.read_bytes()[:-3])
     with pytest.raises(DataError, match="index file is damaged"):
-        open_index(folder)
+        open_index(directory)
     index_path.unlink()
     with pytest.raises(DataError, match="missing"):
-        open_index(folder)
+        open_index(directory)
 
 
-def test_a_folder_that_is_not_indexed_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_indexed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no index.*Run `mindvl data index"):
         open_index(shard(tmp_path, ("a.json", CHAT)))
 
 
 def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path: Path) -> None:
-    folder = shard(tmp_path, ("a.json", CHAT))
-    index_folder(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    directory = shard(tmp_path, ("a.json", CHAT))
+    index_directory(directory)
+    manifest = json.loads((directory / "manifest.json").read_text())
     manifest.pop("checksum")  # as older versions wrote it
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
+    (directory / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
     with pytest.raises(DataError, match=f"index version 1 instead of {manifest['version']}"):
-        open_index(folder)
-    (folder / "manifest.json").write_text(json.dumps(manifest)[:-9])
+        open_index(directory)
+    (directory / "manifest.json").write_text(json.dumps(manifest)[:-9])
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):
-        open_index(folder)
+        open_index(directory)
 
 
 def test_damage_inside_an_index_file_is_found_when_the_shard_is_used(tmp_path: Path) -> None:
     shard(tmp_path, ("a.json", CHAT), name="0.tar")
-    folder = shard(tmp_path, ("b.json", CHAT), name="1.tar")
-    index_folder(folder)
-    content = (folder / "1.idx").read_bytes()
-    (folder / "1.idx").write_bytes(b"OTHERMAG" + content[8:])
-    index = open_index(folder)
+    directory = shard(tmp_path, ("b.json", CHAT), name="1.tar")
+    index_directory(directory)
+    content = (directory / "1.idx").read_bytes()
+    (directory / "1.idx").write_bytes(b"OTHERMAG" + content[8:])
+    index = open_index(directory)
     assert len(index.shards[0].samples) == 1
     with pytest.raises(DataError, match=r"1\.idx: index file is damaged"):
         index.shards[1]
 
 
-def test_shards_are_mapped_when_used_and_only_the_last_few_stay(shard_folders: dict[str, Path]) -> None:
+def test_shards_are_mapped_when_used_and_only_the_last_few_stay(shard_directories: dict[str, Path]) -> None:
     def mapped() -> list[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()
-        return sorted(line.rsplit("/", 1)[1] for line in lines if str(shard_folders["pictures"]) in line)
+        return sorted(line.rsplit("/", 1)[1] for line in lines if str(shard_directories["images"]) in line)
 
-    shards = open_index(shard_folders["pictures"], max_mapped=2).shards
+    shards = open_index(shard_directories["images"], max_mapped=2).shards
     assert mapped() == []
     keys = [shards[number].samples["key_hash"].tolist() for number in (0, 1, 2, 0, 3)]
     assert mapped() == ["shard-000000.idx", "shard-000003.idx"]
@@ -116,8 +116,8 @@ def test_shards_are_mapped_when_used_and_only_the_last_few_stay(shard_folders: d
     assert "shard-000001.idx" in mapped()
 
 
-def test_shards_are_a_sequence_that_knows_sizes_without_opening_any(shard_folders: dict[str, Path]) -> None:
-    shards = open_index(shard_folders["pictures"]).shards
+def test_shards_are_a_sequence_that_knows_sizes_without_opening_any(shard_directories: dict[str, Path]) -> None:
+    shards = open_index(shard_directories["images"]).shards
     assert shards.sizes.tolist() == [16, 16, 16, 12]
     assert [shard.name for shard in shards] == list(shards.names)
     assert [shard.name for shard in shards[1:3]] == list(shards.names[1:3])
@@ -126,33 +126,33 @@ def test_shards_are_a_sequence_that_knows_sizes_without_opening_any(shard_folder
         shards[4]
 
 
-def test_threads_may_use_one_index_at_once(shard_folders: dict[str, Path]) -> None:
-    shards = open_index(shard_folders["pictures"], max_mapped=1).shards
+def test_threads_may_use_one_index_at_once(shard_directories: dict[str, Path]) -> None:
+    shards = open_index(shard_directories["images"], max_mapped=1).shards
     expected = [shard.samples["key_hash"].tolist() for shard in shards]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda number: shards[number % 4].samples["key_hash"].tolist(), range(200)))
     assert found == [expected[number % 4] for number in range(200)]
 
 
-def test_a_folder_of_videos_alone_is_no_text(shard_folders: dict[str, Path]) -> None:
-    index = open_index(shard_folders["text"])
+def test_a_directory_of_videos_alone_is_no_text(shard_directories: dict[str, Path]) -> None:
+    index = open_index(shard_directories["text"])
     assert index.is_text
     assert not replace(index, num_videos=3).is_text
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.json without checksum", "shard-000001.idx"])
 def test_random_damage_is_refused_or_changes_nothing(
-    shard_folders: dict[str, Path], tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]
+    shard_directories: dict[str, Path], tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
-    folder, generator = Path(shutil.copytree(shard_folders["pictures"], tmp_path / "copy")), random.Random(name)
-    path = folder / name.split(" ", maxsplit=1)[0]
+    directory, generator = Path(shutil.copytree(shard_directories["images"], tmp_path / "copy")), random.Random(name)
+    path = directory / name.split(" ", maxsplit=1)[0]
     if "without" in name:
         manifest = json.loads(path.read_text())
         del manifest["checksum"]
         path.write_text(json.dumps(manifest))
 
     def content() -> list[Any]:
-        index = open_index(folder)
+        index = open_index(directory)
         arrays = [(shard.name, shard.samples.tobytes(), shard.members.tobytes()) for shard in index.shards]
         return [index.num_samples, index.num_images, index.num_videos, index.identity, arrays]
 

@@ -10,8 +10,8 @@ from mindvl_data.shards.index_format import HEADER_BYTES, index_arrays, index_by
 
 
 @pytest.fixture
-def content(shard_folders: dict[str, Path]) -> bytes:
-    return (shard_folders["pictures"] / "shard-000000.idx").read_bytes()
+def content(shard_directories: dict[str, Path]) -> bytes:
+    return (shard_directories["images"] / "shard-000000.idx").read_bytes()
 
 
 def test_a_file_of_another_length_than_its_header_says_is_no_index(content: bytes) -> None:

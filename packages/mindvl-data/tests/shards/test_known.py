@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_data import DataError, index_folder
+from mindvl_data import DataError, index_directory
 from mindvl_data.shards.known import is_current, known_entries, start_over
 from mindvl_data.shards.validation import Rules
 
@@ -18,58 +18,58 @@ RULES = Rules(decode_limit=80_000_000, exclude_bad=False, decode=False)
 
 
 @pytest.fixture
-def folder(shard_folders: dict[str, Path], tmp_path: Path) -> Path:
-    copy = Path(shutil.copytree(shard_folders["text"], tmp_path / "copy"))
+def directory(shard_directories: dict[str, Path], tmp_path: Path) -> Path:
+    copy = Path(shutil.copytree(shard_directories["text"], tmp_path / "copy"))
     for left in (*copy.glob("*.len"), *copy.glob("demand-*")):
         left.unlink()
-    index_folder(copy)
+    index_directory(copy)
     return copy
 
 
-def stop_after(folder: Path, num_shards: int) -> Path:
+def stop_after(directory: Path, num_shards: int) -> Path:
     """What a call leaves that was stopped after so many shards."""
-    entries = known_entries(folder, RULES)
-    start_over(folder, RULES, [entries[name] for name in sorted(entries)[:num_shards]])
-    return folder / "indexing.jsonl"
+    entries = known_entries(directory, RULES)
+    start_over(directory, RULES, [entries[name] for name in sorted(entries)[:num_shards]])
+    return directory / "indexing.jsonl"
 
 
-def test_a_stopped_call_goes_on_where_it_was(folder: Path) -> None:
-    stopped = stop_after(folder, 2)
-    assert sorted(known_entries(folder, RULES)) == ["shard-000000.tar", "shard-000001.tar"]
+def test_a_stopped_call_goes_on_where_it_was(directory: Path) -> None:
+    stopped = stop_after(directory, 2)
+    assert sorted(known_entries(directory, RULES)) == ["shard-000000.tar", "shard-000001.tar"]
     stopped.write_bytes(stopped.read_bytes()[:-20])
-    assert sorted(known_entries(folder, RULES)) == ["shard-000000.tar"]
+    assert sorted(known_entries(directory, RULES)) == ["shard-000000.tar"]
 
 
-def test_an_entry_whose_counts_are_not_those_of_the_index_file_is_read_again(folder: Path) -> None:
-    path = folder / "shard-000000.tar"
-    entry = known_entries(folder, RULES)[path.name]
+def test_an_entry_whose_counts_are_not_those_of_the_index_file_is_read_again(directory: Path) -> None:
+    path = directory / "shard-000000.tar"
+    entry = known_entries(directory, RULES)[path.name]
     assert is_current(path, entry)
     entry.facts["samples"] += 1
     assert not is_current(path, entry)
 
 
-def test_lines_that_nobody_could_write_again_are_not_thrown_away(folder: Path) -> None:
-    excluded = folder / "excluded.jsonl"
+def test_lines_that_nobody_could_write_again_are_not_thrown_away(directory: Path) -> None:
+    excluded = directory / "excluded.jsonl"
     excluded.write_text('{"file": "a.json", "row": 3, "reason": "x"}\n[1]\n')
     with pytest.raises(DataError, match=r"excluded\.jsonl:2: is damaged: list instead of an object\. Restore the file"):
-        index_folder(folder)
+        index_directory(directory)
     excluded.write_text('{"file": "a.json", "row": 3, "reason": "x"}\n')
-    index_folder(folder)
+    index_directory(directory)
     assert json.loads(excluded.read_text())["row"] == 3
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard-000001.idx", "indexing.jsonl"])
 def test_after_any_damage_the_next_call_makes_what_a_first_call_makes(
-    folder: Path, tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]
+    directory: Path, tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
-    expected = {path.name: path.read_bytes() for path in folder.glob("*") if path.suffix != ".tar"}
+    expected = {path.name: path.read_bytes() for path in directory.glob("*") if path.suffix != ".tar"}
     generator = random.Random(name)
     for number in range(60):
         if name == "indexing.jsonl":
-            stop_after(folder, 1 + number % 3)
-        path = folder / name
+            stop_after(directory, 1 + number % 3)
+        path = directory / name
         path.write_bytes(damage(path.read_bytes(), generator))
         if number % 2 and name == "manifest.json":
             os.truncate(path, path.stat().st_size // 2)
-        index_folder(folder)
-        assert {path.name: path.read_bytes() for path in folder.glob("*") if path.suffix != ".tar"} == expected
+        index_directory(directory)
+        assert {path.name: path.read_bytes() for path in directory.glob("*") if path.suffix != ".tar"} == expected

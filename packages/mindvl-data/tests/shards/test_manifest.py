@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import DataError, index_folder
+from mindvl_data import DataError, index_directory
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.sealed import seal
 
 
 @pytest.fixture
-def folder(shard_folders: dict[str, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(shard_folders["pictures"], tmp_path / "copy"))
+def directory(shard_directories: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shard_directories["images"], tmp_path / "copy"))
 
 
-def content_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+def content_of(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
     del content["checksum"]
     return content
 
@@ -32,51 +32,51 @@ def without(content: dict[str, Any], number: int) -> dict[str, Any]:
     return content | {name: content[name] - lost[name] for name in ("samples", "images", "videos", "bytes")}
 
 
-def test_a_shard_that_was_added_after_indexing_is_refused_with_its_name_and_the_command(folder: Path) -> None:
-    shutil.copy(folder / "shard-000000.tar", folder / "zebra.tar")
+def test_a_shard_that_was_added_after_indexing_is_refused_with_its_name_and_the_command(directory: Path) -> None:
+    shutil.copy(directory / "shard-000000.tar", directory / "zebra.tar")
     with pytest.raises(DataError, match=r"zebra\.tar: shard is not in manifest\.json.*`mindvl data index .*copy`"):
-        open_index(folder)
-    (folder / "zebra.tar").rename(folder / "zebra.tar.off")
-    assert open_index(folder).num_samples == 60
+        open_index(directory)
+    (directory / "zebra.tar").rename(directory / "zebra.tar.off")
+    assert open_index(directory).num_samples == 60
 
 
-def test_many_new_shards_are_counted_and_the_first_named(folder: Path) -> None:
+def test_many_new_shards_are_counted_and_the_first_named(directory: Path) -> None:
     for number in range(5):
-        (folder / f"new-{number}.tar").write_bytes(b"")
+        (directory / f"new-{number}.tar").write_bytes(b"")
     with pytest.raises(DataError, match=r"new-0\.tar: .* \(5 in all: new-0\.tar, new-1\.tar, new-2\.tar, \.\.\.\)"):
-        open_index(folder)
+        open_index(directory)
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
-def test_a_manifest_that_lost_a_shard_is_refused_even_where_its_sums_hold(folder: Path, number: int) -> None:
-    lost = content_of(folder)["shards"][number]["name"]
-    (folder / "manifest.json").write_bytes(seal(without(content_of(folder), number)))
+def test_a_manifest_that_lost_a_shard_is_refused_even_where_its_sums_hold(directory: Path, number: int) -> None:
+    lost = content_of(directory)["shards"][number]["name"]
+    (directory / "manifest.json").write_bytes(seal(without(content_of(directory), number)))
     with pytest.raises(DataError, match=rf"{lost}: shard is not in manifest\.json"):
-        open_index(folder)
-    (folder / lost).unlink()
+        open_index(directory)
+    (directory / lost).unlink()
     index = lost.replace(".tar", ".idx")
     with pytest.raises(DataError, match=rf"{index}: belongs to a shard that is neither here nor in manifest\.json"):
-        open_index(folder)
-    index_folder(folder)  # for somebody who wanted to remove it; the same command names what is there
-    assert not (folder / index).exists()
-    assert open_index(folder).num_samples == 60 - (16, 16, 16, 12)[number]
+        open_index(directory)
+    index_directory(directory)  # for somebody who wanted to remove it; the same command names what is there
+    assert not (directory / index).exists()
+    assert open_index(directory).num_samples == 60 - (16, 16, 16, 12)[number]
 
 
-def test_the_index_files_of_other_programs_are_left_alone(folder: Path) -> None:
-    (folder / "elsewhere.idx").write_text("v1.2 12")
-    (folder / "directory.idx").mkdir()
-    (folder / "shard-000000.tar.idx").write_bytes(b"\0" * 64)
-    assert open_index(folder).num_samples == 60
-    index_folder(folder, fresh=True)
-    assert (folder / "elsewhere.idx").exists()
-    assert (folder / "shard-000000.tar.idx").exists()
+def test_the_index_files_of_other_programs_are_left_alone(directory: Path) -> None:
+    (directory / "elsewhere.idx").write_text("v1.2 12")
+    (directory / "directory.idx").mkdir()
+    (directory / "shard-000000.tar.idx").write_bytes(b"\0" * 64)
+    assert open_index(directory).num_samples == 60
+    index_directory(directory, fresh=True)
+    assert (directory / "elsewhere.idx").exists()
+    assert (directory / "shard-000000.tar.idx").exists()
 
 
-def test_a_shard_without_a_usable_sample_is_known_although_nothing_of_it_is_used(folder: Path) -> None:
-    (folder / "broken.tar").write_bytes(b"x" * 1024)
-    index_folder(folder, exclude_bad=True)
-    assert content_of(folder)["empty_shards"] == ["broken.tar"]
-    assert open_index(folder).num_samples == 60
+def test_a_shard_without_a_usable_sample_is_known_although_nothing_of_it_is_used(directory: Path) -> None:
+    (directory / "broken.tar").write_bytes(b"x" * 1024)
+    index_directory(directory, exclude_bad=True)
+    assert content_of(directory)["empty_shards"] == ["broken.tar"]
+    assert open_index(directory).num_samples == 60
 
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -98,33 +98,33 @@ EDITS: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_damage_is_found_also_where_there_is_no_checksum(folder: Path, name: str) -> None:
+def test_damage_is_found_also_where_there_is_no_checksum(directory: Path, name: str) -> None:
     edit, what = EDITS[name]
-    (folder / "manifest.json").write_text(json.dumps(edit(content_of(folder))))
+    (directory / "manifest.json").write_text(json.dumps(edit(content_of(directory))))
     with pytest.raises(DataError, match=rf"manifest\.json is damaged: .*{what}.* Run `mindvl data index "):
-        open_index(folder)
-    index_folder(folder)
-    assert open_index(folder).num_samples == 60
+        open_index(directory)
+    index_directory(directory)
+    assert open_index(directory).num_samples == 60
 
 
-def test_any_edit_is_found_by_the_checksum(folder: Path) -> None:
-    manifest = folder / "manifest.json"
+def test_any_edit_is_found_by_the_checksum(directory: Path) -> None:
+    manifest = directory / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"decode_limit": 80000000', '"decode_limit": 80000001'))
     with pytest.raises(DataError, match="its checksum is wrong"):
-        open_index(folder)
+        open_index(directory)
 
 
-def test_what_cannot_be_read_is_one_sentence(folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-    (folder / "manifest.json").mkdir()
+def test_what_cannot_be_read_is_one_sentence(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+    (directory / "manifest.json").mkdir()
     with pytest.raises(DataError, match=r"manifest\.json: cannot be read: Is a directory"):
-        open_index(folder)
-    (folder / "manifest.json").rmdir()
-    (folder / "indexing.jsonl").write_text("{}")
+        open_index(directory)
+    (directory / "manifest.json").rmdir()
+    (directory / "indexing.jsonl").write_text("{}")
     with pytest.raises(DataError, match="indexing has not ended"):
-        open_index(folder)
+        open_index(directory)
 
 
-def test_the_identity_is_the_hash_over_the_index_files(folder: Path) -> None:
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.idx"))]
-    assert open_index(folder).identity == hashlib.sha256("".join(digests).encode()).hexdigest()
+def test_the_identity_is_the_hash_over_the_index_files(directory: Path) -> None:
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.glob("*.idx"))]
+    assert open_index(directory).identity == hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and videos of every odd kind: used, or refused with the reason, before anything is decoded."""
+"""Images and videos of every odd kind: used, or refused with the reason, before anything is decoded."""
 
 import io
 import struct
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mindvl_data import BadSample
+from mindvl_data import SampleError
 from mindvl_data.images import decode
 from mindvl_data.shards.media import check_media, media_extension
 from mindvl_data.types import MediaSize
@@ -22,7 +22,7 @@ from mindvl_data.types import MediaSize
 LIMIT = 80_000_000
 
 
-def picture(mode: str = "RGB", size: tuple[int, int] = (40, 30), format: str = "PNG", **options: Any) -> bytes:
+def image(mode: str = "RGB", size: tuple[int, int] = (40, 30), format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     Image.new(mode, size).save(file, format, **options)
     return file.getvalue()
@@ -61,28 +61,28 @@ def bomb(side: int) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        picture("CMYK", format="JPEG"),
-        picture("I;16"),
-        picture("P", transparency=0),
-        picture("RGBA"),
-        picture("L", format="JPEG"),
-        picture("LA"),
-        picture(format="PNG", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
-        picture(format="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
+        image("CMYK", format="JPEG"),
+        image("I;16"),
+        image("P", transparency=0),
+        image("RGBA"),
+        image("L", format="JPEG"),
+        image("LA"),
+        image(format="PNG", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
+        image(format="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]),
         photo("JPEG"),
         photo("WEBP"),
-        photo("JPEG") + b"what a telephone adds after the picture",
+        photo("JPEG") + b"what a telephone adds after the image",
     ],
 )
-def test_odd_pictures_are_used_as_they_are_shown(content: bytes) -> None:
+def test_odd_images_are_used_as_they_are_shown(content: bytes) -> None:
     assert check_media(content, decode_limit=LIMIT, decode_all=True) == MediaSize(30, 40)
     assert decode(content, decode_limit=LIMIT).shape == (30, 40, 3)
 
 
-def test_a_rotated_picture_has_the_size_in_which_it_is_shown() -> None:
+def test_a_rotated_image_has_the_size_in_which_it_is_shown() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert check_media(picture(format="JPEG", exif=exif), decode_limit=LIMIT) == MediaSize(40, 30)
+    assert check_media(image(format="JPEG", exif=exif), decode_limit=LIMIT) == MediaSize(40, 30)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -94,35 +94,35 @@ def test_a_rotated_picture_has_the_size_in_which_it_is_shown() -> None:
         (b"GIF89a" + bytes(50), "cannot be"),
         (b"\x80\x04\x95 a pickle", "none of"),
         (bomb(13_000), "169000000 pixels|13000"),
-        (picture(size=(5000, 1)), "one side is more than 200 times the other"),
+        (image(size=(5000, 1)), "one side is more than 200 times the other"),
         (b"\xff\xd8\xff" + bytes(30), "cut off"),
         (b"\x89PNG\r\n\x1a\n" + bytes(30), "cut off"),
         (clip()[:-5], "cut off"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(content: bytes, message: str) -> None:
-    with pytest.raises(BadSample, match=message):
+    with pytest.raises(SampleError, match=message):
         check_media(content, decode_limit=LIMIT)
 
 
-def test_one_pixel_is_a_picture() -> None:
-    assert check_media(picture(size=(1, 1)), decode_limit=LIMIT) == MediaSize(1, 1)
+def test_one_pixel_is_a_image() -> None:
+    assert check_media(image(size=(1, 1)), decode_limit=LIMIT) == MediaSize(1, 1)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_every_truncation_is_found_without_decoding(format: str) -> None:
     content = photo(format)
     for keep in range(0, len(content), 37):
-        with pytest.raises(BadSample):
+        with pytest.raises(SampleError):
             check_media(content[:keep], decode_limit=LIMIT)
 
 
-def test_the_end_mark_of_a_preview_does_not_stand_for_that_of_the_picture() -> None:
+def test_the_end_mark_of_a_preview_does_not_stand_for_that_of_the_image() -> None:
     preview = photo("JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(preview) + 2) + preview
     content = photo("JPEG")[:2] + segment + photo("JPEG")[2:]
     assert check_media(content, decode_limit=LIMIT) == MediaSize(30, 40)
-    with pytest.raises(BadSample, match="cut off"):
+    with pytest.raises(SampleError, match="cut off"):
         check_media(content[:-40], decode_limit=LIMIT)
 
 
@@ -130,7 +130,7 @@ def test_damage_inside_is_found_when_everything_is_decoded() -> None:
     content = bytearray(photo("PNG"))
     content[len(content) // 2] ^= 255
     check_media(bytes(content), decode_limit=LIMIT)
-    with pytest.raises(BadSample, match="cannot be decoded"):
+    with pytest.raises(SampleError, match="cannot be decoded"):
         check_media(bytes(content), decode_limit=LIMIT, decode_all=True)
 
 
@@ -142,10 +142,10 @@ def test_a_video_has_frames_and_a_rate() -> None:
 def rotated() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return picture(format="JPEG", exif=exif)
+    return image(format="JPEG", exif=exif)
 
 
-WHOLE = (photo("JPEG"), photo("PNG"), photo("WEBP"), rotated(), picture("P", transparency=0), clip())
+WHOLE = (photo("JPEG"), photo("PNG"), photo("WEBP"), rotated(), image("P", transparency=0), clip())
 
 
 @pytest.mark.filterwarnings("ignore:Tag data larger than file")
@@ -162,7 +162,7 @@ def test_a_damaged_medium_has_a_size_or_is_a_bad_sample(
     for share, new in changes:
         place = int(share * (200 if near_start else len(content)))
         damaged[place : place + len(new)] = new
-    with suppress(BadSample):
+    with suppress(SampleError):
         size = check_media(bytes(damaged), decode_limit=LIMIT, decode_all=True)
         assert size.height > 0
         assert size.width > 0

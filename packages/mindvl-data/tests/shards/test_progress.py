@@ -12,8 +12,8 @@ from mindvl_data.shards.progress import Done, WriteMark, source_identity
 DONE = Done(shards=2, rows=9, samples=8, excluded=1, excluded_bytes=70)
 
 
-def mark(folder: Path, files: int = 1, **options: object) -> WriteMark:
-    return WriteMark(folder, {"files": files}, {"format": "text", **options})
+def mark(directory: Path, files: int = 1, **options: object) -> WriteMark:
+    return WriteMark(directory, {"files": files}, {"format": "text", **options})
 
 
 def test_a_mark_says_where_to_go_on_and_refuses_another_write_by_name(tmp_path: Path) -> None:

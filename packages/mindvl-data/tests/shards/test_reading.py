@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataConfig, Loader
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index
 from mindvl_data.shards.reading import read_records, read_sample, read_samples
@@ -19,8 +19,8 @@ from mindvl_data.types import RawSample
 
 
 @pytest.fixture
-def shard(shard_folders: dict[str, Path]) -> ShardIndex:
-    return open_index(shard_folders["pictures"]).shards[0]
+def shard(shard_directories: dict[str, Path]) -> ShardIndex:
+    return open_index(shard_directories["images"]).shards[0]
 
 
 def test_samples_hold_what_tarfile_finds_in_any_order(shard: ShardIndex) -> None:
@@ -66,10 +66,10 @@ def test_only_the_damaged_sample_is_bad(shard: ShardIndex, tmp_path: Path) -> No
     path.write_bytes(content)
     damaged = ShardIndex(**(vars(shard) | {"path": path}))
     good, bad, other = read_samples(damaged, [0, 1, 2], ShardFiles())
-    assert isinstance(bad, BadSample)
+    assert isinstance(bad, SampleError)
     assert isinstance(good, RawSample)
     assert isinstance(other, RawSample)
-    with pytest.raises(BadSample, match="crc32"):
+    with pytest.raises(SampleError, match="crc32"):
         read_sample(damaged, 1, ShardFiles())
 
 
@@ -100,29 +100,31 @@ def test_a_sample_is_given_up_after_the_second_wrong_read(shard: ShardIndex, mon
         return pread(descriptor, length - 1, offset) + b"?"
 
     monkeypatch.setattr(os, "pread", wrong)
-    with pytest.raises(BadSample, match="crc32"):
+    with pytest.raises(SampleError, match="crc32"):
         read_sample(shard, 3, ShardFiles())
     assert len(reads) == 2
 
 
 def test_the_ranks_together_read_the_bytes_of_the_samples_used_once(
-    make_config: Callable[..., DataConfig], shard_folders: dict[str, Path]
+    make_config: Callable[..., DataConfig], shard_directories: dict[str, Path]
 ) -> None:
     config = make_config(max_epochs=1)
-    with Loader(config, packs_per_step=4, position_kind="rope") as loader:  # text is measured before we count
+    with Loader(config, global_batch_size=4, position_kind="rope") as loader:  # text is measured before we count
         list(loader)
     wanted = read = 0
     used = 0
-    indexes = {name: open_index(folder) for name, folder in shard_folders.items()}
+    indexes = {name: open_index(directory) for name, directory in shard_directories.items()}
     lengths = {
         (name, each.name): each.samples["length"] + 512  # with the header that holds the key
         for name, index in indexes.items()
         for each in index.shards
     }
     for rank in range(4):
-        with Loader(config, packs_per_step=4, dp_rank=rank, dp_size=4, position_kind="rope") as loader:
+        with Loader(config, global_batch_size=4, dp_rank=rank, dp_size=4, position_kind="rope") as loader:
             for batch in loader:
-                used += sum(int(lengths[segment.source, segment.shard][segment.row]) for segment in batch.segments)
+                used += sum(
+                    int(lengths[segment.source, segment.shard][segment.sample_index]) for segment in batch.segments
+                )
             report = loader.report()["reads"]
             wanted, read = wanted + report["bytes_wanted"], read + report["bytes_read"]
     assert wanted == used > 100_000

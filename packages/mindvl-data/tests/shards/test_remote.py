@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from mindvl_data import DataConfig, Loader, SourceConfig, StoreConfig
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.shards import remote
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import open_index
@@ -185,9 +185,9 @@ def test_unknown_protocols_and_options_are_named() -> None:
 
 
 def test_memory_and_file_addresses_work_too(tmp_path: Path) -> None:
-    fsspec.filesystem("memory").pipe_file("/folder/a.tar", CONTENT)
+    fsspec.filesystem("memory").pipe_file("/directory/a.tar", CONTENT)
     (tmp_path / "a.tar").write_bytes(CONTENT)
-    for address in ("memory://folder/a.tar", f"file://{tmp_path}/a.tar"):
+    for address in ("memory://directory/a.tar", f"file://{tmp_path}/a.tar"):
         assert counted()[0].read(address, 5, 7) == CONTENT[5:12]
         assert counted()[0].read_whole(address) == CONTENT
         with pytest.raises(DataError, match="no such object"):
@@ -242,19 +242,19 @@ def test_s3_ranges_refusals_and_ends(s3: Any, waits: list[float]) -> None:
 
 @pytest.fixture
 def remote_config(
-    s3: Any, tmp_path: Path, shard_folders: dict[str, Path], make_config: Callable[..., DataConfig]
+    s3: Any, tmp_path: Path, shard_directories: dict[str, Path], make_config: Callable[..., DataConfig]
 ) -> DataConfig:
     """The shared sources, uploaded."""
     sources = [
-        SourceConfig(name=name, path=s3.upload(folder, f"{tmp_path.name}/{name}"), max_epochs=1)
-        for name, folder in shard_folders.items()
+        SourceConfig(name=name, path=s3.upload(directory, f"{tmp_path.name}/{name}"), max_epochs=1)
+        for name, directory in shard_directories.items()
     ]
     store = StoreConfig(cache=tmp_path / "cache", retries=1, options={"s3": s3.options})
     return make_config(sources=tuple(sources), store=store)
 
 
 def run(config: DataConfig, rows: int = 2) -> tuple[list[Any], dict[str, int]]:
-    with Loader(config, packs_per_step=rows, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=rows, position_kind="rope") as loader:
         batches = list(loader)
         return batches, loader.report()["reads"]
 
@@ -275,13 +275,13 @@ def test_batches_from_s3_equal_local_ones_and_the_second_run_fetches_nothing(
 
 
 def test_lengths_measured_before_the_upload_spare_measuring_from_the_store(
-    s3: Any, tmp_path: Path, shard_folders: dict[str, Path], make_config: Callable[..., DataConfig]
+    s3: Any, tmp_path: Path, shard_directories: dict[str, Path], make_config: Callable[..., DataConfig]
 ) -> None:
     run(make_config(max_epochs=1))  # leaves the lengths beside the shards
     _, near = run(make_config(max_epochs=1))
     sources = tuple(
-        SourceConfig(name=name, path=s3.upload(folder, f"{tmp_path.name}/{name}"), max_epochs=1)
-        for name, folder in shard_folders.items()
+        SourceConfig(name=name, path=s3.upload(directory, f"{tmp_path.name}/{name}"), max_epochs=1)
+        for name, directory in shard_directories.items()
     )
     _, far = run(make_config(sources=sources, store=StoreConfig(cache=tmp_path / "c", options={"s3": s3.options})))
     assert far["bytes_wanted"] == near["bytes_wanted"]
@@ -292,23 +292,23 @@ def test_a_run_goes_on_without_its_store_as_far_as_the_cache_reaches(
     http: Any,
     waits: list[float],
     tmp_path: Path,
-    shard_folders: dict[str, Path],
+    shard_directories: dict[str, Path],
     make_config: Callable[..., DataConfig],
 ) -> None:
     run(make_config(max_epochs=1))
-    for folder in shard_folders.values():
-        http.objects |= {f"/{folder.name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    sources = tuple(SourceConfig(name=n, path=f"{http.address}/{n}", max_epochs=1, first=20) for n in shard_folders)
+    for directory in shard_directories.values():
+        http.objects |= {f"/{directory.name}/{path.name}": path.read_bytes() for path in directory.iterdir()}
+    sources = tuple(SourceConfig(name=n, path=f"{http.address}/{n}", max_epochs=1, first=20) for n in shard_directories)
     config = make_config(sources=sources, store=StoreConfig(cache=tmp_path, retries=1), num_threads=0, prefetch_packs=1)
     whole, _ = run(config, rows=1)
-    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         first = next(loader)
         http.faults = ["503"] * 100_000
         assert_equal_batches([first, *loader], whole)
     for path in (tmp_path / "ranges").glob("*/*"):
         path.unlink()
     http.faults = []
-    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         next(loader)
         http.faults = ["503"] * 100_000
         with pytest.raises(DataError, match=rf"failed 2 times.*503.*{http.address}.*Check the network"):
@@ -344,12 +344,14 @@ def test_ranges_kept_from_an_older_shard_are_fetched_again(remote_config: DataCo
     assert read_samples(shard, [1], files) == [right]
     wrong = replace(shard, samples=shard.samples.copy())
     wrong.samples["crc"][1] ^= 1  # now the store itself holds something else than was indexed
-    assert isinstance(read_samples(wrong, [1], files)[0], BadSample)
+    assert isinstance(read_samples(wrong, [1], files)[0], SampleError)
 
 
-def test_an_index_from_a_store_equals_the_local_one(remote_config: DataConfig, shard_folders: dict[str, Path]) -> None:
+def test_an_index_from_a_store_equals_the_local_one(
+    remote_config: DataConfig, shard_directories: dict[str, Path]
+) -> None:
     far = open_index(remote_config.sources[0].path, store=remote_config.store)
-    near = open_index(shard_folders["pictures"])
+    near = open_index(shard_directories["images"])
     assert far.identity == near.identity
     assert [shard.name for shard in far.shards] == [shard.name for shard in near.shards]
     assert json.dumps(far.shards[1].members.tolist()) == json.dumps(near.shards[1].members.tolist())

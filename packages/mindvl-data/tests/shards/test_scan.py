@@ -67,7 +67,7 @@ def test_an_extended_header_that_changes_sizes_is_refused(tmp_path: Path) -> Non
     assert names(bytes(content)) == [None, "a.txt"]
 
 
-def test_folders_inside_are_passed_over(tmp_path: Path) -> None:
+def test_directories_inside_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"a")
     with tarfile.open(tmp_path / "s.tar", "w") as archive:

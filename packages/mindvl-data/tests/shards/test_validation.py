@@ -48,7 +48,7 @@ def keys(found: ValidShard) -> list[int]:
 @pytest.mark.parametrize(
     ("members", "num_members"),
     [
-        ([("x.jpg", png()), ("x.txt", b"a cat"), ("y.txt", b"no picture")], [2, 1]),
+        ([("x.jpg", png()), ("x.txt", b"a cat"), ("y.txt", b"no image")], [2, 1]),
         ([("x.PNG", png()), ("x.caption", b"a cat")], [2]),
         ([("x.image.png", png()), ("x.json", b'{"caption": "a cat", "url": "u"}')], [2]),
         ([("x.jpg", png()), ("x.txt", b"a cat"), ("x.json", b'{"url": "u", "caption": "a cat"}')], [2]),
@@ -68,7 +68,7 @@ def test_shards_of_others_are_read_as_they_are(
         assert validate(path).samples["num_members"].tolist() == num_members
 
 
-def test_pictures_stand_in_the_order_of_their_numbers_behind_the_record(tmp_path: Path) -> None:
+def test_images_stand_in_the_order_of_their_numbers_behind_the_record(tmp_path: Path) -> None:
     found = validate(shard(tmp_path, ("x.1.png", png(20)), ("x.json", asked(2)), ("x.0.png", png(10, 50))))
     assert found.members["height"].tolist() == [0, 10, 20]
     assert int(found.samples["offset"][0]) == 512
@@ -122,7 +122,7 @@ def test_a_key_that_comes_again_is_left_out_and_scattered_parts_belong_to_nobody
     assert keys(validate(path, exclude_bad=True)) == [key_of("c")]
 
 
-def test_a_caption_beside_damage_may_have_lost_its_picture_and_a_conversation_says_so(tmp_path: Path) -> None:
+def test_a_caption_beside_damage_may_have_lost_its_image_and_a_conversation_says_so(tmp_path: Path) -> None:
     members = [("a.json", asked(1)), ("a.0.png", png()), ("b.txt", b"b"), ("b.png", png()), ("c.json", CHAT)]
     path = shard(tmp_path, *members)
     sound = path.read_bytes()

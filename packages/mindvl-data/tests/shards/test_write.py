@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing: the same bytes every time, pictures untouched, refusals by file and row."""
+"""Writing: the same bytes every time, images untouched, refusals by file and row."""
 
 import base64
 import io
@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mindvl_data import DataError, index_folder, write_shards
+from mindvl_data import DataError, index_directory, write_shards
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.scan import scan_members
 from mindvl_data.shards.write import WriteProgress, Written
@@ -34,18 +34,18 @@ def jpeg(number: int) -> bytes:
     return file.getvalue()
 
 
-def source(folder: Path, count: int = 5) -> Path:
-    folder.mkdir()
+def source(directory: Path, count: int = 5) -> Path:
+    directory.mkdir()
     rows = []
     for number in range(count):
-        (folder / f"{number}.dat").write_bytes(jpeg(number))
+        (directory / f"{number}.dat").write_bytes(jpeg(number))
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": str(number)}]
         rows.append({"id": number, "image": f"{number}.dat", "conversations": turns, "split": "train"})
-    (folder / "rows.json").write_text(json.dumps(rows))
-    return folder / "rows.json"
+    (directory / "rows.json").write_text(json.dumps(rows))
+    return directory / "rows.json"
 
 
-def test_samples_are_cut_into_shards_and_pictures_copied_byte_for_byte(tmp_path: Path) -> None:
+def test_samples_are_cut_into_shards_and_images_copied_byte_for_byte(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     written = write_shards(
         source(tmp_path / "raw"),
@@ -61,8 +61,8 @@ def test_samples_are_cut_into_shards_and_pictures_copied_byte_for_byte(tmp_path:
     members = list(scan_members(shards[1]))
     assert [m.name for m in members] == [f"{k:09d}.{e}" for k in (2, 3) for e in ("json", "0.jpg")]
     content = shards[1].read_bytes()
-    record, picture = (content[m.offset : m.offset + m.length] for m in members[:2])
-    assert picture == jpeg(2)
+    record, image = (content[m.offset : m.offset + m.length] for m in members[:2])
+    assert image == jpeg(2)
     assert json.loads(record) == {
         "source": "digits",
         "messages": [
@@ -81,7 +81,7 @@ def test_the_same_source_gives_the_same_shards(tmp_path: Path) -> None:
     assert (tmp_path / "1/shard-000000.tar").read_bytes() == (tmp_path / "2/shard-000000.tar").read_bytes()
 
 
-def test_a_folder_with_shards_is_not_written_again(tmp_path: Path) -> None:
+def test_a_directory_with_shards_is_not_written_again(tmp_path: Path) -> None:
     rows = source(tmp_path / "raw")
     write_shards(rows, tmp_path / "out", format="llava")
     with pytest.raises(DataError, match="holds shards already"):
@@ -111,7 +111,7 @@ def test_a_row_that_cannot_be_written_is_named_and_leaves_no_half_shard(
 
 def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="Use one of folder, llava, messages, parquet, text, tsv"):
+    with pytest.raises(DataError, match="Use one of imagefolder, llava, messages, parquet, text, tsv"):
         write_shards(tmp_path, tmp_path / "out", format="csv")
     with pytest.raises(DataError, match="holds no record"):
         write_shards(tmp_path / "empty.jsonl", tmp_path / "out", format="text")
@@ -132,8 +132,8 @@ def stop(rows: Path, out: Path, after: int, **options: Any) -> None:
         write_shards(rows, out, format="llava", samples_per_shard=2, progress=stop_after(after), **options)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_a_stopped_write_is_refused_by_the_index_and_goes_on_after_its_last_whole_shard(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_stopped_write_is_refused_by_the_index_and_goes_on_after_its_last_whol
     stop(rows, out, after=3)
     (out / ".shard-000001.tar.partial").write_bytes(b"left by a kill")
     (out / "shard-000001.tar").write_bytes(b"renamed, and then the kill came before the mark")
-    with pytest.raises(DataError, match=r"not complete.*out/writing\. Write the folder again"):
-        index_folder(out)
+    with pytest.raises(DataError, match=r"not complete.*out/writing\. Write the directory again"):
+        index_directory(out)
     kept = (out / "shard-000000.tar").stat()
     calls: list[int] = []
     written = write_shards(
@@ -225,7 +225,7 @@ def test_bad_rows_are_left_out_on_request_and_named(tmp_path: Path, workers: int
             file.write("half a li")
         assert write_shards(path, out, workers=workers, **plain).excluded == 4  # type: ignore[arg-type]
         assert contents(out) == contents(tmp_path / "whole/out")
-    assert index_folder(tmp_path / "whole/out")["samples"] == 5
+    assert index_directory(tmp_path / "whole/out")["samples"] == 5
     assert len((tmp_path / "whole/out/excluded.jsonl").read_text().splitlines()) == 4
 
 
@@ -295,8 +295,8 @@ def mp4() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("format", ["llava", "messages", "folder", "parquet", "tsv"])
-def test_pictures_and_videos_of_every_format_are_written_and_indexed(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("format", ["llava", "messages", "imagefolder", "parquet", "tsv"])
+def test_images_and_videos_of_every_format_are_written_and_indexed(tmp_path: Path, format: str) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "b.jpg").write_bytes(jpeg(1))
@@ -309,7 +309,7 @@ def test_pictures_and_videos_of_every_format_are_written_and_indexed(tmp_path: P
         path.write_text(json.dumps({"conversations": turns, "image": "b.jpg", "video": "v.mp4"}))
     elif format == "messages":
         path.write_text(json.dumps({"messages": messages, "images": ["b.jpg"], "videos": ["v.mp4"]}))
-    elif format == "folder":
+    elif format == "imagefolder":
         path = raw
         (raw / "captions.jsonl").write_text(json.dumps({"image": "b.jpg", "video": "v.mp4", "text": "both"}))
     elif format == "parquet":
@@ -320,7 +320,7 @@ def test_pictures_and_videos_of_every_format_are_written_and_indexed(tmp_path: P
         path, videos = raw / "t.tsv", 0
         path.write_text(f"index\timage\tquestion\tanswer\n1\t{base64.b64encode(jpeg(1)).decode()}\tq\ta\n")
     assert write_shards(path, tmp_path / "out", format=format).samples == 1
-    manifest = index_folder(tmp_path / "out", decode=True)
+    manifest = index_directory(tmp_path / "out", decode=True)
     assert (manifest["images"], manifest["videos"]) == (1, videos)
     members = open_index(tmp_path / "out").shards[0].members
     found = {(int(m["height"]), int(m["width"]), int(m["frames"]), float(m["fps"])) for m in members[1:]}
@@ -347,10 +347,10 @@ def test_whatever_rows_hold_those_that_are_written_are_indexed_and_the_others_na
     rows: list[Any], broken: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
-        folder = Path(root)
-        (folder / "a.jpg").write_bytes(jpeg(0))
+        directory = Path(root)
+        (directory / "a.jpg").write_bytes(jpeg(0))
         lines = [json.dumps(row) for row in (GOOD, *rows)] + ["{"] * broken
-        (folder / "rows.jsonl").write_text("\n".join(lines))
-        written = write_shards(folder / "rows.jsonl", folder / "out", format="llava", skip_bad=True)
+        (directory / "rows.jsonl").write_text("\n".join(lines))
+        written = write_shards(directory / "rows.jsonl", directory / "out", format="llava", skip_bad=True)
         assert written.samples + written.excluded == len(lines)
-        assert index_folder(folder / "out")["samples"] == written.samples >= 1
+        assert index_directory(directory / "out")["samples"] == written.samples >= 1

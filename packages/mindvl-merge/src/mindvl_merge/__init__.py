@@ -2,8 +2,8 @@
 """What happens after training: average weights, score models, search the test-time resolution."""
 
 from .config import MergeConfig
-from .errors import FolderError, MergeConfigError, MergeError
-from .folder import weights_sha256
+from .directory import weights_sha256
+from .errors import DirectoryError, MergeConfigError, MergeError
 from .resolution import Cell, ResolutionGrid
 from .run import merge
 from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
@@ -12,7 +12,7 @@ __all__ = [
     "Box",
     "Cell",
     "CellScore",
-    "FolderError",
+    "DirectoryError",
     "MergeConfig",
     "MergeConfigError",
     "MergeError",

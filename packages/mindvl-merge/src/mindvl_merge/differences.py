@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import FolderError
+from .errors import DirectoryError
 from .files import read_json, regular_file, same_bytes
 from .spellings import one_spelling, same_sections
 
@@ -112,11 +112,11 @@ def config_differences(first: Path, other: Path) -> list[Difference]:
     """Differences of config.json; sections are compared key by key, rotary embedding in any of its spellings.
 
     Raises:
-        FolderError: A file is damaged.
+        DirectoryError: A file is damaged.
     """
     found = [_read(path, "config.json") for path in (first, other)]
     if (found[0] is None) != (found[1] is None):
-        raise FolderError(
+        raise DirectoryError(
             f"{(first if found[0] is None else other) / 'config.json'}: the file is missing, so the models cannot be "
             "compared. Copy it from the model that these weights belong to."
         )
@@ -133,7 +133,7 @@ def processor_differences(first: Path, other: Path) -> list[Difference]:
     """Differences of image and video processors, and of the settings of generation.
 
     Raises:
-        FolderError: A file is damaged.
+        DirectoryError: A file is damaged.
     """
     differences = []
     for name in (*_PROCESSOR_FILES, "generation_config.json"):

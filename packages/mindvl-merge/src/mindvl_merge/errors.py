@@ -10,5 +10,5 @@ class MergeConfigError(MergeError, ValueError):
     """A value of a configuration is out of range."""
 
 
-class FolderError(MergeError):
-    """A model folder is missing, damaged, or does not fit the others."""
+class DirectoryError(MergeError):
+    """A model directory is missing, damaged, or does not fit the others."""

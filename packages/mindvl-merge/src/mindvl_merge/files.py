@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of a model directory that somebody else wrote: names, symbolic links and JSON are checked before they are used.
 
-Comes before headers.py and folder.py read tensors, and before configurations and tokenizers are compared.
+Comes before headers.py and directory.py read tensors, and before configurations and tokenizers are compared.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import FolderError
+from .errors import DirectoryError
 
 MAX_JSON_BYTES = 25_000_000  # parsed, the densest JSON of this size stays below 1 GB
 MAX_JSON_DEPTH = 50
@@ -33,13 +33,13 @@ def regular_file(directory: Path, name: str) -> Path:
     """The path of a file that lies in the directory.
 
     Raises:
-        FolderError: It is missing, is no regular file, or is a symbolic link that leaves the directory.
+        DirectoryError: It is missing, is no regular file, or is a symbolic link that leaves the directory.
     """
     path = directory / name
     if not path.exists():
-        raise FolderError(f"{path}: the file is missing. Copy the model directory again.")
+        raise DirectoryError(f"{path}: the file is missing. Copy the model directory again.")
     if not path.is_file():
-        raise FolderError(f"{path}: this is not a regular file. Copy the model directory again.")
+        raise DirectoryError(f"{path}: this is not a regular file. Copy the model directory again.")
     _refuse_escape(directory, path)
     return path
 
@@ -51,14 +51,16 @@ def other_files(directory: Path, is_ignored: Callable[[Path], bool]) -> Iterator
         is_ignored: Asked for files and directories by relative path; an ignored directory is not entered.
 
     Raises:
-        FolderError: One is no regular file, or is a symbolic link that leaves the directory.
+        DirectoryError: One is no regular file, or is a symbolic link that leaves the directory.
     """
     for place, directories, names in os.walk(directory):
         here = Path(place).relative_to(directory)
         directories[:] = sorted(name for name in directories if not is_ignored(here / name))
         for name in directories:
             if (Path(place) / name).is_symlink():
-                raise FolderError(f"{Path(place) / name}: this directory is a symbolic link. Replace it with a copy.")
+                raise DirectoryError(
+                    f"{Path(place) / name}: this directory is a symbolic link. Replace it with a copy."
+                )
         for name in sorted(names):
             if not is_ignored(here / name):
                 yield regular_file(directory, str(here / name)).relative_to(directory)
@@ -68,17 +70,17 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        FolderError: It cannot be read, is too large, or is not one JSON object without repeated keys.
+        DirectoryError: It cannot be read, is too large, or is not one JSON object without repeated keys.
     """
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise FolderError(
+            raise DirectoryError(
                 f"{path}: {size} bytes are more than the {MAX_JSON_BYTES} that are read. Check where the file is from."
             )
         content = path.read_bytes()
     except OSError as error:
-        raise FolderError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
+        raise DirectoryError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
     return parse_json(content, path)
 
 
@@ -88,9 +90,9 @@ def parse_json(content: bytes, path: Path) -> dict[str, Any]:
         document = json.loads(content.decode(), object_pairs_hook=_without_repeated_keys)
         _refuse_depth(document)
     except (ValueError, RecursionError) as error:  # also other encodings than UTF-8, and integers of 5,000 digits
-        raise FolderError(f"{path}: the JSON is damaged ({str(error)[:200]}). Copy the file again.") from error
+        raise DirectoryError(f"{path}: the JSON is damaged ({str(error)[:200]}). Copy the file again.") from error
     if not isinstance(document, dict):
-        raise FolderError(f"{path}: the JSON is not an object but {document!r:.60}. Copy the file again.")
+        raise DirectoryError(f"{path}: the JSON is not an object but {document!r:.60}. Copy the file again.")
     return document
 
 
@@ -124,7 +126,7 @@ def _refuse_escape(directory: Path, path: Path) -> None:
     allowed = [root, *([real_path(root.parent.parent / "blobs")] if root.parent.name == "snapshots" else [])]
     in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
     if not in_cache and not any(target.is_relative_to(place) for place in allowed):
-        raise FolderError(f"{path}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
+        raise DirectoryError(f"{path}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

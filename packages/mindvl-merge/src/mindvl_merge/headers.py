@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The header of a safetensors file, believed only where it agrees with itself and with the size of the file.
 
-Comes after files.py, before folder.py reads values. Format: 8 bytes with the length of the header, the header as JSON,
+Comes after files.py, before directory.py reads values. Format: 8 bytes with the length of the header, the header as JSON,
 the values; a header that passes names every byte of the values exactly once (github.com/huggingface/safetensors).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .errors import FolderError
+from .errors import DirectoryError
 from .files import parse_json
 
 DTYPES = {
@@ -57,7 +57,7 @@ def read_header(path: Path) -> list[TensorInfo]:
     """The tensors of a file in the order of its header.
 
     Raises:
-        FolderError: The file cannot be read, or the header is damaged, too large, or does not describe every byte of
+        DirectoryError: The file cannot be read, or the header is damaged, too large, or does not describe every byte of
             the file exactly once.
     """
     try:
@@ -71,7 +71,7 @@ def read_header(path: Path) -> list[TensorInfo]:
                 raise _damaged(path, f"its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
             content = file.read(length)
     except OSError as error:
-        raise FolderError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
+        raise DirectoryError(f"{path}: cannot be read ({error.strerror}). Copy the file again.") from error
     header = parse_json(content, path)
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -89,7 +89,7 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
         raise _damaged(path, f"{where} has {entry!r:.80} in place of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise FolderError(
+        raise DirectoryError(
             f"{path}: {where} has dtype {dtype!r:.40}, which is not supported. "
             f"Give models stored as {', '.join(DTYPES)}."
         )
@@ -123,5 +123,5 @@ def _refuse_gaps(path: Path, tensors: Sequence[TensorInfo], start: int, size: in
         raise _damaged(path, f"the file has {size} bytes, but its header describes {end}")
 
 
-def _damaged(path: Path, what: str) -> FolderError:
-    return FolderError(f"{path}: not a whole safetensors file: {what}. Copy the file again.")
+def _damaged(path: Path, what: str) -> DirectoryError:
+    return DirectoryError(f"{path}: not a whole safetensors file: {what}. Copy the file again.")

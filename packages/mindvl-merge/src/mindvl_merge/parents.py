@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 from .config import MergeConfig
 from .differences import Difference, code_differences, config_differences, processor_differences
-from .errors import FolderError
-from .folder import ModelFolder
+from .directory import ModelDirectory
+from .errors import DirectoryError
 from .headers import TensorInfo
 from .tokenizers import tokenizer_differences
 
 _NAMED_IN_MESSAGE = 6
 
 
-def check_parents(config: MergeConfig, folders: Sequence[ModelFolder]) -> list[str]:
+def check_parents(config: MergeConfig, directories: Sequence[ModelDirectory]) -> list[str]:
     """Compare every model with the first; returns warnings, one for each file that differs without effect.
 
     Raises:
         MergeError: Tensors, configurations, tokenizers, templates or processors differ in what changes the result.
     """
-    first, warnings = folders[0], []
-    for other in folders[1:]:
+    first, warnings = directories[0], []
+    for other in directories[1:]:
         _refuse_other_tensors(first, other, any_float=config.dtype is not None)
         found = [
             *config_differences(first.path, other.path),
@@ -39,19 +39,19 @@ def check_parents(config: MergeConfig, folders: Sequence[ModelFolder]) -> list[s
     return warnings
 
 
-def _refusal(first: ModelFolder, other: ModelFolder, refused: Sequence[Difference]) -> FolderError:
+def _refusal(first: ModelDirectory, other: ModelDirectory, refused: Sequence[Difference]) -> DirectoryError:
     one = refused[0]
     more = (
         [f"{len(refused) - 1} more"] if len(refused) > _NAMED_IN_MESSAGE else [_named(other) for other in refused[1:]]
     )
-    return FolderError(
+    return DirectoryError(
         f"{other.path / one.file}: {_named(one)} is {one.other}, but {one.first} in {first.path}"
         f"{' (also different: ' + ', '.join(more) + ')' if more else ''}. Averaged weights would be wrong for both. "
         f"Merge models that agree, or allow it with --allow-different {one.key!r:.200}."
     )
 
 
-def _warnings(first: ModelFolder, other: ModelFolder, found: Sequence[Difference]) -> list[str]:
+def _warnings(first: ModelDirectory, other: ModelDirectory, found: Sequence[Difference]) -> list[str]:
     by_file: dict[str, list[str]] = {}
     for one in found:
         names = by_file.setdefault(one.file, [])
@@ -69,29 +69,29 @@ def _named(one: Difference) -> str:
     return f"{one.key if one.key.isprintable() else repr(one.key):.200}"
 
 
-def _refuse_other_tensors(first: ModelFolder, other: ModelFolder, *, any_float: bool) -> None:
+def _refuse_other_tensors(first: ModelDirectory, other: ModelDirectory, *, any_float: bool) -> None:
     missing = sorted(first.tensors.keys() - other.tensors.keys())
     extra = sorted(other.tensors.keys() - first.tensors.keys())
     if missing or extra:
         name, where, lacks = (missing[0], first.path, other.path) if missing else (extra[0], other.path, first.path)
-        raise FolderError(
+        raise DirectoryError(
             f"{lacks}: {len(missing) + len(extra)} tensors are in one model only, first {name} of {where}. "
             "Merge models of one architecture."
         )
     for name, left in first.tensors.items():
         right = other.tensors[name]
         if left.shape != right.shape:
-            raise FolderError(
+            raise DirectoryError(
                 f"{_place(other, right)} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
                 "Merge models of one size."
             )
         both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
         if left.dtype != right.dtype and not (any_float and both_float):
-            raise FolderError(
+            raise DirectoryError(
                 f"{_place(other, right)} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
                 "Choose the type of the result (--dtype) to mix them."
             )
 
 
-def _place(folder: ModelFolder, info: TensorInfo) -> str:
-    return f"{folder.path / info.file}: tensor {info.name}"
+def _place(directory: ModelDirectory, info: TensorInfo) -> str:
+    return f"{directory.path / info.file}: tensor {info.name}"

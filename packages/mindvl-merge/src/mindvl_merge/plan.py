@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from .config import MergeConfig
+from .directory import INDEX_NAME, SINGLE_NAME, ModelDirectory
 from .errors import MergeError
 from .files import real_path
-from .folder import INDEX_NAME, SINGLE_NAME, ModelFolder
 from .headers import TensorInfo
 
 MANIFEST_NAME = "merge.json"
@@ -25,7 +25,7 @@ class TensorPlan:
     is_merged: bool  # False: copied from the first model
 
 
-def make_plan(config: MergeConfig, first: ModelFolder) -> list[TensorPlan]:
+def make_plan(config: MergeConfig, first: ModelDirectory) -> list[TensorPlan]:
     """Tensors of the result in the order of the first model.
 
     Raises:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .config import MergeConfig
-from .errors import FolderError, MergeError
+from .directory import DirectoryWriter, ModelDirectory
+from .errors import DirectoryError, MergeError
 from .files import other_files, read_json, real_path
-from .folder import FolderWriter, ModelFolder
 from .headers import TensorInfo
 from .methods import METHODS
 from .parents import check_parents
@@ -66,35 +66,39 @@ def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
     out = real_path(config.out)  # through a symbolic link to the directory itself
     recover(out)
     check_paths(config)
-    folders = [ModelFolder(path) for path in config.models]
+    directories = [ModelDirectory(path) for path in config.models]
     try:
-        warnings = check_parents(config, folders)
-        plan = make_plan(config, folders[0])
+        warnings = check_parents(config, directories)
+        plan = make_plan(config, directories[0])
         with partial_directory(out) as partial:
-            _copy_other_files(folders[0], partial, config)
-            file_hashes = _write_tensors(config, folders, plan, partial, progress)
-            manifest = _manifest(config, folders, plan, file_hashes) | {"warnings": warnings}
+            _copy_other_files(directories[0], partial, config)
+            file_hashes = _write_tensors(config, directories, plan, partial, progress)
+            manifest = _manifest(config, directories, plan, file_hashes) | {"warnings": warnings}
             (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
             put_in_place(partial, out)
     finally:
-        for folder in folders:
-            folder.close()
+        for directory in directories:
+            directory.close()
     for warning in warnings:
         logger.warning("%s", warning)
-    logger.info("merged %d models into %s", len(folders), config.out)
+    logger.info("merged %d models into %s", len(directories), config.out)
     return manifest
 
 
 def _write_tensors(
-    config: MergeConfig, folders: Sequence[ModelFolder], plan: Sequence[TensorPlan], path: Path, progress: Progress
+    config: MergeConfig,
+    directories: Sequence[ModelDirectory],
+    plan: Sequence[TensorPlan],
+    path: Path,
+    progress: Progress,
 ) -> dict[str, str]:
     total = sum(tensor.info.num_bytes for tensor in plan)
     done = 0
-    writer = FolderWriter(path, (tensor.info for tensor in plan), max_shard_bytes=config.max_shard_bytes)
+    writer = DirectoryWriter(path, (tensor.info for tensor in plan), max_shard_bytes=config.max_shard_bytes)
     with writer:
         for tensor in plan:
             for start, stop in _row_ranges(tensor.info):
-                piece = _make_piece(config, folders, tensor, start, stop)
+                piece = _make_piece(config, directories, tensor, start, stop)
                 writer.write(piece)
                 done += piece.numel() * piece.element_size()
                 progress(done, total)
@@ -102,44 +106,44 @@ def _write_tensors(
 
 
 def _make_piece(
-    config: MergeConfig, folders: Sequence[ModelFolder], tensor: TensorPlan, start: int, stop: int
+    config: MergeConfig, directories: Sequence[ModelDirectory], tensor: TensorPlan, start: int, stop: int
 ) -> Tensor:
     name, dtype = tensor.info.name, tensor.info.dtype
     if tensor.is_merged:
-        pieces = (folder.read_rows(name, start, stop) for folder in folders)
+        pieces = (directory.read_rows(name, start, stop) for directory in directories)
         merged = METHODS[config.method](pieces, config.model_weights).to(dtype)
-        _refuse_non_finite(merged, folders, tensor, start, stop)
+        _refuse_non_finite(merged, directories, tensor, start, stop)
         return merged
-    piece = folders[0].read_rows(name, start, stop)
+    piece = directories[0].read_rows(name, start, stop)
     if not dtype.is_floating_point:
-        for other in folders[1:]:
+        for other in directories[1:]:
             if not torch.equal(piece, other.read_rows(name, start, stop)):
                 raise MergeError(
                     f"{other.path / other.tensors[name].file}: tensor {name} holds other integers than in "
-                    f"{folders[0].path}, which cannot be averaged. Merge models that share them, or leave this one out."
+                    f"{directories[0].path}, which cannot be averaged. Merge models that share them, or leave this one out."
                 )
     copied = piece.to(dtype)
-    _refuse_non_finite(copied, folders[:1], tensor, start, stop)
+    _refuse_non_finite(copied, directories[:1], tensor, start, stop)
     return copied
 
 
 def _refuse_non_finite(
-    result: Tensor, folders: Sequence[ModelFolder], tensor: TensorPlan, start: int, stop: int
+    result: Tensor, directories: Sequence[ModelDirectory], tensor: TensorPlan, start: int, stop: int
 ) -> None:
     """The result alone is looked at: NaN or infinity in any parent is in it too, whatever the parent's weight."""
     name = tensor.info.name
     if not result.dtype.is_floating_point or bool(result.isfinite().all()):
         return
-    for folder in folders:
-        piece = folder.read_rows(name, start, stop)
+    for directory in directories:
+        piece = directory.read_rows(name, start, stop)
         count = int(piece.isfinite().logical_not().sum())
         if count:
-            raise FolderError(
-                f"{folder.path / folder.tensors[name].file}: tensor {name} holds NaN or infinity ({count} values in "
+            raise DirectoryError(
+                f"{directory.path / directory.tensors[name].file}: tensor {name} holds NaN or infinity ({count} values in "
                 f"rows {start} to {stop - 1}). Train or copy this model again, or leave it out."
             )
     raise MergeError(
-        f"{folders[0].path / folders[0].tensors[name].file}: tensor {name} has values beyond the range of "
+        f"{directories[0].path / directories[0].tensors[name].file}: tensor {name} has values beyond the range of "
         f"{str(tensor.info.dtype).removeprefix('torch.')}. Choose another type of the result (--dtype) or weights "
         "that sum to 1."
     )
@@ -156,7 +160,7 @@ def _row_ranges(info: TensorInfo) -> Iterator[tuple[int, int]]:
         yield start, min(start + rows, info.shape[0])
 
 
-def _copy_other_files(first: ModelFolder, path: Path, config: MergeConfig) -> None:
+def _copy_other_files(first: ModelDirectory, path: Path, config: MergeConfig) -> None:
     def is_ignored(file: Path) -> bool:
         at_top = len(file.parts) == 1
         return (
@@ -184,14 +188,14 @@ def _with_dtype(document: Any, dtype: str) -> Any:
 
 
 def _manifest(
-    config: MergeConfig, folders: Sequence[ModelFolder], plan: Sequence[TensorPlan], file_hashes: dict[str, str]
+    config: MergeConfig, directories: Sequence[ModelDirectory], plan: Sequence[TensorPlan], file_hashes: dict[str, str]
 ) -> dict[str, Any]:
     return {
         "format": MANIFEST_FORMAT,
         "method": config.method,
         "models": [
-            {"path": str(folder.path), "weight": weight, "sha256": folder.sha256()}
-            for folder, weight in zip(folders, config.model_weights, strict=True)
+            {"path": str(directory.path), "weight": weight, "sha256": directory.sha256()}
+            for directory, weight in zip(directories, config.model_weights, strict=True)
         ],
         "only": list(config.only),
         "allow_different": list(config.allow_different),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .differences import MISSING, Difference, shown
-from .errors import FolderError
+from .errors import DirectoryError
 from .files import read_json, regular_file, same_bytes
 
 _FAST, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -21,7 +21,7 @@ def tokenizer_differences(first: Path, other: Path) -> list[Difference]:
     """Differences in how text becomes tokens, in special tokens and in chat templates.
 
     Raises:
-        FolderError: A file is damaged.
+        DirectoryError: A file is damaged.
     """
     return [*_ids(first, other), *_settings(first, other), *_templates(first, other)]
 
@@ -109,7 +109,7 @@ def _first_place(one: Any, two: Any) -> tuple[Any, Any]:
 def _section(document: dict[str, Any], name: str, place: Path) -> dict[str, Any]:
     section = document.get(name)
     if not isinstance(section, dict):
-        raise FolderError(f"{place / _FAST}: has no section {name}. Copy the file again.")
+        raise DirectoryError(f"{place / _FAST}: has no section {name}. Copy the file again.")
     return section
 
 
@@ -119,7 +119,7 @@ def _vocabulary(model: dict[str, Any], path: Path) -> dict[str, Any]:
         return dict(vocabulary)
     if isinstance(vocabulary, list) and all(isinstance(one, list) and len(one) == 2 for one in vocabulary):
         return {str(token): (number, score) for number, (token, score) in enumerate(vocabulary)}  # Unigram
-    raise FolderError(f"{path}: model.vocab is no vocabulary. Copy the file again.")
+    raise DirectoryError(f"{path}: model.vocab is no vocabulary. Copy the file again.")
 
 
 def _added(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
@@ -127,7 +127,7 @@ def _added(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
     ):
-        raise FolderError(f"{path}: added_tokens is no list of tokens. Copy the file again.")
+        raise DirectoryError(f"{path}: added_tokens is no list of tokens. Copy the file again.")
     return {token["content"]: token for token in tokens}
 
 

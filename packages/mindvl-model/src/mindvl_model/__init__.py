@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision tower, projector and language model on megatron-core, and their way to and from transformers folders.
+"""Vision encoder, projector and language model on megatron-core, and their way to and from transformers directories.
 
 What needs megatron-core is imported when first asked for, because that settles the accelerator of the process.
 """

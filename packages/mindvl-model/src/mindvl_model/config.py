@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a MindVL model is: vision tower, projector, language model and the token ids that join them.
+"""What a MindVL model is: vision encoder, projector, language model and the token ids that join them.
 
 Names and meanings follow the configuration of Qwen2.5-VL in transformers; families of language models stand in
 language_config.py, named sizes in sizes.py.
@@ -95,7 +95,7 @@ class TokenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MindVLConfig:
-    """Vision tower + MLP projector + language model (MindVL, section 5.1)."""
+    """Vision encoder + MLP projector + language model (MindVL, section 5.1)."""
 
     vision: VisionConfig
     language: LanguageConfig

@@ -61,7 +61,7 @@ class Counts:
     def activated(self) -> int:
         """Language parameters that one token is multiplied with.
 
-        All but the experts it is not sent to and the input embedding, of which it reads one row; a tied embedding is
+        All but the experts it is not sent to and the input embedding, of which it reads one pack; a tied embedding is
         the head too and counts. DeepSeek-V3: 36.6B, published as 37B. Qwen3 counts its input embedding as well.
         """
         looked_up = self.embedding if self.head else 0
@@ -104,7 +104,7 @@ def count_parameters(config: MindVLConfig) -> Counts:
 
 
 def vision_parameters(config: VisionConfig) -> int:
-    """The tower: patch embedding without bias; each layer has biased linear layers and two norms."""
+    """The vision encoder: patch embedding without bias; each layer has biased linear layers and two norms."""
     hidden, ffn = config.hidden_size, config.ffn_hidden_size
     patch_embed = config.in_channels * config.temporal_patch_size * config.patch_size**2 * hidden
     attention = 4 * (hidden**2 + hidden)

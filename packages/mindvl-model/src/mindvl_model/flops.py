@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of one packed row, exact, from its segments and the grids of its pictures.
+"""Floating-point operations of one packed pack, exact, from its segments and the grids of its images.
 
 Comes after config.py; metrics and a planner read it. A product of [M, K] and [K, N] is 2 * M * K * N; only matrix
 products is counted. Causal attention is the triangle with its diagonal, not the square that some kernels run.
@@ -17,7 +17,7 @@ from mindvl_model.language_config import (
     Qwen3MoELanguageConfig,
 )
 from mindvl_model.parameters import PARTS, Part
-from mindvl_model.vision.positions import Grid, plan_vision
+from mindvl_model.vision.positions import Grid, vision_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Operations of one row by part; recomputed activations are not counted, because they are no work on the data."""
+    """Operations of one pack by part; recomputed activations are not counted, because they are no work on the data."""
 
     vision: Work
     projector: Work
@@ -66,7 +66,7 @@ class Flops:
         return asdict(self) | {"forward": self.forward, "backward": self.backward, "total": self.total}
 
 
-def row_flops(
+def pack_flops(
     config: MindVLConfig,
     segment_lengths: Sequence[int],
     image_grids: Sequence[Grid] = (),
@@ -78,11 +78,11 @@ def row_flops(
     """Operations of one forward and backward.
 
     A frozen part needs no gradient of its weights; gradients of its inputs are needed where something trainable lies
-    before it. The blank picture that a row without media runs for the sake of other ranks is not counted.
+    before it. The blank image that a pack without media runs for the sake of other ranks is not counted.
 
     Args:
-        segment_lengths: Tokens of each segment, the padding's included if the row is computed with it.
-        image_grids, video_grids: Patches along time, height and width of each; a picture is embedded as one frame.
+        segment_lengths: Tokens of each segment, the padding's included if the pack is computed with it.
+        image_grids, video_grids: Patches along time, height and width of each; an image is embedded as one frame.
         trainable: Parts that learn; empty for inference.
         multi_token: Count multi-token prediction, which runs in training only.
     """
@@ -96,7 +96,7 @@ def row_flops(
     joined = extra * (_matmul(tokens, 2 * size, size) + head)  # joins embedding and hidden state; the shared head
     deeper = _times(_routed_layer(config.language, tokens, pairs), extra) if extra else _Products()
     return Flops(
-        vision=_tower(config.vision, image_grids, video_grids).work(weights=vision, inputs=vision),
+        vision=_vision_encoder(config.vision, image_grids, video_grids).work(weights=vision, inputs=vision),
         projector=_projector(config, [*image_grids, *video_grids]).work(
             weights=projector,
             inputs=gradient_arrives,  # the projector's norm learns from the gradient of its first layer's input
@@ -127,15 +127,15 @@ class _Products:
         return Work(forward=self.linear + self.first + self.attention, backward=backward)
 
 
-def _matmul(rows: int, inputs: int, outputs: int) -> int:
-    return 2 * rows * inputs * outputs
+def _matmul(packs: int, inputs: int, outputs: int) -> int:
+    return 2 * packs * inputs * outputs
 
 
 def _times(products: _Products, count: int) -> _Products:
     return _Products(linear=count * products.linear, first=count * products.first, attention=count * products.attention)
 
 
-def _tower(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid]) -> _Products:
+def _vision_encoder(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid]) -> _Products:
     grids = [*images, *videos]
     if not grids:
         return _Products()
@@ -144,7 +144,7 @@ def _tower(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid])
     pairs = num_full * full + (config.num_layers - num_full) * windows
     hidden, patches = config.hidden_size, _patches(grids)
     frame = config.in_channels * config.patch_size**2
-    # The kernel's slices over time are summed for pictures, so one frame is multiplied; see VisionTower.embed.
+    # The kernel's slices over time are summed for images, so one frame is multiplied; see VisionEncoder.embed.
     embed = _matmul(_patches(images), frame, hidden)
     embed += _matmul(_patches(videos), frame * config.temporal_patch_size, hidden)
     layer = _matmul(patches, hidden, 4 * hidden) + _matmul(patches, hidden, 3 * config.ffn_hidden_size)
@@ -154,7 +154,7 @@ def _tower(config: VisionConfig, images: Sequence[Grid], videos: Sequence[Grid])
 @lru_cache(maxsize=1 << 16)
 def _pairs(grid: Grid, config: VisionConfig) -> tuple[int, int]:
     """Pairs of patches that attend to each other in a full layer and in a windowed one; kept, as sizes come back."""
-    plan = plan_vision([grid], config)
+    plan = vision_layout([grid], config)
     return sum(n * n for n in plan.full.lengths), sum(n * n for n in plan.windows.lengths)
 
 

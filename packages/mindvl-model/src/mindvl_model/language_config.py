@@ -24,7 +24,7 @@ class DecoderConfig:
     tie_embeddings: bool = False  # one matrix for input and output
     rotary_base: float = 1_000_000.0
     norm_epsilon: float = 1e-6
-    max_positions: int = 40960  # longest sequence the exported folder declares
+    max_positions: int = 40960  # longest sequence the exported directory declares
     init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
 
     def __post_init__(self) -> None:

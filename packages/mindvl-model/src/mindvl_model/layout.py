@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def sequence_parallel(self) -> bool:
-        """With tensor parallel always on: norms and dropout then work on a slice of the row."""
+        """With tensor parallel always on: norms and dropout then work on a slice of the pack."""
         return self.tp_size > 1
 
     @property
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def of_vision(self) -> "Layout":
-        """Tower and projector: whole on the first chunk, and on every tp rank where each encodes other images."""
+        """VisionEncoder and projector: whole on the first chunk, and on every tp rank where each encodes other images."""
         return Layout(
             tp_size=1 if self.spread_images else self.tp_size,
             recompute=self.recompute,
@@ -61,7 +61,7 @@ class Layout:
         )
 
     def padded_length(self, num_tokens: int) -> int:
-        """Length a row of num_tokens is padded to inside the model: every cp and tp rank has an equal slice."""
+        """Length a pack of num_tokens is padded to inside the model: every cp and tp rank has an equal slice."""
         slices = self.cp_size * self.tp_size
         return -(-num_tokens // slices) * slices
 
@@ -70,7 +70,7 @@ def chunk_layers(num_layers: int, layout: Layout) -> tuple[int, ...]:
     """Language layers of each chunk of the pipeline, first to last; chunk c stands on pipeline rank c % pp_size.
 
     Unless the layout says otherwise as even as can be. What is left over goes to the last chunks, because the first
-    one has the vision tower, too.
+    one has the vision encoder, too.
 
     Raises:
         ModelError: A pipeline rank would hold nothing; stage_layers has another number of chunks or of layers.

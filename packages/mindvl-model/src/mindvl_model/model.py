@@ -18,7 +18,7 @@ from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
 from mindvl_model.layout import Layout, check_layout
-from mindvl_model.megatron.blocks import MegatronModule, PackedRow, mark_split_weights
+from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
 from mindvl_model.megatron.replicas import (
     context_rank,
     gather_parts,
@@ -31,9 +31,9 @@ from mindvl_model.megatron.replicas import (
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
 from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
-from mindvl_model.vision.positions import Grid, plan_vision
+from mindvl_model.vision.encoder import VisionEncoder
+from mindvl_model.vision.positions import Grid, vision_layout
 from mindvl_model.vision.spread import plan_peer, take_ranges
-from mindvl_model.vision.tower import VisionTower
 from mindvl_ops import Segments
 
 IGNORE_INDEX = -100
@@ -47,7 +47,7 @@ ADAPTERS: dict[str, LanguageAdapter] = {
 
 
 class MindVLModel(MegatronModule):
-    """Vision tower and projector on the first pipeline stage, the language model over all stages."""
+    """Vision encoder and projector on the first pipeline stage, the language model over all stages."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MindVLModel(MegatronModule):
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
         self.model_type = language.model_type
         self.share_embeddings_and_output_weights = config.language.tie_embeddings
-        self.vision = VisionTower(config.vision, layout) if pre_process else None
+        self.vision = VisionEncoder(config.vision, layout) if pre_process else None
         self.projector = Projector(config.vision, config.language.hidden_size, layout) if pre_process else None
         self.language = language
         self._segment_losses: list[Tensor] = []
@@ -91,9 +91,9 @@ class MindVLModel(MegatronModule):
         video_grid_thw: Tensor | None = None,
         pad_to: int | None = None,
     ) -> Tensor:
-        """Summed loss of one packed row (scalar float32); hidden states [T, 1, H] on all but the last stage.
+        """Summed loss of one packed pack (scalar float32); hidden states [T, 1, H] on all but the last stage.
 
-        With context parallel every rank is given the whole row, and the loss is the sum over its slice.
+        With context parallel every rank is given the whole pack, and the loss is the sum over its slice.
 
         Runs on the device of input_ids. cu_seqlens and the grids are read on the host: give them there, as the loader's
         batches do, because a copy back from the device makes the host wait.
@@ -106,7 +106,7 @@ class MindVLModel(MegatronModule):
             image_grid_thw: [num_images, 3] patches along time, height, width.
             pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], all videos end to end.
             video_grid_thw: [num_videos, 3].
-            pad_to: Length that the row is padded to inside the model: all rows of a step need one length where stages
+            pad_to: Length that the pack is padded to inside the model: all packs of a step need one length where stages
                 hand on activations. None: what cp_size and tp_size need.
         """
         hidden = self._run(
@@ -129,7 +129,7 @@ class MindVLModel(MegatronModule):
         return hidden.sum(dtype=torch.float32)
 
     def logits(self, **inputs: Any) -> Tensor:
-        """Logits [T, V] of one packed row; takes what forward takes, labels are ignored. Whole models only."""
+        """Logits [T, V] of one packed pack; takes what forward takes, labels are ignored. Whole models only."""
         inputs.pop("max_seqlen", None)
         inputs["labels"] = None
         return self._run(**inputs).squeeze(0)
@@ -158,9 +158,9 @@ class MindVLModel(MegatronModule):
         return router_statistics(self)
 
     def take_segment_losses(self) -> list[Tensor]:
-        """Sum of losses and learned tokens [2, num_segments] of every row trained on since the last call, in order.
+        """Sum of losses and loss tokens [2, num_segments] of every pack trained on since the last call, in order.
 
-        This rank's part of them; sums over context-parallel peers are those of the rows. Empty on all but the last
+        This rank's part of them; sums over context-parallel peers are those of the packs. Empty on all but the last
         stage. Take them once in a while: they are kept until then.
         """
         taken, self._segment_losses = self._segment_losses, []
@@ -182,7 +182,7 @@ class MindVLModel(MegatronModule):
         video_grid_thw: Tensor | None = None,
         pad_to: int | None = None,
     ) -> Tensor:
-        row, position_ids = self._packed_row(input_ids, labels, position_ids, cu_seqlens, pad_to)
+        pack, position_ids = self._packed_sequence(input_ids, labels, position_ids, cu_seqlens, pad_to)
         embeddings = None
         if self.pre_process:
             if input_ids.device.type == "cpu":
@@ -190,53 +190,53 @@ class MindVLModel(MegatronModule):
                     self.mindvl, input_ids=input_ids, image_grid_thw=image_grid_thw, video_grid_thw=video_grid_thw
                 )
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
-            embeddings = self._embed(row, images, videos)
-        row.cos, row.sin = self.adapter.rotary_angles(self.mindvl.language, row.own_slice(position_ids))
+            embeddings = self._embed(pack, images, videos)
+        pack.cos, pack.sin = self.adapter.rotary_angles(self.mindvl.language, pack.own_slice(position_ids))
         return self.language(
             None,
             None,
             None,
             decoder_input=embeddings,
-            labels=None if row.labels is None else row.own_slice(row.labels).unsqueeze(0),
-            packed_seq_params=row,
+            labels=None if pack.labels is None else pack.own_slice(pack.labels).unsqueeze(0),
+            packed_seq_params=pack,
         )
 
-    def _packed_row(
+    def _packed_sequence(
         self, input_ids: Tensor, labels: Tensor | None, position_ids: Tensor, cu_seqlens: Tensor, pad_to: int | None
-    ) -> tuple[PackedRow, Tensor]:
-        """The row for all layers, and its positions, both padded by a segment of its own that learns nothing."""
+    ) -> tuple[PackedSequence, Tensor]:
+        """The pack for all layers, and its positions, both padded by a segment of its own that learns nothing."""
         pad, num_tokens = self.mindvl.tokens.pad, len(input_ids)
         segments = Segments.from_cu_seqlens(cu_seqlens)
         more = self.layout.padded_length(max(num_tokens, pad_to or 0)) - num_tokens
-        num_label_tokens = None if labels is None else (labels != IGNORE_INDEX).sum()
+        num_loss_tokens = None if labels is None else (labels != IGNORE_INDEX).sum()
         if more:
             segments = Segments((*segments.lengths, more))
             input_ids, position_ids = F.pad(input_ids, (0, more), value=pad), F.pad(position_ids, (0, more))
             labels = None if labels is None else F.pad(labels, (0, more), value=IGNORE_INDEX)
-        row = PackedRow(
+        pack = PackedSequence(
             segments=segments,
             input_ids=input_ids,
             labels=labels,
-            num_label_tokens=num_label_tokens,
+            num_loss_tokens=num_loss_tokens,
             num_tokens=num_tokens,
             cp_rank=context_rank() if self.layout.cp_size > 1 else 0,
             cp_size=self.layout.cp_size,
         )
-        row.is_token = row.own_slice(input_ids) != pad
-        return row, position_ids
+        pack.is_token = pack.own_slice(input_ids) != pad
+        return pack, position_ids
 
-    def _embed(self, row: PackedRow, images: Tensor, videos: Tensor) -> Tensor:
-        """Embeddings [T/(cp*tp), 1, H] of this rank's slice of the row, visual tokens in place."""
-        assert row.input_ids is not None
-        ids = row.own_slice(row.input_ids)
+    def _embed(self, pack: PackedSequence, images: Tensor, videos: Tensor) -> Tensor:
+        """Embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, visual tokens in place."""
+        assert pack.input_ids is not None
+        ids = pack.own_slice(pack.input_ids)
         words = self.language.scatter(self.language.embedding(input_ids=ids.unsqueeze(0), position_ids=None))
         embeddings = words.squeeze(1)  # [T/(cp*tp), H]
-        first = row.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.layout.tp_size > 1 else 0)
+        first = pack.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.layout.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
         for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
                 continue  # check_placeholders has seen that there are none
-            is_place = row.input_ids == placeholder
+            is_place = pack.input_ids == placeholder
             # check_placeholders again for who did not call it, without waiting for the answer. An NPU has no assertion.
             if is_place.device.type == "cuda":
                 torch._assert_async(is_place.sum() == len(visual_tokens))
@@ -250,7 +250,7 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Visual tokens [G_images, H] and [G_videos, H], each in input order; of the whole row on every rank."""
+        """Visual tokens [G_images, H] and [G_videos, H], each in input order; of the whole pack on every rank."""
         vision = self.mindvl.vision
         images = [tuple(grid) for grid in image_grid_thw.tolist()]
         videos = [] if video_grid_thw is None else [tuple(grid) for grid in video_grid_thw.tolist()]
@@ -266,16 +266,16 @@ class MindVLModel(MegatronModule):
         return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]
 
     def _encode(self, grids: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None) -> Tensor:
-        """Visual tokens of these pictures and videos in their order, at least one."""
+        """Visual tokens of these images and videos in their order, at least one."""
         assert self.vision is not None
         assert self.projector is not None
         vision = self.mindvl.vision
         if not grids:
             # Every rank must reach every collective, with media or without, and every parameter a gradient: a blank
-            # picture, of which nothing is used.
+            # image, of which nothing is used.
             side = vision.spatial_merge_size
             grids, pixel_values = [(1, side, side)], pixel_values.new_zeros(side**2, pixel_values.shape[-1])
-        plan = plan_vision(grids, vision)
+        plan = vision_layout(grids, vision)
         visual_tokens: Tensor = self.projector(self.vision(pixel_values, plan, pixel_values_videos))
         if plan.restore is not None:
             visual_tokens = visual_tokens[plan.restore.to(visual_tokens.device)]
@@ -284,7 +284,7 @@ class MindVLModel(MegatronModule):
     def _encode_part(
         self, images: list[Grid], videos: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None
     ) -> Tensor:
-        """Visual tokens of the whole row, of which this rank encodes a part and its peers the others."""
+        """Visual tokens of the whole pack, of which this rank encodes a part and its peers the others."""
         part = plan_peer(images, videos, self.mindvl.vision.spatial_merge_size, *peer())
         patches = take_ranges(pixel_values, part.image_ranges)
         video_patches = None if pixel_values_videos is None else take_ranges(pixel_values_videos, part.video_ranges)
@@ -303,11 +303,11 @@ class MindVLModel(MegatronModule):
 
 
 def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first: int = 0) -> Tensor:
-    """Sum of losses and learned tokens [2, num_segments] float32 of a slice of the row.
+    """Sum of losses and loss tokens [2, num_segments] float32 of a slice of the pack.
 
     Args:
         losses: [T/cp] of the slice, which may end in padding of the model's own.
-        labels, cu_seqlens: [T] and [num_segments + 1] of the whole row.
+        labels, cu_seqlens: [T] and [num_segments + 1] of the whole pack.
         first: Where the slice begins.
     """
     learned = labels[first : first + len(losses)] != IGNORE_INDEX
@@ -320,16 +320,16 @@ def _with_visual_tokens(embeddings: Tensor, is_place: Tensor, visual_tokens: Ten
     """Put visual tokens in their places, without the host waiting for what only the device knows.
 
     Args:
-        embeddings: [S, H], the whole row or a slice of it.
+        embeddings: [S, H], the whole pack or a slice of it.
         is_place: [T], where the placeholders are; as many as there are visual tokens.
-        visual_tokens: [G, H], of the whole row.
-        first: Position of the slice in the row.
+        visual_tokens: [G, H], of the whole pack.
+        first: Position of the slice in the pack.
     """
     # A stable sort puts the places first, in order; nonzero would make the host wait for their number.
     places = (~is_place).float().argsort(stable=True)[: len(visual_tokens)]
     if len(embeddings) == len(is_place):
         return embeddings.index_copy(0, places, visual_tokens)
-    # What belongs to other slices goes into a row more, which is dropped.
+    # What belongs to other slices goes into a pack more, which is dropped.
     places = places - first
     is_own = (places >= 0) & (places < len(embeddings))
     places = torch.where(is_own, places, len(embeddings))

@@ -27,7 +27,7 @@ def parameter_group(param_name: str) -> Part:
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """All that a folder or a checkpoint holds of a model: parameters, and the routers' balancing biases."""
+    """All that a directory or a checkpoint holds of a model: parameters, and the routers' balancing biases."""
     return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 

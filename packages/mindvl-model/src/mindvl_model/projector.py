@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MLP projector: each block of neighbouring patches becomes one visual token of the language model's width.
 
-Comes after the vision tower, before the language model. The merger of Qwen2.5-VL, random at the start (paper, 5.1).
+Comes after the vision encoder, before the language model. The merger of Qwen2.5-VL, random at the start (paper, 5.1).
 """
 
 import torch.nn.functional as F

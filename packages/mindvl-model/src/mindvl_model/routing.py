@@ -10,7 +10,7 @@ src/40_sch_calc.py at commit 61c86cf5); docs/routing.md has them as formulas.
   as wanted when the router chose it; SRP is the largest F1 score over all choices.
 * SCH: keep the C most used experts of each window; the share of wanted pairs they serve.
 
-Choices are folded into counts row by row; memory does not grow with the data.
+Choices are folded into counts pack by pack; memory does not grow with the data.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ ALL = "all"
 _CHUNK = 1 << 24  # counts held at a time, two bytes each
 
 
-class PackedRows(Protocol):
-    """One packed row as the data package hands it over (mindvl_data.Batch)."""
+class PackedSequences(Protocol):
+    """One packed pack as the data package hands it over (mindvl_data.Batch)."""
 
     @property
     def segments(self) -> Sequence[Any]:
@@ -90,7 +90,7 @@ class _Tally:
 
 @dataclass(kw_only=True)
 class RoutingAnalysis:
-    """Takes rows one by one, gives the measures at any time.
+    """Takes packs one by one, gives the measures at any time.
 
     Args:
         segment_lengths: Tokens of a window; it moves by one token and never leaves its sample.
@@ -100,7 +100,7 @@ class RoutingAnalysis:
     experts_per_token: int
     layers: tuple[int, ...]  # numbers of the layers with experts
     segment_lengths: tuple[int, ...] = (16, 64, 256)
-    num_rows: int = 0
+    num_packs: int = 0
     num_tokens: int = 0
     left_out: dict[int, int] = field(default_factory=dict)  # tokens in samples too short for a window, by its length
     _tallies: dict[tuple[int, str, Modality], _Tally] = field(default_factory=dict)
@@ -115,12 +115,12 @@ class RoutingAnalysis:
     def add_row(
         self, choices: Mapping[int, NDArray[Any]], segments: Sequence[tuple[str, int]], visual: NDArray[np.bool_]
     ) -> None:
-        """Fold in one packed row.
+        """Fold in one packed pack.
 
         Args:
             choices: Experts [T, K] of each layer, distinct for each token.
-            segments: Source and length of each sample of the row, in order; what follows them is padding.
-            visual: [T], whether a token stands for a part of a picture or video.
+            segments: Source and length of each sample of the pack, in order; what follows them is padding.
+            visual: [T], whether a token stands for a part of an image or video.
         """
         total, wanted = sum(length for _, length in segments), (len(visual), self.experts_per_token)
         for layer in self.layers:
@@ -139,7 +139,7 @@ class RoutingAnalysis:
             for window in self.segment_lengths:
                 self._add_segment(experts[own], visual[own], source, window)
             start += length
-        self.num_rows += 1
+        self.num_packs += 1
         self.num_tokens += total
 
     def scores(self, cache_sizes: Sequence[float] = (1.0, 1.5, 2.0)) -> tuple[RoutingScore, ...]:
@@ -252,17 +252,17 @@ def analysis_of(config: MindVLConfig, segment_lengths: Sequence[int] = (16, 64, 
     )
 
 
-def run_rows(
-    model: torch.nn.Module, rows: Iterable[PackedRows], analysis: RoutingAnalysis, tokens: TokenConfig
+def run_packs(
+    model: torch.nn.Module, packs: Iterable[PackedSequences], analysis: RoutingAnalysis, tokens: TokenConfig
 ) -> Iterator[int]:
-    """Run rows through a whole model and fold their routing in; yields the number of rows done after each.
+    """Run packs through a whole model and fold their routing in; yields the number of packs done after each.
 
-    Only the routing of the row at hand is held.
+    Only the routing of the pack at hand is held.
     """
     from mindvl_model.megatron.router import record_routing
 
-    for number, row in enumerate(rows, start=1):
-        inputs = row.model_inputs()
+    for number, pack in enumerate(packs, start=1):
+        inputs = pack.model_inputs()
         with torch.no_grad(), record_routing(model) as chosen:
             model.logits(**inputs)  # type: ignore[operator]
         choices = {layer: experts[0].cpu().numpy() for layer, experts in chosen.items()}
@@ -270,7 +270,7 @@ def run_rows(
         visual = ids == tokens.image
         if tokens.video is not None:
             visual = visual | (ids == tokens.video)
-        analysis.add_row(choices, [(part.source, part.length) for part in row.segments], visual.cpu().numpy())
+        analysis.add_row(choices, [(part.source, part.length) for part in pack.segments], visual.cpu().numpy())
         yield number
 
 

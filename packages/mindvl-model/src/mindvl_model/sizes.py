@@ -19,7 +19,7 @@ QWEN_TOKENS = TokenConfig(
 
 
 def _vision(ffn_hidden_size: int) -> VisionConfig:
-    """The published towers differ in the width of their MLPs only."""
+    """The published vision encoders differ in the width of their MLPs only."""
     return VisionConfig(
         hidden_size=1280,
         num_layers=32,
@@ -54,7 +54,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
         ),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     ),
-    # Vision tower of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
+    # Vision encoder of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
     "mindvl-8b": MindVLConfig(
         vision=_vision(3456),
         language=Qwen3LanguageConfig(
@@ -68,7 +68,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
         ),
         tokens=QWEN_TOKENS,
     ),
-    # Vision tower of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no marks for pictures; they
+    # Vision encoder of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no marks for images; they
     # take free places of the padded vocabulary until for_tokenizer sets the ids of the one that is trained with.
     "mindvl-671b-a37b": MindVLConfig(
         vision=_vision(3456),

@@ -22,9 +22,9 @@ from transformers import (
 from transformers.video_utils import VideoMetadata
 
 from mindvl_model import ModelError
-from mindvl_model.hf.export import export_hf_folder
-from mindvl_model.hf.folder_config import config_from_folder
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.directory_config import config_from_directory
+from mindvl_model.hf.export import export_hf_directory
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
 from mindvl_model.testing.published import save_qwen2_5_vl
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
@@ -35,23 +35,23 @@ SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=
 
 @pytest.fixture(params=[(False, torch.float32), (True, torch.bfloat16)], ids=["own head", "tied head, bf16"])
 def both(
-    request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> tuple[Path, Path]:
-    """A folder that transformers saved, and what we wrote after reading it."""
+    """A directory that transformers saved, and what we wrote after reading it."""
     tied, dtype = request.param
     published, ours = tmp_path / "published", tmp_path / "ours"
     save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=270, tie_embeddings=tied), published, dtype=dtype)
-    config = config_from_folder(published)
+    config = config_from_directory(published)
     model = make_model(config, seed=5, dtype=dtype)
-    report = load_hf_folder(model, config, published)
+    report = load_hf_directory(model, config, published)
     assert report.converted == {}
     assert report.left_out == report.spare == ()
-    export_hf_folder(model, config, ours, tokenizer=tokenizer_folder, processor=SETTINGS)
+    export_hf_directory(model, config, ours, tokenizer=tokenizer_directory, processor=SETTINGS)
     return published, ours
 
 
 def test_weights_come_back_bit_by_bit_under_their_names(both: tuple[Path, Path]) -> None:
-    before, after = (load_file(folder / "model.safetensors") for folder in both)
+    before, after = (load_file(directory / "model.safetensors") for directory in both)
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert after[name].dtype == tensor.dtype
@@ -59,7 +59,7 @@ def test_weights_come_back_bit_by_bit_under_their_names(both: tuple[Path, Path])
 
 
 def test_transformers_reads_the_same_configuration(both: tuple[Path, Path]) -> None:
-    before, after = (AutoConfig.from_pretrained(folder) for folder in both)
+    before, after = (AutoConfig.from_pretrained(directory) for directory in both)
     for part in ("text_config", "vision_config"):
         theirs, ours = (getattr(config, part).to_dict() for config in (before, after))
         for name in ("max_window_layers", "dtype"):  # of no effect, and said beside the section
@@ -71,33 +71,33 @@ def test_transformers_reads_the_same_configuration(both: tuple[Path, Path]) -> N
     assert [getattr(after, name) for name in ids] == [getattr(before, name) for name in ids] == [5, 6, 3, 4]
 
 
-def test_the_folder_is_laid_out_as_the_published_ones(both: tuple[Path, Path]) -> None:
+def test_the_directory_is_laid_out_as_the_published_ones(both: tuple[Path, Path]) -> None:
     document = json.loads((both[1] / "config.json").read_text())
     assert document["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
     assert document["model_type"] == "qwen2_5_vl"
     assert document["rope_scaling"] == {"type": "mrope", "mrope_section": [1, 1, 2]}
     assert document["vision_config"]["tokens_per_second"] == 2
     assert not list(both[1].glob("*.py"))
-    pictures = json.loads((both[1] / "preprocessor_config.json").read_text())
-    assert (pictures["min_pixels"], pictures["max_pixels"], pictures["merge_size"]) == (784, 15680, 2)
+    images = json.loads((both[1] / "preprocessor_config.json").read_text())
+    assert (images["min_pixels"], images["max_pixels"], images["merge_size"]) == (784, 15680, 2)
 
 
 @torch.no_grad()
-def test_it_answers_about_pictures_and_videos_with_its_own_processor(both: tuple[Path, Path]) -> None:
+def test_it_answers_about_images_and_videos_with_its_own_processor(both: tuple[Path, Path]) -> None:
     processor = AutoProcessor.from_pretrained(both[1])
     assert isinstance(processor, Qwen2_5_VLProcessor)
     processor.tokenizer.padding_side = "left"
-    models = [AutoModelForImageTextToText.from_pretrained(folder).eval() for folder in both]
+    models = [AutoModelForImageTextToText.from_pretrained(directory).eval() for directory in both]
     assert isinstance(models[1], Qwen2_5_VLForConditionalGeneration)
     noise = np.random.default_rng(0)
-    picture = Image.fromarray(noise.integers(0, 256, (56, 84, 3), dtype=np.uint8))
+    image = Image.fromarray(noise.integers(0, 256, (56, 84, 3), dtype=np.uint8))
     frames = torch.from_numpy(noise.integers(0, 256, (8, 3, 56, 56), dtype=np.uint8))
     inputs = processor(
         text=[
             "<|vision_start|><|image_pad|><|vision_end|>?",
             "what is <|vision_start|><|video_pad|><|vision_end|> after <|vision_start|><|image_pad|><|vision_end|>?",
         ],
-        images=[picture, picture],
+        images=[image, image],
         videos=[frames],
         video_metadata=[VideoMetadata(total_num_frames=8, fps=2.0, duration=4.0)],
         return_tensors="pt",
@@ -110,7 +110,7 @@ def test_it_answers_about_pictures_and_videos_with_its_own_processor(both: tuple
 
 
 def test_what_transformers_cannot_hold_is_refused_before_anything_is_written(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     plain, qwen = smallest_config(vocab_size=270), smallest_qwen2_5_vl(vocab_size=270)
     cases = {
@@ -124,7 +124,7 @@ def test_what_transformers_cannot_hold_is_refused_before_anything_is_written(
     }
     for message, config in cases.items():
         with pytest.raises(ModelError, match=message):
-            export_hf_folder(
-                make_model(config), config, tmp_path / "out", tokenizer=tokenizer_folder, processor=SETTINGS
+            export_hf_directory(
+                make_model(config), config, tmp_path / "out", tokenizer=tokenizer_directory, processor=SETTINGS
             )
         assert not list(tmp_path.iterdir())

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig, WeightError, named_config
 from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.directory_config import config_from_directory, language_config_from_directory
 from mindvl_model.hf.families import write_language
-from mindvl_model.hf.folder_config import config_from_folder, language_config_from_folder
 from mindvl_model.language_config import YarnConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
@@ -119,19 +119,19 @@ QWEN3_30B_A3B: dict[str, Any] = {
 }
 
 
-def write(folder: Path, document: dict[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps(document))
-    return folder
+def write(directory: Path, document: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(document))
+    return directory
 
 
 def test_the_published_deepseek_v3_is_the_language_half_of_our_named_size(tmp_path: Path) -> None:
-    assert language_config_from_folder(write(tmp_path, DEEPSEEK_V3)) == named_config("mindvl-671b-a37b").language
+    assert language_config_from_directory(write(tmp_path, DEEPSEEK_V3)) == named_config("mindvl-671b-a37b").language
     with pytest.raises(WeightError, match=r"model_type='deepseek_v3' .*name it as init.language"):
-        config_from_folder(tmp_path)
+        config_from_directory(tmp_path)
 
 
 def test_the_published_qwen3_moe_is_read(tmp_path: Path) -> None:
-    assert language_config_from_folder(write(tmp_path, QWEN3_30B_A3B)) == Qwen3MoELanguageConfig(
+    assert language_config_from_directory(write(tmp_path, QWEN3_30B_A3B)) == Qwen3MoELanguageConfig(
         hidden_size=2048,
         num_layers=48,
         num_heads=32,
@@ -156,14 +156,14 @@ def test_the_published_qwen3_moe_is_read(tmp_path: Path) -> None:
 )
 def test_what_transformers_5_saves_gives_the_same_model(tmp_path: Path, config: MindVLConfig) -> None:
     AutoConfig.for_model(**write_language(config.language)).save_pretrained(tmp_path)
-    assert language_config_from_folder(tmp_path) == config.language
-    assert config_from_folder(write(tmp_path, hf_config(config, torch.float32))) == config
+    assert language_config_from_directory(tmp_path) == config.language
+    assert config_from_directory(write(tmp_path, hf_config(config, torch.float32))) == config
 
 
 def test_what_yarn_leaves_out_means_what_it_means_to_transformers(tmp_path: Path) -> None:
     """factor: what stretches 4096 to 163840; no magnitudes; 32 turns and 1."""
     rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "factor": None}
-    language: Any = language_config_from_folder(write(tmp_path, DEEPSEEK_V3 | {"rope_scaling": rope}))
+    language: Any = language_config_from_directory(write(tmp_path, DEEPSEEK_V3 | {"rope_scaling": rope}))
     assert language.yarn == YarnConfig(factor=40.0, mscale=0.0, mscale_all_dim=0.0)
 
 
@@ -204,7 +204,7 @@ def test_what_we_cannot_compute_is_refused_by_file_and_key(
     tmp_path: Path, document: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WeightError, match=message) as caught:
-        language_config_from_folder(write(tmp_path, document))
+        language_config_from_directory(write(tmp_path, document))
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
@@ -217,16 +217,16 @@ def test_a_deepseek_v3_without_layers_of_multi_token_prediction_is_read_without_
     published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(language)))
     published.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
-    assert language_config_from_folder(tmp_path) == replace(language, num_mtp_layers=0)
-    assert language_config_from_folder(tmp_path).num_mtp_layers == 0
+    assert language_config_from_directory(tmp_path) == replace(language, num_mtp_layers=0)
+    assert language_config_from_directory(tmp_path).num_mtp_layers == 0
     assert caplog.text.count("The model is loaded without them") == 1
 
 
-def test_a_whole_folder_with_another_decoder_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_whole_directory_with_another_decoder_is_refused_by_name(tmp_path: Path) -> None:
     document = hf_config(smallest_qwen3_moe(), torch.float32)
     document["text_config"]["model_type"] = "llama"
     with pytest.raises(WeightError, match="text_config: model_type='llama' is not supported, only qwen3"):
-        config_from_folder(write(tmp_path, document))
+        config_from_directory(write(tmp_path, document))
 
 
 POOL = (None, True, 0, -1, 1, 7, 2**62, 1.5, float("nan"), float("inf"), "", "x", [], [1], [[1]], {}, {"a": {}}, ["y"])
@@ -241,7 +241,7 @@ def test_a_value_of_any_type_is_accepted_or_refused_in_one_sentence(tmp_path: Pa
                 changed = json.loads(json.dumps(document))
                 (changed[section[0]] if section else changed)[name] = value
                 try:
-                    language_config_from_folder(write(tmp_path, changed))
+                    language_config_from_directory(write(tmp_path, changed))
                 except WeightError as error:
                     message = str(error)
                 else:

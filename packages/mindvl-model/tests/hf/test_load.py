@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of every naming generation give the same weights, and every tensor of a folder is accounted for."""
+"""Directories of every naming generation give the same weights, and every tensor of a directory is accounted for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mindvl_model import MindVLConfig, WeightError
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.hf.export import export_hf_folder
-from mindvl_model.hf.load import FolderSource, load_hf_folder
+from mindvl_model.hf.export import export_hf_directory
+from mindvl_model.hf.load import DirectorySource, load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.parameters import PARTS
 from mindvl_model.testing.published import save_qwen2_5_vl
@@ -27,13 +27,13 @@ Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     save_qwen2_5_vl(CONFIG, tmp_path / "published")
     return tmp_path / "published"
 
 
-def rewrite(folder: Path, change: Change) -> None:
-    file = folder / "model.safetensors"
+def rewrite(directory: Path, change: Change) -> None:
+    file = directory / "model.safetensors"
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
@@ -51,37 +51,37 @@ def renamed(*pairs: tuple[str, str]) -> Change:
 GENERATIONS = {
     "as published": (),
     "transformers 5 in memory": (("visual.", "model.visual."), ("model.", "model.language_model.")),
-    "tower renamed only": (("visual.", "model.visual."),),
+    "vision_encoder renamed only": (("visual.", "model.visual."),),
 }
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_naming_generation_gives_the_same_model(
-    make_model: Callable[..., Any], folder: Path, generation: str
+    make_model: Callable[..., Any], directory: Path, generation: str
 ) -> None:
     expected, model = make_model(CONFIG, seed=1), make_model(CONFIG, seed=2)
-    load_hf_folder(expected, CONFIG, folder)
-    assert any(name.startswith("visual.") for name in load_file(folder / "model.safetensors"))
-    rewrite(folder, renamed(*GENERATIONS[generation]))
-    report = load_hf_folder(model, CONFIG, folder)
+    load_hf_directory(expected, CONFIG, directory)
+    assert any(name.startswith("visual.") for name in load_file(directory / "model.safetensors"))
+    rewrite(directory, renamed(*GENERATIONS[generation]))
+    report = load_hf_directory(model, CONFIG, directory)
     assert len(report.loaded) == len(list(model.parameters()))
     for name, parameter in expected.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name)), name
 
 
 def test_two_halves_and_a_fresh_projector_make_a_model(
-    make_model: Callable[..., Any], folder: Path, tmp_path: Path
+    make_model: Callable[..., Any], directory: Path, tmp_path: Path
 ) -> None:
-    """The composition of MindVL-8B: tower of a Qwen2.5-VL, Qwen3, projector as it was before."""
+    """The composition of MindVL-8B: vision encoder of a Qwen2.5-VL, Qwen3, projector as it was before."""
     config = smallest_config()
     qwen3 = Qwen3ForCausalLM(Qwen3Config(**hf_config(config, torch.float32)["text_config"]))
     qwen3.save_pretrained(tmp_path / "qwen3")
     model, before = make_model(config), make_model(config)
     reports = [
-        load_hf_folder(model, config, folder, ["vision"]),
-        load_hf_folder(model, config, tmp_path / "qwen3", ["language"]),
+        load_hf_directory(model, config, directory, ["vision"]),
+        load_hf_directory(model, config, tmp_path / "qwen3", ["language"]),
     ]
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(directory / "model.safetensors")
     used = {name for name in tensors if name.startswith("visual.") and "merger" not in name}
     assert set(reports[0].left_out) == set(tensors) - used
     assert reports[1].left_out == ()
@@ -94,11 +94,11 @@ def test_two_halves_and_a_fresh_projector_make_a_model(
     assert torch.equal(model.language.output_layer.weight, qwen3.lm_head.weight)
 
 
-def test_the_report_says_what_was_reshaped_and_converted(make_model: Callable[..., Any], folder: Path) -> None:
-    rewrite(folder, lambda tensors: {n: t.half() if n.startswith("visual.") else t for n, t in tensors.items()})
+def test_the_report_says_what_was_reshaped_and_converted(make_model: Callable[..., Any], directory: Path) -> None:
+    rewrite(directory, lambda tensors: {n: t.half() if n.startswith("visual.") else t for n, t in tensors.items()})
     model = make_model(CONFIG, dtype=torch.bfloat16)
-    report = load_hf_folder(model, CONFIG, folder)
-    tensors = load_file(folder / "model.safetensors")
+    report = load_hf_directory(model, CONFIG, directory)
+    tensors = load_file(directory / "model.safetensors")
     halves = sum(tensor.dtype == torch.float16 for tensor in tensors.values())
     assert report.converted == {"float16 to bfloat16": halves, "float32 to bfloat16": len(tensors) - halves}
     assert "visual.patch_embed.proj.weight" in report.reshaped
@@ -113,11 +113,11 @@ def test_a_tied_head_may_be_repeated_but_not_differ(make_model: Callable[..., An
     save_qwen2_5_vl(config, tmp_path)
     rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
     rewrite(tmp_path, lambda tensors: tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
-    report = load_hf_folder(make_model(config), config, tmp_path)
+    report = load_hf_directory(make_model(config), config, tmp_path)
     assert report.spare == ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
     rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
     with pytest.raises(WeightError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
-        load_hf_folder(make_model(config), config, tmp_path)
+        load_hf_directory(make_model(config), config, tmp_path)
 
 
 def without(*names: str) -> Change:
@@ -149,28 +149,28 @@ def quantised(dtype: torch.dtype) -> Change:
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(
-    make_model: Callable[..., Any], folder: Path, change: Change, message: str
+    make_model: Callable[..., Any], directory: Path, change: Change, message: str
 ) -> None:
-    rewrite(folder, change)
+    rewrite(directory, change)
     model, before = make_model(CONFIG), make_model(CONFIG)
     with pytest.raises(WeightError, match=message) as caught:
-        load_hf_folder(model, CONFIG, folder)
-    assert str(folder) in str(caught.value)
+        load_hf_directory(model, CONFIG, directory)
+    assert str(directory) in str(caught.value)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before.get_parameter(name)), name
 
 
-def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable[..., Any], folder: Path) -> None:
+def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable[..., Any], directory: Path) -> None:
     shorter = replace(CONFIG, language=replace(CONFIG.language, num_layers=1))
     with pytest.raises(WeightError, match=r"12 tensors have no place in the model, such as model.layers.1"):
-        load_hf_folder(make_model(shorter), shorter, folder, PARTS)
+        load_hf_directory(make_model(shorter), shorter, directory, PARTS)
 
 
 def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
-    make_model: Callable[..., Any], folder: Path
+    make_model: Callable[..., Any], directory: Path
 ) -> None:
-    rewrite(folder, quantised(torch.int8))
-    report = load_hf_folder(make_model(CONFIG), CONFIG, folder, ["vision", "projector"])
+    rewrite(directory, quantised(torch.int8))
+    report = load_hf_directory(make_model(CONFIG), CONFIG, directory, ["vision", "projector"])
     assert "model.layers.0.mlp.down_proj.weight" in report.left_out
 
 
@@ -179,18 +179,18 @@ def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
     [smallest_config(), smallest_config(tie_embeddings=True), smallest_deepseek_v3()],
     ids=["own head", "tied head", "deepseek_v3"],
 )
-def test_a_larger_vocabulary_keeps_the_rows_of_the_folder_and_draws_the_rest_alike_in_every_layout(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path, config: MindVLConfig
+def test_a_larger_vocabulary_keeps_the_rows_of_the_directory_and_draws_the_rest_alike_in_every_layout(
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, config: MindVLConfig
 ) -> None:
-    held, folder = make_model(config, seed=1), tmp_path / "model"
-    export_hf_folder(held, config, folder, tokenizer=tokenizer_folder, processor=SETTINGS)
+    held, directory = make_model(config, seed=1), tmp_path / "model"
+    export_hf_directory(held, config, directory, tokenizer=tokenizer_directory, processor=SETTINGS)
     grown = replace(config, language=replace(config.language, vocab_size=192))
     model = make_model(grown, seed=2)
-    report = load_hf_folder(model, grown, folder, seed=3)
+    report = load_hf_directory(model, grown, directory, seed=3)
     names = [f"language.{name}.weight" for name in ("embedding.word_embeddings", "output_layer")]
     names = names[: 1 if config.language.tie_embeddings else 2]
     assert report.fresh_rows == dict.fromkeys(names, 128)
-    source = FolderSource(folder, grown, seed=3)
+    source = DirectorySource(directory, grown, seed=3)
     rules = {rule.param_name: rule for rule in source.rules}
     for name in names:
         weight = model.get_parameter(name)
@@ -206,11 +206,11 @@ def test_a_larger_vocabulary_keeps_the_rows_of_the_folder_and_draws_the_rest_ali
         assert not torch.equal(*(model.get_parameter(name)[64:] for name in names))
 
 
-def test_a_smaller_vocabulary_than_the_folders_is_refused(make_model: Callable[..., Any], folder: Path) -> None:
+def test_a_smaller_vocabulary_than_the_directories_is_refused(make_model: Callable[..., Any], directory: Path) -> None:
     smaller = replace(CONFIG, language=replace(CONFIG.language, vocab_size=32))
     message = r"model.safetensors: .*embed_tokens.weight makes .* of shape \[64, 32\], but the model has \[32, 32\]"
     with pytest.raises(WeightError, match=message):
-        load_hf_folder(make_model(smaller), smaller, folder)
+        load_hf_directory(make_model(smaller), smaller, directory)
 
 
 EXPERT = "model.language_model.layers.1.mlp.experts.3.up_proj.weight"
@@ -241,12 +241,12 @@ MTP_COPY = "model.language_model.layers.3.embed_tokens.weight"
     ids=["missing", "shape", "one too many", "fp8 without factors", "copies differ"],
 )
 def test_what_is_wrong_with_experts_is_named(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path, change: Change, message: str
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, change: Change, message: str
 ) -> None:
     config, path = smallest_deepseek_v3(), tmp_path / "model"
-    export_hf_folder(make_model(config), config, path, tokenizer=tokenizer_folder, processor=SETTINGS)
+    export_hf_directory(make_model(config), config, path, tokenizer=tokenizer_directory, processor=SETTINGS)
     rewrite(path, change)
     with pytest.raises(WeightError, match=message) as caught:
-        load_hf_folder(make_model(config), config, path)
+        load_hf_directory(make_model(config), config, path)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 600

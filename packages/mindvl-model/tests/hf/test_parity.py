@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3For
 from mindvl_model import MindVLConfig, ModelError, WeightError
 from mindvl_model.hf import parity
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.hf.export import export_hf_folder
+from mindvl_model.hf.export import export_hf_directory
 from mindvl_model.hf.families import write_language
 from mindvl_model.hf.parity import check_parity, random_inputs
 from mindvl_model.hf.processor_files import ProcessorSettings
@@ -35,7 +35,7 @@ def test_qwen2_5_vl_holds_in_fp32_by_far(qwen2_5_vl: Path) -> None:
     told: list[tuple[int, int]] = []
     report = check_parity(qwen2_5_vl, num_inputs=30, on_inputs=lambda done, total: told.append((done, total)))
     assert [len(each) for each in report.by_kind().values()] == [6, 6, 6, 6, 6, 30]
-    assert list(report.by_kind()) == ["text", "picture", "pictures", "video", "mixed", "all"]
+    assert list(report.by_kind()) == ["text", "image", "images", "video", "mixed", "all"]
     assert report.failing == ()
     assert max(one.mre for one in report.inputs) <= 1e-5
     assert all(one.max_difference <= 1e-4 * one.max_logit for one in report.inputs)
@@ -55,16 +55,18 @@ def test_bf16_is_measured_by_what_rounding_alone_brings(qwen2_5_vl: Path) -> Non
 
 
 def test_mindvl_and_a_language_model_alone_hold(
-    make_model: Callable[..., Any], tokenizer_folder: Path, tmp_path: Path
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     config = smallest_config(vocab_size=270)
     settings = ProcessorSettings(min_pixels=784, max_pixels=7840)
-    export_hf_folder(make_model(config), config, tmp_path / "mindvl", tokenizer=tokenizer_folder, processor=settings)
+    export_hf_directory(
+        make_model(config), config, tmp_path / "mindvl", tokenizer=tokenizer_directory, processor=settings
+    )
     with pytest.raises(ModelError, match=r"its own code \(configuration_mindvl.py, .*--trust-remote-code"):
         check_parity(tmp_path / "mindvl", num_inputs=1)
     report = check_parity(tmp_path / "mindvl", num_inputs=10, trust_remote_code=True)
     assert (report.model_type, report.failing) == ("mindvl", ())
-    assert {one.kind for one in report.inputs} == {"text", "picture", "pictures", "video", "mixed"}
+    assert {one.kind for one in report.inputs} == {"text", "image", "images", "video", "mixed"}
 
     text = hf_config(config, torch.float32)["text_config"]
     Qwen3ForCausalLM(Qwen3Config(**text)).save_pretrained(tmp_path / "qwen3")
@@ -145,7 +147,7 @@ def test_language_models_with_experts_hold_in_fp8_too(config: MindVLConfig, tmp_
     assert rounded.inputs[0].max_logit != report.inputs[0].max_logit
 
 
-def test_a_wrong_number_in_our_tower_fails_where_there_is_a_picture(
+def test_a_wrong_number_in_our_vision_encoder_fails_where_there_is_a_image(
     qwen2_5_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = parity._load_ours
@@ -201,10 +203,10 @@ def test_inputs_follow_from_the_seed_and_hold_no_stray_placeholders() -> None:
             (config.tokens.video, segment.video_grid_thw),
         ):
             assert int((segment.input_ids == token).sum()) == int(grids.prod(-1).sum()) // 4
-        assert (len(segment.image_grid_thw) > 0) == (kind in ("picture", "pictures", "mixed"))
+        assert (len(segment.image_grid_thw) > 0) == (kind in ("image", "images", "mixed"))
         assert (len(segment.video_grid_thw) > 0) == (kind in ("video", "mixed"))
     blind = replace(config, tokens=replace(config.tokens, video=None))
-    assert {kind for kind, _ in random_inputs(blind, 9, seed=0)} == {"text", "picture", "pictures"}
+    assert {kind for kind, _ in random_inputs(blind, 9, seed=0)} == {"text", "image", "images"}
 
 
 def test_a_family_that_is_not_supported_is_told_which_are(qwen2_5_vl: Path) -> None:
@@ -215,6 +217,6 @@ def test_a_family_that_is_not_supported_is_told_which_are(qwen2_5_vl: Path) -> N
         check_parity(qwen2_5_vl)
 
 
-def test_a_folder_that_is_none_is_our_error(tmp_path: Path) -> None:
+def test_a_directory_that_is_none_is_our_error(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: there is no such file"):
         check_parity(tmp_path)

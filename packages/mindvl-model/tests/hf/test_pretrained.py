@@ -30,27 +30,27 @@ class ForeignProcessor(ProcessorMixin):
 @pytest.fixture
 def foreign(tmp_path: Path) -> tuple[Path, Path]:
     """A directory whose code writes a file when it runs, and that file."""
-    folder, marker = tmp_path / "model", tmp_path / "marker"
-    folder.mkdir()
-    (folder / "foreign.py").write_text(CODE.format(marker=str(marker)))
+    directory, marker = tmp_path / "model", tmp_path / "marker"
+    directory.mkdir()
+    (directory / "foreign.py").write_text(CODE.format(marker=str(marker)))
     auto_map = {"AutoConfig": "foreign.Foreign", "AutoModelForImageTextToText": "foreign.Foreign"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "foreign", "auto_map": auto_map}))
+    (directory / "config.json").write_text(json.dumps({"model_type": "foreign", "auto_map": auto_map}))
     processor = {"processor_class": "ForeignProcessor", "auto_map": {"AutoProcessor": "foreign.ForeignProcessor"}}
-    (folder / "processor_config.json").write_text(json.dumps(processor))
-    return folder, marker
+    (directory / "processor_config.json").write_text(json.dumps(processor))
+    return directory, marker
 
 
 @pytest.mark.parametrize("auto_class", [AutoConfig, AutoProcessor, AutoModelForImageTextToText])
 def test_code_of_a_directory_does_not_run_unless_allowed(foreign: tuple[Path, Path], auto_class: Any) -> None:
-    folder, marker = foreign
+    directory, marker = foreign
     with pytest.raises(ModelError, match=r"model: .* with its own code \(foreign\.py\).*--trust-remote-code"):
-        from_pretrained(auto_class, folder)
+        from_pretrained(auto_class, directory)
     assert not marker.exists()
 
 
 def test_code_of_a_directory_runs_when_allowed(foreign: tuple[Path, Path]) -> None:
-    folder, marker = foreign
-    assert from_pretrained(AutoConfig, folder, trust_remote_code=True).model_type == "foreign"
+    directory, marker = foreign
+    assert from_pretrained(AutoConfig, directory, trust_remote_code=True).model_type == "foreign"
     assert marker.read_text() == "ran"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' models of the families with experts, with our weights, through folders and the rules of conversion."""
+"""transformers' models of the families with experts, with our weights, through directories and the rules of conversion."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig
 
 from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.rows import RandomSegment, pack
-from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.testing.packs import RandomSegment, pack_segments
+from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
 
 
@@ -77,11 +77,11 @@ def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
 
 @pytest.fixture
 def publish(tmp_path: Path) -> Callable[..., Any]:
-    """transformers' model with the language weights of ours, written and read as a folder."""
+    """transformers' model with the language weights of ours, written and read as a directory."""
 
     def make(model: Any, dtype: torch.dtype = torch.float32) -> Any:
-        folder = tmp_path / "published"
-        folder.mkdir()
+        directory = tmp_path / "published"
+        directory.mkdir()
         ours = named_tensors(model)
         rules = LANGUAGE_RULES[model.mindvl.language.kind](model.mindvl.language)
         tensors = [
@@ -89,12 +89,16 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
             for rule in rules
             for name, piece in zip(rule.hf_names, rule.split(ours[rule.param_name].detach()), strict=True)
         ]
-        write_weights(folder, tensors)
+        write_weights(directory, tensors)
         config = published_config(model.mindvl)
-        config.save_pretrained(folder)
+        config.save_pretrained(directory)
         kind = Qwen3MoeForCausalLM if config.model_type == "qwen3_moe" else DeepseekV3ForCausalLM
         published, report = kind.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
         )
         assert not report["missing_keys"]
         extra = [int(name.split(".")[2]) for name in report["unexpected_keys"]]
@@ -112,13 +116,13 @@ def published_gradients(tmp_path: Path) -> Callable[[Any, MindVLConfig], dict[st
         for parameter in published.parameters():
             parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         published.save_pretrained(tmp_path / "gradients")
-        folder = WeightFolder(tmp_path / "gradients")
-        assert json.loads((tmp_path / "gradients" / "config.json").read_text())["model_type"] == folder.model_type
-        stored = {canonical_name(name, folder.model_type): name for name in folder.names()}
+        directory = WeightDirectory(tmp_path / "gradients")
+        assert json.loads((tmp_path / "gradients" / "config.json").read_text())["model_type"] == directory.model_type
+        stored = {canonical_name(name, directory.model_type): name for name in directory.names()}
         taken = {}
         for rule in LANGUAGE_RULES[config.language.kind](config.language):
-            taken[rule.param_name] = rule.join([folder.read(stored.pop(name)) for name in rule.hf_names])
-        assert not stored  # every tensor of the folder belongs to a parameter
+            taken[rule.param_name] = rule.join([directory.read(stored.pop(name)) for name in rule.hf_names])
+        assert not stored  # every tensor of the directory belongs to a parameter
         return taken
 
     return take
@@ -137,7 +141,7 @@ def assert_near_in_bf16(model: Any, published: Any, segment: RandomSegment) -> N
             module.register_forward_hook(lambda _, __, output: theirs.append(output[2]))
     expected = published(segment.input_ids[None]).logits[0].float()
     with record_routing(model) as ours:
-        logits = model.logits(**pack([segment])).float()
+        logits = model.logits(**pack_segments([segment])).float()
     choices = [torch.cat([one.sort(dim=1).values for one in lists], dim=1) for lists in (chain(*ours.values()), theirs)]
     agree = (choices[0] == choices[1]).all(dim=1)
     assert agree.float().mean() >= 0.9

@@ -12,7 +12,7 @@ from transformers.modeling_layers import MtpModel
 
 from mindvl_model import ModelError
 from mindvl_model.language_config import YarnConfig
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 
 Make = Callable[..., Any]
@@ -30,14 +30,14 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
     model = make_model(config)
     published = publish(model)
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 50)]
-    row = pack(segments, padding=3)
+    pack = pack_segments(segments, padding=3)
 
-    logits = model.logits(**row)
+    logits = model.logits(**pack)
     expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
     scale = torch.cat(expected).abs().max()
     assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
 
-    model(**row).backward()
+    model(**pack).backward()
     losses(expected, [segment.labels for segment in segments]).backward()
     theirs = published_gradients(published, config)
     for name, parameter in model.language.named_parameters(prefix="language"):
@@ -103,9 +103,9 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
     assert not unexpected
     assert {name.split(".")[0] for name in missing} <= {"embed_tokens", "shared_head"}
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
-    row = pack(segments)
+    pack = pack_segments(segments)
     model.take_mtp_loss()
-    model(**row).backward()
+    model(**pack).backward()
 
     total, deeper = torch.zeros(()), torch.zeros(num_mtp_layers)
     for segment in segments:

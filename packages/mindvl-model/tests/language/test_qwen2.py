@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from mindvl_model import MindVLConfig
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.load import load_hf_directory
+from mindvl_model.testing.packs import RandomSegment, random_segment
 from mindvl_model.testing.published import hf_inputs, pack_for, save_qwen2_5_vl
-from mindvl_model.testing.rows import RandomSegment, random_segment
 from mindvl_model.testing.tiny import smallest_qwen2_5_vl
 from mindvl_model.weights.names import published_name, weight_rules
 
 PADDING = 4
 
 SEGMENTS: dict[str, list[dict[str, Any]]] = {
-    "a picture": [{"grids": [(1, 6, 10)]}],
-    "two pictures": [{"grids": [(1, 4, 6), (1, 10, 4)]}],
+    "an image": [{"grids": [(1, 6, 10)]}],
+    "two images": [{"grids": [(1, 4, 6), (1, 10, 4)]}],
     "a video": [{"videos": [(3, 4, 6)]}],
     "text": [{"num_text": 17}],
     "all of them packed": [
@@ -64,7 +64,7 @@ def pair(request: pytest.FixtureRequest, make_model: Callable[..., Any], tmp_pat
     config = smallest_qwen2_5_vl(tie_embeddings=request.param)
     published = save_qwen2_5_vl(config, tmp_path / "published")
     model = make_model(config, seed=9)
-    load_hf_folder(model, config, tmp_path / "published")
+    load_hf_directory(model, config, tmp_path / "published")
     return model, published
 
 
@@ -72,10 +72,10 @@ def pair(request: pytest.FixtureRequest, make_model: Callable[..., Any], tmp_pat
 def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], kind: str) -> None:
     (model, published), config = pair, pair[0].mindvl
     segments = make_segments(config, kind)
-    row = pack_for(published, segments, config, padding=PADDING)
+    pack = pack_for(published, segments, config, padding=PADDING)
     expected, expected_loss = separate_calls(published, segments, config)
-    assert (model.logits(**row)[:-PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
-    loss = model(**row)
+    assert (model.logits(**pack)[:-PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    loss = model(**pack)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
     loss.backward()
     expected_loss.backward()
@@ -90,10 +90,10 @@ def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], k
 def test_positions_of_three_axes_matter(pair: tuple[Any, Any]) -> None:
     (model, published), config = pair, pair[0].mindvl
     segments = make_segments(config, "a video")
-    row = pack_for(published, segments, config)
+    pack = pack_for(published, segments, config)
     expected, _ = separate_calls(published, segments, config)
-    row["position_ids"] = torch.arange(len(expected)).expand(3, -1)
-    assert (model.logits(**row) - expected).abs().max() > 1e-2 * expected.abs().max()
+    pack["position_ids"] = torch.arange(len(expected)).expand(3, -1)
+    assert (model.logits(**pack) - expected).abs().max() > 1e-2 * expected.abs().max()
 
 
 @torch.no_grad()
@@ -101,9 +101,9 @@ def test_bfloat16_stays_within_five_thousandths(make_model: Callable[..., Any], 
     config = smallest_qwen2_5_vl()
     published = save_qwen2_5_vl(config, tmp_path / "published", dtype=torch.bfloat16)
     model = make_model(config, seed=9, dtype=torch.bfloat16)
-    load_hf_folder(model, config, tmp_path / "published")
+    load_hf_directory(model, config, tmp_path / "published")
     segments = make_segments(config, "all of them packed")
-    row = pack_for(published, segments, config)
+    pack = pack_for(published, segments, config)
     expected = separate_calls(published, segments, config)[0].float()
-    error = (model.logits(**row).float() - expected).abs()
+    error = (model.logits(**pack).float() - expected).abs()
     assert error.mean() <= 0.005 * expected.abs().max()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_qwen3_moe
 
 Make = Callable[..., Any]
@@ -22,14 +22,14 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
     model = make_model(config)
     published = publish(model)
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
-    row = pack(segments, padding=3)
+    pack = pack_segments(segments, padding=3)
 
-    logits = model.logits(**row)
+    logits = model.logits(**pack)
     expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
     scale = torch.cat(expected).abs().max()
     assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
 
-    model(**row).backward()
+    model(**pack).backward()
     losses(expected, [segment.labels for segment in segments]).backward()
     theirs = published_gradients(published, config)
     for name, parameter in model.language.named_parameters(prefix="language"):
@@ -45,9 +45,9 @@ def test_the_gradient_of_the_balancing_loss_is_that_of_transformers(
     model = make_model(config)
     published = publish(model)
     segment = random_segment(config, num_text=40)
-    row = pack([segment])
+    pack = pack_segments([segment])
 
-    model(**row).backward()
+    model(**pack).backward()
     output = published(segment.input_ids[None], output_router_logits=True)
     balance = load_balancing_loss_func(output.router_logits, num_experts=8, top_k=2)
     learned = (segment.labels != -100).sum()

@@ -19,11 +19,11 @@ def gated_mlp(token: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor
 
 def test_a_token_is_the_weighted_sum_of_its_experts_and_the_shared_one(make_model: Make) -> None:
     """Written out token by token for two of four groups and two of their four experts, weights summing to 2.5."""
-    from mindvl_model.megatron.packing import PackedRow
+    from mindvl_model.megatron.packing import PackedSequence
 
     layer = make_model(smallest_deepseek_v3()).language.decoder.layers[1].mlp
     tokens = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
-    layer.router.row = PackedRow()
+    layer.router.pack = PackedSequence()
     output, bias = layer(tokens.unsqueeze(1))
     assert bias is None
     fc1, fc2, shared = layer.experts.linear_fc1.weight, layer.experts.linear_fc2.weight, layer.shared_experts

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 from mindvl_ops import Segments
 
@@ -22,14 +22,14 @@ def test_values_are_shifted_inside_their_segment_only() -> None:
     assert shifted(values, segments, 9, 0).tolist() == [0] * 7
 
 
-def test_packed_segments_have_the_loss_of_separate_rows(make_model: Callable[..., Any]) -> None:
+def test_packed_segments_have_the_loss_of_separate_packs(make_model: Callable[..., Any]) -> None:
     model = make_model(CONFIG)
     segments = [random_segment(CONFIG, num_text=length, seed=length) for length in (12, 2, 8)]
-    packed, alone = pack(segments, padding=4), [pack([segment]) for segment in segments]
+    packed, alone = pack_segments(segments, padding=4), [pack_segments([segment]) for segment in segments]
     model(**packed)
     together = model.take_mtp_loss()
-    for row in alone:
-        model(**row)
+    for pack in alone:
+        model(**pack)
     apart = model.take_mtp_loss()
     torch.testing.assert_close(together, apart, rtol=1e-6, atol=0)
     learned = sum(int((segment.labels[1:] != -100).sum()) for segment in segments)
@@ -40,5 +40,5 @@ def test_packed_segments_have_the_loss_of_separate_rows(make_model: Callable[...
 def test_the_reported_loss_is_that_of_the_next_token_alone(make_model: Callable[..., Any]) -> None:
     model, without = make_model(CONFIG), make_model(smallest_deepseek_v3(num_mtp_layers=0))
     without.load_state_dict(model.state_dict(), strict=False)
-    row = pack([random_segment(CONFIG, num_text=20)])
-    assert torch.equal(model(**row), without(**row))
+    pack = pack_segments([random_segment(CONFIG, num_text=20)])
+    assert torch.equal(model(**pack), without(**pack))

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
 Make = Callable[..., Any]
 DEEPSEEK, QWEN = smallest_deepseek_v3(), smallest_qwen3_moe()
 
 
-def row(seed: int = 0, padding: int = 0) -> dict[str, Any]:
-    return pack([random_segment(DEEPSEEK, num_text=9 + seed, seed=seed)], padding=padding)
+def pack(seed: int = 0, padding: int = 0) -> dict[str, Any]:
+    return pack_segments([random_segment(DEEPSEEK, num_text=9 + seed, seed=seed)], padding=padding)
 
 
 def biases(model: Any) -> list[torch.Tensor]:
@@ -24,22 +24,22 @@ def biases(model: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("config", [DEEPSEEK, QWEN], ids=["deepseek_v3", "qwen3_moe"])
-def test_statistics_of_a_step_are_those_of_the_recorded_choices_of_all_its_rows(make_model: Make, config: Any) -> None:
+def test_statistics_of_a_step_are_those_of_the_recorded_choices_of_all_its_packs(make_model: Make, config: Any) -> None:
     from mindvl_model.megatron.router import record_routing
 
     model = make_model(config)
     with record_routing(model) as chosen:
-        model(**row(0, padding=5)).backward()
-        model(**row(1)).backward()
-    model(**row(2))  # after the body nothing is recorded, but it is counted
+        model(**pack(0, padding=5)).backward()
+        model(**pack(1)).backward()
+    model(**pack(2))  # after the body nothing is recorded, but it is counted
     model.finish_router_step()
     statistics = model.router_statistics()
     first = config.language.num_layers - len([1 for layer in chosen if layer < config.language.num_layers])
     assert list(chosen) == [one.layer for one in statistics] == list(range(first, first + len(statistics)))
     with record_routing(model) as third:
-        model(**row(2))
+        model(**pack(2))
     for one in statistics:
-        assert [len(rows) for rows in chosen[one.layer]] == [9 + 5, 10]
+        assert [len(packs) for packs in chosen[one.layer]] == [9 + 5, 10]
         real = torch.cat([chosen[one.layer][0][:9], chosen[one.layer][1], *third[one.layer]])
         assert torch.equal(one.tokens_per_expert, torch.bincount(real.flatten(), minlength=8).float())
         assert float(one.max_violation) == pytest.approx(float(one.tokens_per_expert.max()) / (30 * 2 / 8) - 1)
@@ -49,7 +49,7 @@ def test_statistics_of_a_step_are_those_of_the_recorded_choices_of_all_its_rows(
 def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_rate(make_model: Make) -> None:
     model = make_model(DEEPSEEK)
     before = biases(model)
-    model(**row()).backward()
+    model(**pack()).backward()
     assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))  # not before the step ends
     model.finish_router_step()
     statistics = model.router_statistics()
@@ -63,14 +63,14 @@ def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_rate(make
 
 def test_every_step_starts_counting_anew_and_evaluation_does_not_count(make_model: Make) -> None:
     model = make_model(QWEN)
-    model(**row())
+    model(**pack())
     model.finish_router_step()
     with torch.no_grad():
-        model(**row())
+        model(**pack())
     model.eval()
-    model(**row())
+    model(**pack())
     model.train()
-    model(**row(3))
+    model(**pack(3))
     model.finish_router_step()
     assert [float(one.tokens_per_expert.sum()) for one in model.router_statistics()] == [12 * 2] * 2
 
@@ -85,7 +85,7 @@ def test_layers_that_are_computed_twice_count_once_and_keep_their_gradients(make
         if recompute:
             shared = model.language.config
             shared.recompute_granularity, shared.recompute_method, shared.recompute_num_layers = "full", "uniform", 1
-        model(**row()).backward()
+        model(**pack()).backward()
         model.finish_router_step()
         gradients = [parameter.grad for _, parameter in sorted(model.language.named_parameters())]
         loads = [one.tokens_per_expert for one in model.router_statistics()]
@@ -100,7 +100,7 @@ def test_a_frozen_language_model_keeps_its_biases(make_model: Make) -> None:
     model = make_model(DEEPSEEK)
     set_trainable(model, ["projector"])
     before = biases(model)
-    model(**row())
+    model(**pack())
     model.finish_router_step()
     assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))
     assert float(model.router_statistics()[0].tokens_per_expert.sum()) == 18
@@ -124,7 +124,7 @@ def test_an_even_choice_has_no_violation_and_the_entropy_of_no_preference(make_m
     with torch.no_grad():
         router.weight.zero_()
         router.expert_bias.copy_(torch.tensor([0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0]))
-    model(**row())
+    model(**pack())
     model.finish_router_step()
     one = model.router_statistics()[0]
     assert one.tokens_per_expert.tolist() == [0, 9, 0, 0, 0, 0, 9, 0]

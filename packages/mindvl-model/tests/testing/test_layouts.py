@@ -12,7 +12,7 @@ from mindvl_model import MindVLConfig
 from mindvl_model.layout import Layout
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,
@@ -43,11 +43,11 @@ TWO_PROCESSES = {
         smallest_config(), {"tp_size": 2, "spread_images": True}, trainable=("projector",)
     ),
     "pp, projector alone": Case(MOE, {"pp_size": 2, "recompute": "full"}, trainable=("projector",)),
-    "cp, frozen tower": Case(smallest_config(), {"cp_size": 2}, trainable=("projector", "language")),
+    "cp, frozen vision_encoder": Case(smallest_config(), {"cp_size": 2}, trainable=("projector", "language")),
     "interleaved pp": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}),
     "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
     "cp, Qwen2": Case(smallest_qwen2_5_vl(), {"cp_size": 2}),
-    "tower alone on the first stage, tied head": Case(
+    "vision_encoder alone on the first stage, tied head": Case(
         smallest_qwen2_5_vl(tie_embeddings=True), {"pp_size": 2, "stage_layers": (0, 2)}
     ),
     "tp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}),
@@ -60,7 +60,9 @@ TWO_PROCESSES = {
 }
 FOUR_PROCESSES = {
     "tp cp": Case(smallest_config(), {"tp_size": 2, "cp_size": 2}),  # each tp rank has one key-value head for two
-    "tp above heads of tower and keys, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}),
+    "tp above heads of vision encoder and keys, Qwen2": Case(
+        smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}
+    ),
     "tp cp ep, Qwen3-MoE, images spread": Case(
         MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True, "recompute": "full"}
     ),
@@ -70,24 +72,24 @@ FOUR_PROCESSES = {
 }
 
 
-def rows_of(config: MindVLConfig) -> list[dict[str, Any]]:
-    """Pictures of unequal size, text alone, a video, text alone again at the end; no length suits any layout."""
+def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
+    """Images of unequal size, text alone, a video, text alone again at the end; no length suits any layout."""
     media: list[dict[str, Any]] = [
         {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
         {"num_text": 24},
         {"videos": [(3, 4, 4)], "num_text": 9},
         {"num_text": 33},
     ]
-    rows = []
+    packs = []
     for seed, first in enumerate(media):
         segments = [random_segment(config, seed=seed, **first), random_segment(config, num_text=11, seed=9 + seed)]
-        row = pack(segments, padding=3, pad_id=config.tokens.pad)
-        if len(row["input_ids"]) % 2 == 0:
-            row = pack(segments, padding=4, pad_id=config.tokens.pad)
-        steps = torch.arange(len(row["input_ids"]))
-        row["position_ids"] = torch.stack((steps // 2, steps, 3 * steps % 7))  # three axes that are not alike
-        rows.append(row)
-    return rows
+        pack = pack_segments(segments, padding=3, pad_id=config.tokens.pad)
+        if len(pack["input_ids"]) % 2 == 0:
+            pack = pack_segments(segments, padding=4, pad_id=config.tokens.pad)
+        steps = torch.arange(len(pack["input_ids"]))
+        pack["position_ids"] = torch.stack((steps // 2, steps, 3 * steps % 7))  # three axes that are not alike
+        packs.append(pack)
+    return packs
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def alone() -> Callable[..., tuple[Outcome, Any]]:
     def of(config: MindVLConfig, trainable: tuple[Part, ...] = PARTS) -> tuple[Outcome, Any]:
         key = config, trainable
         if key not in found:
-            found[key] = in_one_process(config, rows_of(config), trainable=trainable)
+            found[key] = in_one_process(config, packs_of(config), trainable=trainable)
         return found[key]
 
     return of
@@ -114,7 +116,7 @@ def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             jobs = [
                 Job(
                     config=case.config,
-                    rows=rows_of(case.config),
+                    packs=packs_of(case.config),
                     weights=alone(case.config)[1],
                     layout=Layout(**case.layout),
                     dp_size=case.dp_size,
@@ -159,7 +161,7 @@ def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, toget
 @pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])
 def test_computing_again_in_backward_changes_nothing(alone: Any, config: MindVLConfig, layout: dict[str, Any]) -> None:
     expected = alone(config)[0]
-    found, _ = in_one_process(config, rows_of(config), **layout)
+    found, _ = in_one_process(config, packs_of(config), **layout)
     assert found.loss_sum == expected.loss_sum
     assert_equal(found, expected)
 

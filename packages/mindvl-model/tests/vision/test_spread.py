@@ -34,7 +34,7 @@ def test_no_peer_has_more_than_the_mean_and_one_frame() -> None:
 
 
 @pytest.mark.parametrize("num_peers", [1, 2, 3, 8, 16])
-def test_gathered_parts_come_back_in_the_order_of_the_row(num_peers: int) -> None:
+def test_gathered_parts_come_back_in_the_order_of_the_pack(num_peers: int) -> None:
     """Every block of four patches has its own number; a peer's visual tokens are the numbers of its blocks."""
     num_image_patches, num_video_patches = (sum(t * h * w for t, h, w in grids) for grids in (IMAGES, VIDEOS))
     blocks = torch.arange((num_image_patches + num_video_patches) // 4)
@@ -55,7 +55,7 @@ def test_spreading_wins_where_work_would_be_repeated_or_sent_often() -> None:
     assert not spreading_wins(config, Layout())
     assert spreading_wins(config, Layout(cp_size=4))
     assert spreading_wins(config, Layout(tp_size=8))
-    assert not spreading_wins(config, Layout(tp_size=8), frames_per_row=0.25)  # peers would wait for a rare picture
+    assert not spreading_wins(config, Layout(tp_size=8), frames_per_pack=0.25)  # peers would wait for a rare image
     odd = smallest_config()
     odd = replace(odd, vision=replace(odd.vision, num_heads=1))
     assert spreading_wins(odd, Layout(tp_size=2))  # one head cannot be split

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mindvl_model import WeightError
-from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.fp8 import dequantise
 from mindvl_model.weights.layout import Block
 
@@ -31,29 +31,29 @@ def by_element(values: Tensor, scales: Tensor) -> Tensor:
     return result.bfloat16()
 
 
-def write(folder: Path, values: Tensor, scales: Tensor, block: list[int] | None = None) -> WeightFolder:
-    write_weights(folder, [("w.weight", values), ("w.weight_scale_inv", scales), ("norm.weight", torch.ones(4))])
+def write(directory: Path, values: Tensor, scales: Tensor, block: list[int] | None = None) -> WeightDirectory:
+    write_weights(directory, [("w.weight", values), ("w.weight_scale_inv", scales), ("norm.weight", torch.ones(4))])
     told = {} if block is None else {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
-    (folder / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"} | told))
-    return WeightFolder(folder)
+    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"} | told))
+    return WeightDirectory(directory)
 
 
 def test_each_value_is_multiplied_with_the_factor_of_its_block(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    folder = write(tmp_path, *stored)
-    assert folder.names() == ["norm.weight", "w.weight"]
-    assert folder.stored("w.weight").dtype == "BF16"
+    directory = write(tmp_path, *stored)
+    assert directory.names() == ["norm.weight", "w.weight"]
+    assert directory.stored("w.weight").dtype == "BF16"
     expected = by_element(*stored)
-    assert torch.equal(folder.read("w.weight"), expected)
-    assert folder.bytes_read == 300 * 200 + 4 * 6
+    assert torch.equal(directory.read("w.weight"), expected)
+    assert directory.bytes_read == 300 * 200 + 4 * 6
 
-    rows, columns = folder.read("w.weight", Block(0, 1, 2)), folder.read("w.weight", Block(1, 3, 4))
+    rows, columns = directory.read("w.weight", Block(0, 1, 2)), directory.read("w.weight", Block(1, 3, 4))
     assert torch.equal(rows, expected[150:])
     assert torch.equal(columns, expected[:, 150:])
-    thirds = folder.read("w.weight", Block(0, 1, 2, sections=3))
+    thirds = directory.read("w.weight", Block(0, 1, 2, sections=3))
     assert torch.equal(thirds, torch.cat([expected[50:100], expected[150:200], expected[250:]]))
 
 
-def test_the_folder_says_the_size_of_its_blocks(tmp_path: Path) -> None:
+def test_the_directory_says_the_size_of_its_blocks(tmp_path: Path) -> None:
     values, scales = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     expected = torch.tensor([[1, 1, 1, 2, 2, 2]] * 2 + [[3, 3, 3, 4, 4, 4]] * 2)
     assert torch.equal(write(tmp_path, values, scales, [2, 3]).read("w.weight").int(), expected.int())

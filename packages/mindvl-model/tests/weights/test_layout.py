@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of any layout read their own blocks of a folder and together hold what one process holds."""
+"""Ranks of any layout read their own blocks of a directory and together hold what one process holds."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ from mindvl_model.config import MindVLConfig
 from mindvl_model.parameters import initialize, named_tensors
 from mindvl_model.testing.layouts import join
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
-from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.layout import Block, Share, blocks, cut_of
 from mindvl_model.weights.names import weight_rules
 from mindvl_model.weights.rules import same
@@ -32,7 +32,7 @@ WORKER = """
 
     from mindvl_model import enter
     enter()
-    from mindvl_model.hf.load import load_hf_folder
+    from mindvl_model.hf.load import load_hf_directory
     from mindvl_model.layout import Layout
     from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces
     from mindvl_model.megatron.stages import build_stages
@@ -40,11 +40,11 @@ WORKER = """
 
     results = []
     with launched_process() as rank:
-        for config, folder, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
+        for config, directory, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
             layout = Layout(**sizes)
             with layout_groups(layout):
                 for model in build_stages(config, layout):
-                    report = load_hf_folder(model, config, folder)
+                    report = load_hf_directory(model, config, directory)
                     held = sum(tensor.nbytes for tensor in named_tensors(model).values())
                     loaded = pickle.dumps(pieces(model))  # now: they share memory with the model
                     initialize(model, config, seed=5)
@@ -64,19 +64,19 @@ CASES: dict[str, tuple[MindVLConfig, dict[str, Any]]] = {
 }
 
 
-def write_folder(model: Any, folder: Path) -> Path:
-    folder.mkdir()
+def write_directory(model: Any, directory: Path) -> Path:
+    directory.mkdir()
     held = named_tensors(model)
     write_weights(
-        folder,
+        directory,
         (
             pair
             for rule in weight_rules(model.mindvl)
             for pair in zip(rule.hf_names, rule.split(held[rule.param_name].detach()), strict=True)
         ),
     )
-    (folder / "config.json").write_text('{"model_type": "mindvl"}')
-    return folder
+    (directory / "config.json").write_text('{"model_type": "mindvl"}')
+    return directory
 
 
 def run_two(job: Path) -> list[list[Any]]:
@@ -120,25 +120,25 @@ def test_two_ranks_of_any_layout_hold_the_whole_model_read_only_their_own_and_st
     for number, (config, sizes) in enumerate(CASES.values()):
         model = make_model(config, seed=number)
         expected.append(join([pieces(model)]))
-        jobs.append((config, write_folder(model, tmp_path / str(number)), sizes))
+        jobs.append((config, write_directory(model, tmp_path / str(number)), sizes))
         initialize(model, config, seed=5)
         fresh.append(join([pieces(model)]))
     (tmp_path / "job").write_bytes(pickle.dumps(jobs))
     first, second = (iter(results) for results in run_two(tmp_path / "job"))
-    for (name, (config, sizes)), weights, (_, folder, _) in zip(CASES.items(), expected, jobs, strict=True):
+    for (name, (config, sizes)), weights, (_, directory, _) in zip(CASES.items(), expected, jobs, strict=True):
         stages = [[next(rank) for _ in range(sizes.get("virtual_stages", 1))] for rank in (first, second)]
         assert_equal(join([held for rank in stages for held, _, _, _ in rank]), weights)
         assert_equal(join([held for rank in stages for _, _, _, held in rank]), fresh.pop(0))
-        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         for rank in stages:
             read, held = (sum(numbers) for numbers in zip(*((read, held) for _, read, held, _ in rank), strict=True))
             if config.language.kind == "deepseek_v3":
-                assert held <= read < stored, name  # its folder repeats embedding and head
+                assert held <= read < stored, name  # its directory repeats embedding and head
             else:
                 assert read == held < stored, name
 
 
-def test_a_rank_takes_its_query_heads_from_each_third_of_the_tower_s_joint_matrix() -> None:
+def test_a_rank_takes_its_query_heads_from_each_third_of_the_vision_encoder_s_joint_matrix() -> None:
     rule = next(
         rule for rule in weight_rules(TIED) if rule.param_name.endswith("layers.0.self_attention.linear_qkv.weight")
     )
@@ -172,5 +172,5 @@ def test_a_tensor_that_cannot_be_spread_is_named_with_its_file(tmp_path: Path) -
     (tmp_path / "config.json").write_text("{}")
     ((name, block),) = blocks(same("language.output_layer.weight", "lm_head.weight"), Share(tp_size=2))
     with pytest.raises(WeightError, match=r"model.safetensors: tensor 'lm_head.weight' \[5, 2\] cannot be spread"):
-        WeightFolder(tmp_path).read(name, block)
-    assert WeightFolder(tmp_path).read(name, Block(1, 1, 2)).shape == (5, 1)
+        WeightDirectory(tmp_path).read(name, block)
+    assert WeightDirectory(tmp_path).read(name, Block(1, 1, 2)).shape == (5, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cosine and sine of rotary embedding from positions: 1-D, M-RoPE, 2-D of a vision tower.
+"""Cosine and sine of rotary embedding from positions: 1-D, M-RoPE, 2-D of a vision encoder.
 
 Comes before `rotary`, once per row. Every kind is one formula: pair `p` of a head turns by the position along its axis
 times its frequency. Angles are float32: a 16-bit position is wrong from 257 on. Sources: Su et al., "RoFormer", 2021;

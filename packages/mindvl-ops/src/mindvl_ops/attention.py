@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention inside the segments of a packed row: contract and reference.
 
-One operator serves the vision tower (full, or windowed by segments) and the language model (causal): what differs is
+One operator serves the vision encoder (full, or windowed by segments) and the language model (causal): what differs is
 the `Segments` and the flags it is given. Comes after rotary, before the output projection. Source: Vaswani et al.,
 "Attention Is All You Need", 2017; grouped heads: Ainslie et al., "GQA", 2023.
 """

@@ -2,7 +2,7 @@
 """Patch embedding as one matmul, its weights to and from the published convolution, and any convolution like it.
 
 A convolution whose stride is its kernel never overlaps, so it is a matmul over flattened patches. Published vision
-towers store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d). The paper's section 3.1.4
+vision encoders store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d). The paper's section 3.1.4
 replaces both by matmuls because they were slow in CANN 8.0; later versions of CANN lower the convolution of one patch
 to a batched matmul themselves, so `OpsConfig.patch_embed` chooses (docs/operators.md).
 """

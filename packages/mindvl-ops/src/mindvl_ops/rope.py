@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding, applied: contract and reference.
 
-The angles are the caller's matter (1-D, M-RoPE, 2-D of the vision tower); this only turns the heads. Source: Su et al.,
+The angles are the caller's matter (1-D, M-RoPE, 2-D of the vision encoder); this only turns the heads. Source: Su et al.,
 "RoFormer", 2021; half style as in GPT-NeoX, interleaved style as in the paper.
 """
 

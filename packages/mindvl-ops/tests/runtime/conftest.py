@@ -19,19 +19,19 @@ def make_host(tmp_path: Path) -> Callable[..., Path]:
 
     def make(nodes: Sequence[str], **devices: Sequence[int]) -> Path:
         for number, cores in enumerate(nodes):
-            folder = tmp_path / f"sys/devices/system/node/node{number}"
-            folder.mkdir(parents=True)
-            (folder / "cpulist").write_text(f"{cores}\n")
+            directory = tmp_path / f"sys/devices/system/node/node{number}"
+            directory.mkdir(parents=True)
+            (directory / "cpulist").write_text(f"{cores}\n")
         slot = 0
         for kind, places in devices.items():
             for node in places:
                 slot += 1
-                folder = tmp_path / f"sys/bus/pci/devices/0000:{slot:02x}:00.0"
-                folder.mkdir(parents=True)
+                directory = tmp_path / f"sys/bus/pci/devices/0000:{slot:02x}:00.0"
+                directory.mkdir(parents=True)
                 texts = dict(zip(("vendor", "device", "class"), IDS[kind], strict=True))
                 texts |= {"numa_node": str(node), "local_cpulist": nodes[node] if node >= 0 else ",".join(nodes)}
                 for name, text in texts.items():
-                    (folder / name).write_text(f"{text}\n")
+                    (directory / name).write_text(f"{text}\n")
         return tmp_path
 
     return make

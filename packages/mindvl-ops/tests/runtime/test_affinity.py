@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_ops.runtime.affinity import CorePlan, bind_thread, cpu_affinity_conf, plan_cores, visible_devices
+from mindvl_ops.runtime.affinity import CoreAssignment, assign_cores, bind_thread, cpu_affinity_conf, visible_devices
 from mindvl_ops.runtime.topology import Device, Topology, format_cores, parse_cores, read_topology
 
 KUNPENG = {0: "144-167", 1: "144-167", 2: "96-119", 3: "96-119", 4: "0-23", 5: "0-23", 6: "48-71", 7: "48-71"}
@@ -24,12 +24,12 @@ def kunpeng(allowed: str = "0-191") -> Topology:
     )
 
 
-def parts(plan: CorePlan) -> list[str]:
+def parts(plan: CoreAssignment) -> list[str]:
     return [format_cores(cores) for cores in plan.cores]
 
 
 def test_eight_npus_of_a_kunpeng_share_their_own_nodes() -> None:
-    plan = plan_cores(kunpeng(), range(8), kind="npu")
+    plan = assign_cores(kunpeng(), range(8), kind="npu")
     assert parts(plan) == ["144-155", "156-167", "96-107", "108-119", "0-11", "12-23", "48-59", "60-71"]
     conf = cpu_affinity_conf(plan, range(8))
     assert conf is not None
@@ -38,31 +38,31 @@ def test_eight_npus_of_a_kunpeng_share_their_own_nodes() -> None:
 
 def test_two_sockets_with_hyper_threads_are_cut_evenly(make_host: Callable[..., Path]) -> None:
     root = make_host(nodes=["0-31,64-95", "32-63,96-127"], cuda=[0, 0, 0, 0, 1, 1, 1, 1])
-    plan = plan_cores(read_topology(root, allowed=range(128)), range(8), kind="cuda")
+    plan = assign_cores(read_topology(root, allowed=range(128)), range(8), kind="cuda")
     assert all(len(cores) == 16 for cores in plan.cores)
     assert frozenset().union(*plan.cores) == frozenset(range(128))
     assert plan.cores[0] <= parse_cores("0-31,64-95")
 
 
 def test_a_cpuset_of_four_cores_is_never_left() -> None:
-    plan = plan_cores(kunpeng(allowed="0-3"), range(8), kind="npu")
+    plan = assign_cores(kunpeng(allowed="0-3"), range(8), kind="npu")
     assert parts(plan) == ["", "", "", "", "0-1", "2-3", "", ""]
     assert plan.why[0] == "npu 0: no core of its node (144-167) is free for this process"
     assert cpu_affinity_conf(plan, range(8)) is None  # torch_npu would skip all of it without a word
-    alone = plan_cores(kunpeng(allowed="0-3"), [4], kind="npu")
+    alone = assign_cores(kunpeng(allowed="0-3"), [4], kind="npu")
     assert cpu_affinity_conf(alone, [4]) == "1,npu4:0-3"  # too few cores for one to each thread
 
 
 def test_a_device_of_unknown_place_is_not_bound() -> None:
-    plan = plan_cores(kunpeng(), [9], kind="npu")
+    plan = assign_cores(kunpeng(), [9], kind="npu")
     assert parts(plan) == [""]
     assert "not known" in plan.why[0]
 
 
 def test_ranks_without_devices_share_the_nodes_in_order() -> None:
-    plan = plan_cores(kunpeng(allowed="0-7,24-31"), range(4), kind="cpu")
+    plan = assign_cores(kunpeng(allowed="0-7,24-31"), range(4), kind="cpu")
     assert parts(plan) == ["0-3", "4-7", "24-27", "28-31"]
-    crowded = plan_cores(kunpeng(allowed="0-1"), range(4), kind="cpu")
+    crowded = assign_cores(kunpeng(allowed="0-1"), range(4), kind="cpu")
     assert [len(cores) for cores in crowded.cores] == [0, 1, 0, 1]
 
 

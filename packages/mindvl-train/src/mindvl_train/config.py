@@ -11,7 +11,7 @@ from typing import Literal
 
 from mindvl_data import DataConfig
 from mindvl_model import LanguageConfig, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
-from mindvl_model.hf.folder_config import config_from_folder
+from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_ops import OpsConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
@@ -31,18 +31,18 @@ TRAINABLE: dict[Phase, tuple[Part, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """Which model: a named size, that of an exported folder, or two halves. Token ids come from the tokenizer."""
+    """Which model: a named size, that of an exported directory, or two halves. Token ids come from the tokenizer."""
 
     size: str | None = None  # a name such as "tiny" or "mindvl-8b"
-    folder: Path | None = None  # MindVL or Qwen2.5-VL; its weights are taken only where init.model names it too
-    vision: VisionConfig | None = None  # in place of size and folder
-    language: LanguageConfig | None = None  # in place of size and folder
+    directory: Path | None = None  # MindVL or Qwen2.5-VL; its weights are taken only where init.model names it too
+    vision: VisionConfig | None = None  # in place of size and directory
+    language: LanguageConfig | None = None  # in place of size and directory
 
     def __post_init__(self) -> None:
         halves = (self.vision is not None, self.language is not None)
-        if (self.size is not None) + (self.folder is not None) + any(halves) != 1 or any(halves) != all(halves):
-            raise ValueError("give either size, or folder, or both vision and language. Keep one of the three.")
-        if self.size is not None or self.folder is not None:
+        if (self.size is not None) + (self.directory is not None) + any(halves) != 1 or any(halves) != all(halves):
+            raise ValueError("give either size, or directory, or both vision and language. Keep one of the three.")
+        if self.size is not None or self.directory is not None:
             try:
                 self.resolve()
             except ModelError as error:
@@ -52,8 +52,8 @@ class ModelSection:
         """The model before it knows its tokenizer."""
         if self.size is not None:
             return named_config(self.size)
-        if self.folder is not None:
-            return config_from_folder(self.folder)
+        if self.directory is not None:
+            return config_from_directory(self.directory)
         assert self.vision is not None
         assert self.language is not None
         return MindVLConfig(
@@ -68,9 +68,9 @@ class InitSection:
     """Where weights come from before the first step; what is not named starts at random from `seed`."""
 
     checkpoint: Path | None = None  # a mindvl checkpoint of an earlier phase: all parts
-    model: Path | None = None  # a transformers folder of a whole model (MindVL or Qwen2.5-VL)
-    vision: Path | None = None  # a transformers folder whose vision tower is taken (MindVL or Qwen2.5-VL)
-    language: Path | None = None  # a transformers folder whose language model is taken (whole, or alone)
+    model: Path | None = None  # a transformers directory of a whole model (MindVL or Qwen2.5-VL)
+    vision: Path | None = None  # a transformers directory whose vision encoder is taken (MindVL or Qwen2.5-VL)
+    language: Path | None = None  # a transformers directory whose language model is taken (whole, or alone)
 
     def __post_init__(self) -> None:
         whole = [name for name in ("checkpoint", "model") if getattr(self, name) is not None]
@@ -124,11 +124,11 @@ class OptimizerConfig:
 class ParallelConfig:
     """How a run is spread over its processes; what tp_size * pp_size * cp_size leaves of them is data parallel."""
 
-    tp_size: int = 1  # tensor parallel: pieces of each matrix; norms then work on slices of the row
-    pp_size: int = 1  # pipeline stages; vision tower and projector are on the first
+    tp_size: int = 1  # tensor parallel: pieces of each matrix; norms then work on slices of the pack
+    pp_size: int = 1  # pipeline stages; vision encoder and projector are on the first
     virtual_stages: int = 1  # model chunks on each pipeline rank, interleaved
     stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: as even as can be
-    cp_size: int = 1  # context parallel: slices of the row, exchanged over heads inside attention
+    cp_size: int = 1  # context parallel: slices of the pack, exchanged over heads inside attention
     ep_size: int = 1  # expert parallel: experts are spread over the ranks of tp, cp and dp
     overlap: bool = True  # reduce gradients and gather parameters while layers compute, where there are several ranks
     spread_images: bool | None = None  # each tp and cp peer encodes a part of the images; None: where it wins
@@ -152,7 +152,7 @@ class ParallelConfig:
 
     @property
     def model_parallel_size(self) -> int:
-        """Processes that train the same rows together."""
+        """Processes that train the same packs together."""
         return self.tp_size * self.pp_size * self.cp_size
 
 
@@ -161,7 +161,9 @@ class RecomputeConfig:
     """Which activations are computed again in backward instead of being kept."""
 
     kind: Literal["none", "selective", "full"] = "none"  # nothing; the core of attention; whole layers
-    layers: int | None = None  # with full: how many of each chunk's language layers; None: all, and the tower's
+    layers: int | None = (
+        None  # with full: how many of each chunk's language layers; None: all, and the vision_encoder's
+    )
 
     def __post_init__(self) -> None:
         if self.layers is not None and (self.kind != "full" or self.layers < 1):
@@ -172,10 +174,12 @@ class RecomputeConfig:
 class FaultsConfig:
     """What a run does when numbers or machines go wrong."""
 
-    on_bad_step: Literal["stop", "skip"] = "stop"  # loss or gradient norm not finite, or a spike: end, or leave it out
+    on_anomalous_step: Literal["stop", "skip"] = (
+        "stop"  # loss or gradient norm not finite, or a spike: end, or leave it out
+    )
     spike_factor: float | None = None  # a gradient norm this many times the median of the last 100 is a spike
     loss_spike_factor: float | None = None  # likewise a mean loss; losses move less than norms, so this is nearer to 1
-    max_skipped: int = 10  # steps left out in a row before the run stops
+    max_skipped: int = 10  # consecutive skipped steps before the run stops
     stuck_after_s: float = 600.0  # a part of a step that takes longer (a save: 3 times that) ends the run; 0: never
 
     def __post_init__(self) -> None:
@@ -234,11 +238,11 @@ class RunConfig:
     """One run: one phase of training, from its weights to its last checkpoint."""
 
     phase: Phase  # decides which parts are trained
-    out: Path  # folder of the run: checkpoints, metrics, resolved recipe
+    out: Path  # directory of the run: checkpoints, metrics, resolved recipe
     data: DataConfig
     model: ModelSection
     schedule: ScheduleConfig
-    packs_per_step: int  # packed rows in one global batch, over all data-parallel ranks
+    global_batch_size: int  # packed packs in one global batch, over all data-parallel ranks
     init: InitSection = field(default_factory=InitSection)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -252,8 +256,8 @@ class RunConfig:
     seed: int = 0  # of weights that start at random
 
     def __post_init__(self) -> None:
-        if not 1 <= self.packs_per_step <= _MAX_PACKS:
-            raise ValueError(f"packs_per_step={self.packs_per_step} must be between 1 and {_MAX_PACKS:,}.")
+        if not 1 <= self.global_batch_size <= _MAX_PACKS:
+            raise ValueError(f"global_batch_size={self.global_batch_size} must be between 1 and {_MAX_PACKS:,}.")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed={self.seed} must be between 0 and {(1 << 63) - 1}.")
         if self.trainable is not None and not self.trainable:

@@ -25,8 +25,8 @@ from mindvl_train.schedule import learning_rate
 _PLANNED_TOKENS = 1 << 21  # of the first step; planning them takes seconds
 
 if TYPE_CHECKING:
-    from mindvl_train.planner.blocks import Kernels
-    from mindvl_train.planner.memory import Memory
+    from mindvl_train.layout_search.blocks import Kernels
+    from mindvl_train.layout_search.memory import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class DryRun:
     model: dict[str, Any]  # family, parameters by part, which are trained
     layout: dict[str, Any]  # sizes, processes, ranks of each group of rank 0, microbatches, share of the bubble, device
     stages: tuple[StageCounts, ...]
-    schedule: dict[str, Any]  # steps, rates, rows and tokens
+    schedule: dict[str, Any]  # steps, rates, packs and tokens
     checkpoints: dict[str, Any]  # how many, bytes of each and at most at once, free bytes at their place
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # what weights and position come from
@@ -75,13 +75,13 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
 
     Raises:
         ModelError: The layout does not fit the model.
-        TrainError: The layout does not fit the number of processes or rows.
+        TrainError: The layout does not fit the number of processes or packs.
     """
     device = enter().device(0).type
     # Operators of an NPU are asked for where there is none too, to see whether a run would fit there.
     kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
+    from mindvl_train.layout_search.measure import job_of, predict
     from mindvl_train.megatron.imagined import imagined_models, imagined_process
-    from mindvl_train.planner.measure import job_of, predict
 
     problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
     model_config = _model_config(config, problems)
@@ -167,7 +167,7 @@ def _trained(config: RunConfig, model_config: MindVLConfig) -> tuple[dict[str, i
 
 def _layout(config: RunConfig, processes: int, dp_size: int, groups: dict[str, list[int]]) -> dict[str, Any]:
     parallel = config.parallel
-    microbatches = config.packs_per_step // dp_size
+    microbatches = config.global_batch_size // dp_size
     chunks_under_way = microbatches * parallel.virtual_stages
     return {
         "processes": processes,
@@ -190,19 +190,19 @@ def _operators(config: RunConfig, device: str, problems: list[str]) -> dict[str,
         select_backends(config.ops, device)
     except OpsError as error:
         problems.append(str(error))
-        return {row.operator: config.ops.overrides.get(row.operator, config.ops.backend) for row in backend_table()}
-    return {row.operator: row.chosen for row in backend_table()}
+        return {pack.operator: config.ops.overrides.get(pack.operator, config.ops.backend) for pack in backend_table()}
+    return {pack.operator: pack.chosen for pack in backend_table()}
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
     schedule = config.schedule
     peak = max(0, round(schedule.steps * schedule.lr_warmup_ratio) - 1)
     rates = {step + 1: learning_rate(schedule, step) for step in (0, peak, schedule.steps - 1)}
-    tokens_per_step = config.packs_per_step * config.data.packing.seq_length
+    tokens_per_step = config.global_batch_size * config.data.packing.seq_length
     return {
         "steps": schedule.steps,
         "learning_rate": rates,
-        "rows_per_step": config.packs_per_step,
+        "global_batch_size": config.global_batch_size,
         "seq_length": config.data.packing.seq_length,
         "tokens_per_step": tokens_per_step,
         "tokens": tokens_per_step * schedule.steps,
@@ -225,15 +225,15 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
     return {"written": count, "bytes": size, "at_once": at_once, "bytes_at_once": size * at_once, "free_bytes": free}
 
 
-def _free_bytes(folder: Path) -> int:
-    while not _exists(folder):
-        folder = folder.absolute().parent
-    found = os.statvfs(folder)
+def _free_bytes(directory: Path) -> int:
+    while not _exists(directory):
+        directory = directory.absolute().parent
+    found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
 def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
-    from mindvl_train.checkpoints.folder import complete_checkpoints
+    from mindvl_train.checkpoints.directory import complete_checkpoints
 
     found = complete_checkpoints(config.out / "checkpoints")
     takes = {name: str(path) for name, path in vars(config.init).items() if path is not None}
@@ -309,8 +309,8 @@ def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
     except DataError as error:
         what = str(error)
         if error.__cause__ is not None:  # transformers tells in several lines how else one could be made
-            folder = config.data.tokenizer
-            what = f"{folder} holds no tokenizer. Name a folder with tokenizer.json by data.tokenizer=PATH."
+            directory = config.data.tokenizer
+            what = f"{directory} holds no tokenizer. Name a directory with tokenizer.json by data.tokenizer=PATH."
         problems.append(f"data.tokenizer: {what}")
         return resolved
     return for_tokenizer(resolved, tokenizer.special_ids, len(tokenizer.hf))
@@ -318,11 +318,11 @@ def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
 
 def _first_step(config: RunConfig, dp_size: int) -> dict[str, Any]:
     """Figures of the first step, or of the first packs of one that would take long."""
-    from mindvl_data.plan.stats import plan_stats
+    from mindvl_data.order.stats import order_stats
 
-    packing, packs = config.data.packing, config.packs_per_step
+    packing, packs = config.data.packing, config.global_batch_size
     most = max(1, _PLANNED_TOKENS // packing.seq_length)
     if packs * packing.balance_steps <= most:
-        return plan_stats(config.data, num_rows=packs, dp_size=dp_size, microbatches=packs // dp_size)
+        return order_stats(config.data, num_packs=packs, dp_size=dp_size, microbatches=packs // dp_size)
     data = replace(config.data, packing=replace(packing, balance_steps=1))
-    return plan_stats(data, num_rows=1, dp_size=1, microbatches=min(packs, most))
+    return order_stats(data, num_packs=1, dp_size=1, microbatches=min(packs, most))

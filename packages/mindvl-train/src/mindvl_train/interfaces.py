@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Segment(Protocol):
-    """Where one sample of a row comes from."""
+    """Where one sample of a pack comes from."""
 
     @property
     def source(self) -> str:
@@ -28,7 +28,7 @@ class Segment(Protocol):
         ...
 
     @property
-    def row(self) -> int:
+    def sample_index(self) -> int:
         """Position inside the shard."""
         ...
 
@@ -39,7 +39,7 @@ class Segment(Protocol):
 
     @property
     def num_images(self) -> int:
-        """Its pictures."""
+        """Its images."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Segment(Protocol):
 
 
 class Batch(Protocol):
-    """One packed row."""
+    """One pack: packed samples of one microbatch."""
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -62,12 +62,12 @@ class Batch(Protocol):
         ...
 
     @property
-    def num_label_tokens(self) -> int:
-        """Learned tokens of the row."""
+    def num_loss_tokens(self) -> int:
+        """Loss tokens of the pack."""
         ...
 
     def to(self, device: torch.device) -> Self:
-        """The same row with its tensors on a device."""
+        """The same pack with its tensors on a device."""
         ...
 
     def model_inputs(self) -> dict[str, Any]:
@@ -76,18 +76,18 @@ class Batch(Protocol):
 
 
 class BatchSource(Protocol):
-    """Rows of this data-parallel rank, in the order of the plan."""
+    """Packs of this data-parallel rank, in the order of the plan."""
 
     def __next__(self) -> Batch:
-        """The next row."""
+        """The next pack."""
         ...
 
     def is_used_up(self) -> bool:
-        """Whether no row is left; the same answer on every rank after the last row of a step."""
+        """Whether no pack is left; the same answer on every rank after the last pack of a step."""
         ...
 
     def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
-        """A row of the newest step once more, with placeholders for these of its samples."""
+        """A pack of the newest step once more, with placeholders for these of its samples."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,5 +108,5 @@ class TrainModel(Protocol):
     """A model, or one pipeline stage of it."""
 
     def __call__(self, **inputs: Any) -> Tensor:
-        """Summed loss of a row, scalar float32 (hidden states on all but the last stage)."""
+        """Summed loss of a pack, scalar float32 (hidden states on all but the last stage)."""
         ...

@@ -47,7 +47,7 @@ def data_parallel_size(config: RunConfig, num_processes: int) -> int:
     """What the layout leaves of the processes for data parallel, once all of it is found to fit.
 
     Raises:
-        TrainError: It does not fit the processes, the rows of a step or the model; the message names the field.
+        TrainError: It does not fit the processes, the packs of a step or the model; the message names the field.
     """
     parallel = config.parallel
     dp_size, rest = divmod(num_processes, parallel.model_parallel_size)
@@ -57,24 +57,24 @@ def data_parallel_size(config: RunConfig, num_processes: int) -> int:
             f"{parallel.model_parallel_size} does not divide {num_processes} processes. parallel. Start a multiple of "
             f"{parallel.model_parallel_size} processes, or change the layout."
         )
-    _check_rows(config, dp_size)
+    _check_packs(config, dp_size)
     _check_experts(config, num_processes)
     _check_model(config)
     return dp_size
 
 
-def _check_rows(config: RunConfig, dp_size: int) -> None:
-    parallel, rows = config.parallel, config.packs_per_step
-    if rows % dp_size:
+def _check_packs(config: RunConfig, dp_size: int) -> None:
+    parallel, packs = config.parallel, config.global_batch_size
+    if packs % dp_size:
         raise TrainError(
-            f"packs_per_step={rows} cannot be dealt to {dp_size} data-parallel ranks. Recipe. "
+            f"global_batch_size={packs} cannot be dealt to {dp_size} data-parallel ranks. Recipe. "
             f"Use a multiple of {dp_size}."
         )
-    if parallel.virtual_stages > 1 and (rows // dp_size) % parallel.pp_size:
+    if parallel.virtual_stages > 1 and (packs // dp_size) % parallel.pp_size:
         raise TrainError(
-            f"packs_per_step={rows} gives each of {dp_size} data-parallel ranks {rows // dp_size} microbatches, but "
+            f"global_batch_size={packs} gives each of {dp_size} data-parallel ranks {packs // dp_size} microbatches, but "
             f"interleaved stages take them in groups of pp_size={parallel.pp_size}. parallel.virtual_stages. Use a "
-            f"multiple of {dp_size * parallel.pp_size} rows, or virtual_stages=1."
+            f"multiple of {dp_size * parallel.pp_size} packs, or virtual_stages=1."
         )
 
 

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from mindvl_train.checkpoints.folder import newest_first
+from mindvl_train.checkpoints.directory import newest_first
 from mindvl_train.checkpoints.saving import Saver
 from mindvl_train.config import RunConfig
-from mindvl_train.faults.bad_steps import BadSteps
+from mindvl_train.faults.anomalous_steps import AnomalousSteps
 from mindvl_train.faults.stragglers import Stragglers
 from mindvl_train.metrics.metrics import Metrics
 from mindvl_train.parallel import Place, any_process
@@ -41,7 +41,7 @@ def train(
     """
     steps = config.schedule.steps
     saved: Path | None = None
-    bad_steps = BadSteps(config.faults, config.out, state, place)
+    anomalous_steps = AnomalousSteps(config.faults, config.out, state, place)
     stragglers = Stragglers(every_steps=config.metrics.every_steps, device=place.device)
 
     def begin_part(part: str) -> None:
@@ -55,10 +55,10 @@ def train(
             state.models,
             state.optimizer,
             state.source,
-            num_microbatches=config.packs_per_step // place.dp_size,
+            num_microbatches=config.global_batch_size // place.dp_size,
             learning_rate=learning_rate(config.schedule, state.step),
             place=place,
-            may_update=bad_steps.accepts,
+            may_update=anomalous_steps.accepts,
             begin=begin_part,
         )
         begin_part("report")

@@ -20,7 +20,7 @@ from mindvl_model import Accelerator
 from mindvl_train.config import ParallelConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.launch import number_of_start
-from mindvl_train.megatron.groups import destroy_groups, group_of_row_peers, make_groups
+from mindvl_train.megatron.groups import destroy_groups, make_groups, model_parallel_group
 
 PATIENCE = timedelta(minutes=30)
 _RUNS = count()  # of this process; the stages of a plan must not read what an earlier one left at the meeting place
@@ -28,7 +28,7 @@ _RUNS = count()  # of this process; the stages of a plan must not read what an e
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Coordinates of this process. Those that differ in tp, pp and cp only train the same rows together."""
+    """Coordinates of this process. Those that differ in tp, pp and cp only train the same packs together."""
 
     rank: int
     device: torch.device
@@ -40,7 +40,9 @@ class Place:
     cp_size: int = 1
     dp_rank: int = 0
     dp_size: int = 1
-    row_peers: dist.ProcessGroup | None = None  # those that train the same rows, over the host; None: only this one
+    model_parallel_ranks: dist.ProcessGroup | None = (
+        None  # those that train the same packs, over the host; None: only this one
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -54,12 +56,12 @@ class Place:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether it holds vision tower, projector and embedding."""
+        """Whether it holds vision encoder, projector and embedding."""
         return self.pp_rank == 0
 
     @property
-    def counts_rows(self) -> bool:
-        """Whether it speaks for its rows: one of the processes that train the same ones."""
+    def counts_packs(self) -> bool:
+        """Whether it speaks for its packs: one of the processes that train the same ones."""
         return self.tp_rank == self.cp_rank == self.pp_rank == 0
 
 
@@ -95,8 +97,8 @@ def process_groups(
     try:
         parallel = parallel or ParallelConfig()
         coordinates = make_groups(seed, parallel, patience)
-        peers = group_of_row_peers(patience) if parallel.model_parallel_size > 1 else None
-        yield Place(rank=rank, device=device, row_peers=peers, **coordinates)
+        peers = model_parallel_group(patience) if parallel.model_parallel_size > 1 else None
+        yield Place(rank=rank, device=device, model_parallel_ranks=peers, **coordinates)
     finally:
         destroy_groups()
         dist.destroy_process_group()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes agree on the data: all of them on its order, those that train the same rows on which samples count as bad.
+"""Processes agree on the data: all of them on its order, those that train the same packs on which samples count as bad.
 
-Comes between loader and model. Tensor-, pipeline- and context-parallel peers each load their rows themselves, and only
-those of the first stage decode pictures: what one of them cannot use, the others must not learn from either.
+Comes between loader and model. Tensor-, pipeline- and context-parallel peers each load their packs themselves, and only
+those of the first stage decode images: what one of them cannot use, the others must not learn from either.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 
 
-def agree(rows: Sequence[Batch], source: BatchSource, peers: dist.ProcessGroup) -> list[Batch]:
-    """The same rows, with a placeholder for every sample that any peer cannot use; all peers must ask together.
+def agree(packs: Sequence[Batch], source: BatchSource, peers: dist.ProcessGroup) -> list[Batch]:
+    """The same packs, with a placeholder for every sample that any peer cannot use; all peers must ask together.
 
-    One small message over the host. Rows are made again only where this process did not know of a bad sample.
+    One small message over the host. Packs are made again only where this process did not know of a bad sample.
 
     Args:
-        rows: Of one step, the same on all peers.
+        packs: Of one step, the same on all peers.
         peers: A group that works on the host.
     """
-    ends = [0, *accumulate(len(row.segments) for row in rows)]
-    mine = torch.tensor([segment.bad for row in rows for segment in row.segments], dtype=torch.uint8)
+    ends = [0, *accumulate(len(pack.segments) for pack in packs)]
+    mine = torch.tensor([segment.bad for pack in packs for segment in pack.segments], dtype=torch.uint8)
     together = mine.clone()
     dist.all_reduce(together, op=dist.ReduceOp.MAX, group=peers)
     agreed = []
-    for row, (start, end) in zip(rows, pairwise(ends), strict=True):
+    for pack, (start, end) in zip(packs, pairwise(ends), strict=True):
         bad = together[start:end]
-        agreed.append(row if torch.equal(mine[start:end], bad) else source.again(row, bad.bool().tolist()))
+        agreed.append(pack if torch.equal(mine[start:end], bad) else source.again(pack, bad.bool().tolist()))
     return agreed
 
 

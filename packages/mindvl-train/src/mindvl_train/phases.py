@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindvl_train.checkpoints.folder import complete_checkpoints, plain_json, read_manifest
+from mindvl_train.checkpoints.directory import complete_checkpoints, plain_json, read_manifest
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import DamagedCheckpointError, TrainError
 
@@ -23,7 +23,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # What may change after a stage has finished, because its weights would be the same: how it was spread, watched and fed.
 _FREE = (
     *("out", "checkpoints", "metrics", "parallel", "recompute", "faults", "ops", "optimizer.offload"),
-    *("data.num_threads", "data.prefetch_packs", "data.prefetch_bytes", "data.plan_ahead_steps", "data.max_bad_share"),
+    *(
+        "data.num_threads",
+        "data.prefetch_packs",
+        "data.prefetch_bytes",
+        "data.order_ahead_steps",
+        "data.max_failed_share",
+    ),
     *("data.store", "data.audit_log", "data.quarantine_log"),
 )
 
@@ -32,21 +38,21 @@ _FREE = (
 class StageConfig:
     """One run of a plan."""
 
-    name: str  # of its folder below the plan's `out`
-    recipe: Path  # of the run; a relative path starts at the folder of the plan
+    name: str  # of its directory below the plan's `out`
+    recipe: Path  # of the run; a relative path starts at the directory of the plan
     start_from: str | None = None  # an earlier stage, whose last weights replace the recipe's `init`
     overrides: tuple[str, ...] = ()  # KEY=VALUE for the recipe, as on the command line
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name={self.name!r} is no name of a folder. Use letters, digits, dots and dashes.")
+            raise ValueError(f"name={self.name!r} is no name of a directory. Use letters, digits, dots and dashes.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig:
-    """Runs in order; each gets its folder below `out`."""
+class PipelineConfig:
+    """Runs in order; each gets its directory below `out`."""
 
-    out: Path  # folder of all stages
+    out: Path  # directory of all stages
     stages: tuple[StageConfig, ...]  # in the order they run
     overrides: tuple[str, ...] = ()  # KEY=VALUE for the recipe of every stage, before the stage's own
 
@@ -132,7 +138,7 @@ def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
         for place, (one, other) in enumerate(zip(then, now, strict=True)):
             yield from _differences(one, other, f"{path}.{place}")
     elif path == "init.checkpoint" and then is not None and now is not None:
-        if Path(then).name != Path(now).name:  # the folder of the whole plan may have moved
+        if Path(then).name != Path(now).name:  # the directory of the whole plan may have moved
             yield f"{path} was {then}, is {now}"
     elif then != now:
         yield f"{path} was {then}, is {now}"

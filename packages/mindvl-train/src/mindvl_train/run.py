@@ -57,7 +57,7 @@ def run_training(
     """Train one phase, from its weights or from where it stopped, to its last checkpoint.
 
     Args:
-        resume: "auto" goes on from the newest checkpoint in config.out, "never" refuses a folder that has one,
+        resume: "auto" goes on from the newest checkpoint in config.out, "never" refuses a directory that has one,
             a path names the checkpoint.
         accept_data_change: Who accepts that sources changed, came or went since the checkpoint, such as user@host;
             None: such a checkpoint is refused.
@@ -79,7 +79,7 @@ def run_training(
     )
     accelerator = enter()
     # Imported here: these modules import megatron-core, which must find the device settled.
-    from mindvl_train.checkpoints.folder import plain_json
+    from mindvl_train.checkpoints.directory import plain_json
     from mindvl_train.checkpoints.restore import resume_first
     from mindvl_train.checkpoints.saving import Saver
     from mindvl_train.loop import train
@@ -180,14 +180,14 @@ def _build_state(
 
 
 def _loader(config: RunConfig, model_config: MindVLConfig, place: "Place", cores: frozenset[int]) -> Loader:
-    """The data. All processes have it before one takes a row, as the first looks for logs of an earlier start."""
+    """The data. All processes have it before one takes a pack, as the first looks for logs of an earlier start."""
     from mindvl_train.parallel import said_by_any
 
     failure: DataError | None = None
     try:
         source = Loader(
-            _logged_data(config, writes=place.counts_rows),
-            packs_per_step=config.packs_per_step,
+            _logged_data(config, writes=place.counts_packs),
+            global_batch_size=config.global_batch_size,
             dp_rank=place.dp_rank,
             dp_size=place.dp_size,
             position_kind=model_config.position_kind,
@@ -221,10 +221,10 @@ def _metrics(config: RunConfig, model_config: MindVLConfig, place: "Place", stat
 
 
 def _logged_data(config: RunConfig, *, writes: bool) -> DataConfig:
-    """The data section with its logs in the folder of the run, where the recipe names no others.
+    """The data section with its logs in the directory of the run, where the recipe names no others.
 
     Args:
-        writes: False for all but one of the processes that train the same rows.
+        writes: False for all but one of the processes that train the same packs.
     """
     if not writes:
         return replace(config.data, audit_log=None, quarantine_log=None)
@@ -243,7 +243,7 @@ def model_config_of(config: RunConfig) -> MindVLConfig:
 
 def _checkpoints_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path) -> list[Path]:
     """The one that was named, or all of this run, newest first: older ones are for when it is damaged."""
-    from mindvl_train.checkpoints.folder import newest_checkpoint, newest_first
+    from mindvl_train.checkpoints.directory import newest_checkpoint, newest_first
 
     if isinstance(resume, Path):
         found = [newest_checkpoint(resume)]

@@ -8,7 +8,7 @@ import torch
 
 from mindvl_train.interfaces import BatchSource
 
-_COUNTERS = {"step", "label_tokens", "tokens", "skipped", "skipped_in_a_row", "placeholders", "norms", "losses"}
+_COUNTERS = {"step", "loss_tokens", "tokens", "skipped", "consecutive_skips", "placeholders", "norms", "losses"}
 
 
 @dataclass
@@ -22,10 +22,10 @@ class TrainState:
     optimizer: Any
     source: BatchSource
     step: int = 0  # finished steps, those that were left out included
-    label_tokens: int = 0  # learned tokens so far, over all ranks
+    loss_tokens: int = 0  # loss tokens so far, over all ranks
     tokens: int = 0  # tokens so far, over all ranks, padding included
     skipped: int = 0  # steps left out because they were bad
-    skipped_in_a_row: int = 0
+    consecutive_skips: int = 0
     placeholders: int | None = 0  # samples that could not be used so far, over all ranks; None: an older run lost count
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
     losses: list[float] = field(default_factory=list)  # their mean losses

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimizer update: microbatches, forward, backward, clip, update.
 
-Comes after the loader, inside the loop. Whether it counts is asked in between (faults/bad_steps.py).
+Comes after the loader, inside the loop. Whether it counts is asked in between (faults/anomalous_steps.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +21,15 @@ from mindvl_train.peers import agree
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one update did on this rank. Sums over all ranks count every row once, in any layout."""
+    """What one update did on this rank. Sums over all ranks count every pack once, in any layout."""
 
-    loss_sum: Tensor  # over learned tokens: of what this rank computed, 0 where a peer says it
-    num_label_tokens: int  # learned tokens of this rank's rows; 0 where a peer that trains the same rows says it
+    loss_sum: Tensor  # over loss tokens: of what this rank computed, 0 where a peer says it
+    num_loss_tokens: int  # loss tokens of this rank's packs; 0 where a peer that trains the same packs says it
     grad_norm: float  # over all ranks, before clipping
     learning_rate: float
-    num_tokens: int  # tokens of this rank's rows, padding included; 0 where a peer says it
-    rows: Sequence[Batch] = ()  # of this rank; peers that train the same rows have them, too
-    was_applied: bool = True  # False: a bad step that was left out; its loss and learned tokens are 0
+    num_tokens: int  # tokens of this rank's packs, padding included; 0 where a peer says it
+    packs: Sequence[Batch] = ()  # of this rank; peers that train the same packs have them, too
+    was_applied: bool = True  # False: a bad step that was left out; its loss and loss tokens are 0
 
 
 def train_step(
@@ -43,11 +43,11 @@ def train_step(
     may_update: Callable[[float, Tensor, Sequence[Batch]], bool],
     begin: Callable[[str], None] = lambda part: None,
 ) -> StepReport:
-    """Take the rows of one step from the source and update the model once.
+    """Take the packs of one step from the source and update the model once.
 
     Args:
         models: The chunks of the model on this pipeline stage, in gradient buffers.
-        may_update: Told the gradient norm over all ranks, this rank's loss sum and rows; the same answer on every rank.
+        may_update: Told the gradient norm over all ranks, this rank's loss sum and packs; the same answer on every rank.
         begin: Told which part of the step begins: data, compute, reduce, update.
 
     Raises:
@@ -66,24 +66,24 @@ def train_step(
     if was_applied:
         update(optimizer, learning_rate, grad_norm)
     finish_router_step(models, was_applied=was_applied)
-    counted = microbatches if place.counts_rows else []
+    counted = microbatches if place.counts_packs else []
     return StepReport(
         loss_sum=loss_sum if place.tp_rank == 0 and was_applied else torch.zeros_like(loss_sum),
-        num_label_tokens=sum(batch.num_label_tokens for batch in counted) if was_applied else 0,
+        num_loss_tokens=sum(batch.num_loss_tokens for batch in counted) if was_applied else 0,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         num_tokens=sum(len(batch.model_inputs()["input_ids"]) for batch in counted),
-        rows=microbatches,
+        packs=microbatches,
         was_applied=was_applied,
     )
 
 
 def _take(source: BatchSource, count: int, place: Place) -> list[Batch]:
     try:
-        rows = [next(source) for _ in range(count)]
+        packs = [next(source) for _ in range(count)]
     except StopIteration:
         raise TrainError(
             "data: every source has reached its max_epochs before the schedule ended. "
             "Raise or remove data.sources.*.max_epochs, or lower schedule.steps."
         ) from None
-    return rows if place.row_peers is None else agree(rows, source, place.row_peers)
+    return packs if place.model_parallel_ranks is None else agree(packs, source, place.model_parallel_ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run with its starting weights: from an earlier phase, from transformers folders, or at random.
+"""The model of a run with its starting weights: from an earlier phase, from transformers directories, or at random.
 
 Comes after the process groups, before gradient buffers.
 """
@@ -9,10 +9,10 @@ import logging
 import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
-from mindvl_train.checkpoints.folder import newest_checkpoint
+from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection, RunConfig
 from mindvl_train.layouts import layout_of
@@ -51,21 +51,21 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
         ("language", ("language",)),
     ]
     for name, parts in takes:
-        folder = getattr(init, name)
-        if folder is not None:
-            report = load_hf_folder(model, model_config, folder, parts, seed=seed)
+        directory = getattr(init, name)
+        if directory is not None:
+            report = load_hf_directory(model, model_config, directory, parts, seed=seed)
             logger.info(
                 "%d parameters of %s from %s (%s, %.1f MB read here); %d of its tensors belong to other parts",
                 len(report.loaded),
                 "/".join(parts),
-                folder,
+                directory,
                 ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "types as stored",
                 report.bytes_read / 1e6,
                 len(report.left_out),
             )
             for parameter, count in report.fresh_rows.items():
                 logger.warning(
-                    "the last %d rows of %s start at random: %s lacks these tokens", count, parameter, folder
+                    "the last %d rows of %s start at random: %s lacks these tokens", count, parameter, directory
                 )
             if report.spare:
-                logger.warning("tensors of %s that the model can do without: %s", folder, ", ".join(report.spare))
+                logger.warning("tensors of %s that the model can do without: %s", directory, ", ".join(report.spare))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers folders become checkpoints and folders again, bit for bit, in little memory."""
+"""Transformers directories become checkpoints and directories again, bit for bit, in little memory."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from mindvl_model.hf.config_json import hf_config
 from mindvl_model.language_config import Qwen2LanguageConfig
 from mindvl_model.parameters import initialize, named_tensors
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
-from mindvl_model.weights.folder import write_weights
+from mindvl_model.weights.directory import write_weights
 from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
 from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
@@ -62,21 +62,21 @@ def make_model(config: MindVLConfig, dtype: torch.dtype, seed: int = 0) -> MindV
     return model
 
 
-def write_folder(model: Any, folder: Path, document: dict[str, Any] | None = None) -> Path:
-    """Weights, config.json and picture sizes, as transformers folders have them."""
-    folder.mkdir()
+def write_directory(model: Any, directory: Path, document: dict[str, Any] | None = None) -> Path:
+    """Weights, config.json and image sizes, as transformers directories have them."""
+    directory.mkdir()
     held, dtype = named_tensors(model), next(model.parameters()).dtype
     document = document or hf_config(model.mindvl, dtype)
     published = document["model_type"] == "qwen2_5_vl"
     tensors = [pair for rule in weight_rules(model.mindvl) for pair in split(rule, held[rule.param_name].detach())]
-    write_weights(folder, [(published_name(name) if published else name, one) for name, one in tensors], 20_000)
-    (folder / "config.json").write_text(json.dumps(document))
-    (folder / "preprocessor_config.json").write_text('{"min_pixels": 784, "max_pixels": 3136}')
-    return folder
+    write_weights(directory, [(published_name(name) if published else name, one) for name, one in tensors], 20_000)
+    (directory / "config.json").write_text(json.dumps(document))
+    (directory / "preprocessor_config.json").write_text('{"min_pixels": 784, "max_pixels": 3136}')
+    return directory
 
 
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+def read_imagefolder(directory: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def assert_bitwise(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -96,22 +96,22 @@ def assert_bitwise(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> No
     ],
     ids=["qwen2", "tied", "qwen3_moe", "deepseek_v3"],
 )
-def test_a_folder_comes_back_bit_for_bit_through_a_checkpoint(
-    config: MindVLConfig, dtype: torch.dtype, tokenizer_folder: Path, tmp_path: Path
+def test_a_directory_comes_back_bit_for_bit_through_a_checkpoint(
+    config: MindVLConfig, dtype: torch.dtype, tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     model = make_model(config, dtype)
-    folder = write_folder(model, tmp_path / "folder")
+    directory = write_directory(model, tmp_path / "directory")
     seen: list[tuple[int, int]] = []
     report = convert_to_checkpoint(
-        ConvertSource(model=folder),
+        ConvertSource(model=directory),
         tmp_path / "run",
-        tokenizer=tokenizer_folder,
+        tokenizer=tokenizer_directory,
         file_bytes=30_000,
         progress=lambda done, total: seen.append((done, total)),
     )
     assert report.precision == ("bf16" if dtype == torch.bfloat16 else "fp32")
     assert report.fresh == ()
-    assert seen[-1][0] == seen[-1][1] == len(report.folders[folder].loaded)
+    assert seen[-1][0] == seen[-1][1] == len(report.directories[directory].loaded)
     assert len(list((report.checkpoint / "tensors").glob("*.distcp"))) > 3
 
     other = make_model(config, dtype, seed=1)
@@ -119,26 +119,28 @@ def test_a_folder_comes_back_bit_for_bit_through_a_checkpoint(
     assert_bitwise(named_tensors(other), named_tensors(model))
 
     export_checkpoint(tmp_path / "run", tmp_path / "again", shard_bytes=20_000)
-    assert_bitwise(read_folder(tmp_path / "again"), read_folder(folder))
+    assert_bitwise(read_imagefolder(tmp_path / "again"), read_imagefolder(directory))
     sizes = [file.stat().st_size for file in (tmp_path / "again").glob("model-*.safetensors")]
     assert len(sizes) > 2
 
 
-def test_a_language_model_in_fp8_as_deepseek_publishes_it_joins_a_tower(tokenizer_folder: Path, tmp_path: Path) -> None:
-    config, tower = smallest_deepseek_v3(vocab_size=264), make_model(QWEN2, torch.bfloat16, seed=2)
+def test_a_language_model_in_fp8_as_deepseek_publishes_it_joins_a_vision_encoder(
+    tokenizer_directory: Path, tmp_path: Path
+) -> None:
+    config, vision_encoder = smallest_deepseek_v3(vocab_size=264), make_model(QWEN2, torch.bfloat16, seed=2)
     model, other = make_model(config, torch.bfloat16), make_model(config, torch.bfloat16, seed=1)
     document = hf_config(config, torch.bfloat16)["text_config"]
     document |= {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}, "bos_token_id": 0}
     rope = document.pop("rope_parameters")
     document |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope | {"type": rope.pop("rope_type")}}
-    folder = write_folder(model, tmp_path / "language", document)
-    vision = write_folder(tower, tmp_path / "vision")
-    named = read_folder(folder)
+    directory = write_directory(model, tmp_path / "language", document)
+    vision = write_directory(vision_encoder, tmp_path / "vision")
+    named = read_imagefolder(directory)
     tensors = {
         name.replace("model.language_model.", "model."): one for name, one in named.items() if "visual" not in name
     }
     rounded = dict(tensors)
-    for file in folder.glob("*safetensors*"):
+    for file in directory.glob("*safetensors*"):
         file.unlink()
     quantised = [name for name in tensors if name.endswith("_proj.weight") and "eh_proj" not in name]
     for name in quantised:
@@ -148,11 +150,11 @@ def test_a_language_model_in_fp8_as_deepseek_publishes_it_joins_a_tower(tokenize
         tensors[name] = (tensors[name].float() / spread).to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scales
         rounded[name] = (tensors[name].float() * spread).bfloat16()
-    write_weights(folder, tensors.items())
-    source = ConvertSource(vision=vision, language=folder)
-    report = convert_to_checkpoint(source, tmp_path / "run", tokenizer=tokenizer_folder)
+    write_weights(directory, tensors.items())
+    source = ConvertSource(vision=vision, language=directory)
+    report = convert_to_checkpoint(source, tmp_path / "run", tokenizer=tokenizer_directory)
     assert report.precision == "bf16"
-    assert report.folders[folder].converted == {"float8_e4m3fn to bfloat16": len(quantised)}
+    assert report.directories[directory].converted == {"float8_e4m3fn to bfloat16": len(quantised)}
     assert {name.split(".")[0] for name in report.fresh} == {"projector"}
     load_weights(report.checkpoint, other)
     held = named_tensors(other)
@@ -160,19 +162,21 @@ def test_a_language_model_in_fp8_as_deepseek_publishes_it_joins_a_tower(tokenize
         for name, tensor in split(rule, held[rule.param_name].detach()):
             if "language_model" in name:
                 assert torch.equal(tensor, rounded[name.replace("model.language_model.", "model.")]), name
-    assert torch.equal(other.vision.patch_embed.weight, tower.vision.patch_embed.weight)
+    assert torch.equal(other.vision.patch_embed.weight, vision_encoder.vision.patch_embed.weight)
 
 
-def test_vision_and_language_from_two_folders_with_a_fresh_projector(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_vision_and_language_from_two_directories_with_a_fresh_projector(
+    tokenizer_directory: Path, tmp_path: Path
+) -> None:
     one, two = make_model(QWEN2, torch.bfloat16), make_model(QWEN3, torch.float32, seed=1)
-    vision, language = write_folder(one, tmp_path / "vision"), write_folder(two, tmp_path / "language")
+    vision, language = write_directory(one, tmp_path / "vision"), write_directory(two, tmp_path / "language")
     report = convert_to_checkpoint(
-        ConvertSource(vision=vision, language=language), tmp_path / "run", tokenizer=tokenizer_folder, seed=3
+        ConvertSource(vision=vision, language=language), tmp_path / "run", tokenizer=tokenizer_directory, seed=3
     )
     assert report.precision == "fp32"
     assert [name.split(".")[0] for name in report.fresh] == ["projector"] * 5
-    assert {name.split(".")[0] for name in report.folders[vision].loaded} == {"vision"}
-    assert "lm_head.weight" in report.folders[vision].left_out
+    assert {name.split(".")[0] for name in report.directories[vision].loaded} == {"vision"}
+    assert "lm_head.weight" in report.directories[vision].left_out
     joined, fresh = make_model(QWEN3, torch.float32, seed=4), make_model(QWEN3, torch.float32)
     load_weights(report.checkpoint, joined)
     initialize(fresh, QWEN3, 3)
@@ -181,35 +185,35 @@ def test_vision_and_language_from_two_folders_with_a_fresh_projector(tokenizer_f
         assert torch.equal(tensor, named_tensors(source)[name].float()), name
 
 
-def test_a_larger_tokenizer_adds_rows_at_random(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_larger_tokenizer_adds_rows_at_random(tokenizer_directory: Path, tmp_path: Path) -> None:
     config = replace(QWEN3, language=replace(QWEN3.language, vocab_size=200))
     model = make_model(config, torch.float32)
-    folder = write_folder(model, tmp_path / "folder")
-    report = convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run", tokenizer=tokenizer_folder)
+    directory = write_directory(model, tmp_path / "directory")
+    report = convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run", tokenizer=tokenizer_directory)
     name = "language.embedding.word_embeddings.weight"
-    assert report.folders[folder].fresh_rows == {name: 384 - 200}  # the next multiple of 128
+    assert report.directories[directory].fresh_rows == {name: 384 - 200}  # the next multiple of 128
     grown = replace(QWEN3, language=replace(QWEN3.language, vocab_size=384))
     other = make_model(grown, torch.float32)
     load_weights(report.checkpoint, other)
     assert torch.equal(other.get_parameter(name)[:200], model.get_parameter(name))
 
 
-def test_a_damaged_folder_leaves_nothing_behind(tmp_path: Path) -> None:
-    folder = write_folder(make_model(QWEN3, torch.float32), tmp_path / "folder")
+def test_a_damaged_directory_leaves_nothing_behind(tmp_path: Path) -> None:
+    directory = write_directory(make_model(QWEN3, torch.float32), tmp_path / "directory")
     name = "model.visual.blocks.0.attn.qkv.weight"
-    shard = folder / json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][name]
+    shard = directory / json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"][name]
     tensors = load_file(shard)
     save_file(tensors | {name: torch.zeros(48, 15)}, shard, metadata={"format": "pt"})
     with pytest.raises(WeightError, match=r"blocks.0.attn.qkv.weight makes vision.* of shape"):
-        convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run")
+        convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run")
     assert not list(tmp_path.glob("run*"))
     (tmp_path / "run").mkdir()
     with pytest.raises(WeightError, match="run: exists already"):
-        convert_to_checkpoint(ConvertSource(model=folder), tmp_path / "run")
+        convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run")
 
 
 def test_half_a_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="give one folder of a whole model"):
+    with pytest.raises(ValueError, match="give one directory of a whole model"):
         ConvertSource()
     with pytest.raises(ModelError, match="both needed"):
         convert_to_checkpoint(ConvertSource(vision=Path("nowhere")), Path("absent"))
@@ -230,10 +234,10 @@ MEASURE = """
     def peak():
         return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
-    folder, tokenizer, out = map(Path, sys.argv[1:])
+    directory, tokenizer, out = map(Path, sys.argv[1:])
     AutoTokenizer.from_pretrained(tokenizer)
     before = peak()
-    convert_to_checkpoint(ConvertSource(model=folder), out / "run", tokenizer=tokenizer)
+    convert_to_checkpoint(ConvertSource(model=directory), out / "run", tokenizer=tokenizer)
     there = peak() - before
     export_checkpoint(out / "run", out / "again")
     print(there, peak() - before)
@@ -241,7 +245,7 @@ MEASURE = """
 
 
 def test_conversion_takes_less_memory_than_twice_the_largest_tensor_and_500_mb(
-    tokenizer_folder: Path, tmp_path: Path
+    tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     config = replace(
         QWEN3,
@@ -251,10 +255,10 @@ def test_conversion_takes_less_memory_than_twice_the_largest_tensor_and_500_mb(
     model = make_model(config, torch.float32)
     held = [tensor.nbytes for tensor in named_tensors(model).values()]
     assert sum(held) > 600e6
-    folder = write_folder(model, tmp_path / "folder")
+    directory = write_directory(model, tmp_path / "directory")
     del model
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEASURE), str(folder), str(tokenizer_folder), str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(MEASURE), str(directory), str(tokenizer_directory), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -264,4 +268,4 @@ def test_conversion_takes_less_memory_than_twice_the_largest_tensor_and_500_mb(
 
     assert all(peak < 2 * max(held) + 500e6 for peak in peaks)
     assert max(peaks) < sum(held) / 3
-    assert_bitwise(read_folder(tmp_path / "again"), read_folder(folder))
+    assert_bitwise(read_imagefolder(tmp_path / "again"), read_imagefolder(directory))

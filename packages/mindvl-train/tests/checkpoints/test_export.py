@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint becomes a folder that transformers loads, and that folder starts another run."""
+"""A checkpoint becomes a directory that transformers loads, and that directory starts another run."""
 
 import json
 import re
@@ -27,18 +27,18 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     make_config: Callable[..., RunConfig], read_tensors: Read, tmp_path: Path
 ) -> None:
     result = run_training(make_config(steps=1))
-    folder = tmp_path / "model"
-    export_checkpoint(result.out, folder, max_pixels=28 * 28 * 3)
-    twin = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True)
+    directory = tmp_path / "model"
+    export_checkpoint(result.out, directory, max_pixels=28 * 28 * 3)
+    twin = AutoModelForImageTextToText.from_pretrained(directory, trust_remote_code=True)
     stored = read_tensors(result.checkpoint)
     assert torch.equal(twin.lm_head.weight, stored["language.output_layer.weight"])
-    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    processor = AutoProcessor.from_pretrained(directory, trust_remote_code=True)
     assert processor.image_processor.size["shortest_edge"] == 28 * 28
     assert processor.image_processor.size["longest_edge"] == 28 * 28 * 3
 
     still = replace(make_config().schedule, steps=1, peak_lr=0.0, min_lr=0.0)
-    section = ModelSection(folder=folder)
-    again = make_config("again", schedule=still, seed=5, model=section, init=InitSection(model=folder))
+    section = ModelSection(directory=directory)
+    again = make_config("again", schedule=still, seed=5, model=section, init=InitSection(model=directory))
     weights = read_tensors(run_training(again).checkpoint)
     assert all(torch.equal(weights[name], tensor) for name, tensor in stored.items() if "optimizer" not in name)
 
@@ -46,7 +46,7 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     small = AutoModelForImageTextToText.from_pretrained(tmp_path / "small", trust_remote_code=True)
     assert torch.equal(small.lm_head.weight, stored["language.output_layer.weight"].bfloat16())
     with pytest.raises(ModelError, match="exists already"):
-        export_checkpoint(result.out, folder)
+        export_checkpoint(result.out, directory)
     with pytest.raises(CheckpointError, match="no complete checkpoint here"):
         export_checkpoint(tmp_path, tmp_path / "nothing")
 
@@ -142,7 +142,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_a_manifest_gives_the_model_back(make_config: Callable[..., RunConfig]) -> None:
-    from mindvl_train.checkpoints.folder import plain_json
+    from mindvl_train.checkpoints.directory import plain_json
 
     config = make_config().model.resolve()
     assert model_config({"model": json.loads(json.dumps(plain_json(config)))}) == config

@@ -9,7 +9,7 @@ import pytest
 from mindvl_train.checkpoints.integrity import find_damage, seal, write_json
 
 
-def test_a_sealed_folder_has_no_damage_until_a_file_changes(tmp_path: Path) -> None:
+def test_a_sealed_directory_has_no_damage_until_a_file_changes(tmp_path: Path) -> None:
     (tmp_path / "tensors").mkdir()
     large = tmp_path / "tensors" / "__0_0.distcp"
     large.write_bytes(b"12345")

@@ -27,14 +27,14 @@ def original(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def saved(original: Path, make_config: Callable[..., RunConfig]) -> tuple[RunConfig, Path]:
-    """A copy of that run to damage; the folder of its checkpoints."""
+    """A copy of that run to damage; the directory of its checkpoints."""
     config = make_config(**TWO_STEPS)
     shutil.copytree(original, config.out)
     return config, config.out / "checkpoints"
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def cut(name: str) -> Callable[[Path], None]:
@@ -81,12 +81,12 @@ def turn_a_bit(name: str) -> Callable[[Path], None]:
 def test_a_damaged_checkpoint_is_never_chosen_and_named(
     saved: tuple[RunConfig, Path], damage: Callable[[Path], None], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, folder = saved
+    config, directory = saved
     config = replace(config, schedule=replace(config.schedule, steps=3))
-    damage(folder / "step-00000002")
+    damage(directory / "step-00000002")
     with pytest.raises(CheckpointError, match=message) as caught:  # named, it is an error
-        run_training(config, resume=folder / "step-00000002")
-    assert str(folder / "step-00000002") in str(caught.value)
+        run_training(config, resume=directory / "step-00000002")
+    assert str(directory / "step-00000002") in str(caught.value)
     seen: list[int] = []
     run_training(config, on_step=lambda step, loss: seen.append(step))
     assert seen == [2, 3]  # from the older one, and the damaged one was written anew
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_never_chosen_and_named(
     assert len(lines) == 1
     assert re.search(message, lines[0])
     assert "Going back to step-00000001" in lines[0]
-    shutil.rmtree(folder / "step-00000003")
+    shutil.rmtree(directory / "step-00000003")
     assert run_training(config).finished
 
 
@@ -119,16 +119,16 @@ def test_a_disk_that_does_not_answer_is_no_damage(
 
 
 def test_when_all_are_damaged_the_run_does_not_start_anew(saved: tuple[RunConfig, Path]) -> None:
-    config, folder = saved
-    for checkpoint in folder.iterdir():
+    config, directory = saved
+    for checkpoint in directory.iterdir():
         remove("ledger.json")(checkpoint)
     with pytest.raises(CheckpointError, match=r"step-00000001: ledger\.json is missing"):
         run_training(config)
 
 
 def test_a_newer_format_is_not_taken_for_damage(saved: tuple[RunConfig, Path]) -> None:
-    config, folder = saved
-    (folder / "step-00000002" / "manifest.json").write_text('{"format": 99}')
+    config, directory = saved
+    (directory / "step-00000002" / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(CheckpointError, match="format 99, but this version reads 2"):
         run_training(config)
 
@@ -136,13 +136,13 @@ def test_a_newer_format_is_not_taken_for_damage(saved: tuple[RunConfig, Path]) -
 def test_resuming_says_whether_numbers_stay_the_same(
     saved: tuple[RunConfig, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, folder = saved
+    config, directory = saved
     caplog.set_level("INFO")
-    run_training(config, resume=folder / "step-00000001")
+    run_training(config, resume=directory / "step-00000001")
     assert "the layout is that of step-00000001: what follows is what would have followed, bit for bit" in caplog.text
-    manifest = json.loads((folder / "step-00000002" / "manifest.json").read_text())
+    manifest = json.loads((directory / "step-00000002" / "manifest.json").read_text())
     manifest["run"]["parallel"]["tp_size"] = 2
-    rewrite(folder / "step-00000002", manifest)
+    rewrite(directory / "step-00000002", manifest)
     run_training(replace(config, schedule=replace(config.schedule, steps=3)))
     assert "the same data follows; numbers agree to rounding only (tp_size 2 -> 1)" in caplog.text
 
@@ -183,7 +183,7 @@ def test_weights_of_another_model_are_refused_by_the_next_phase(saved: tuple[Run
         run_training(following)
 
 
-def test_another_phase_does_not_go_on_in_the_folder_of_the_last(saved: tuple[RunConfig, Path]) -> None:
+def test_another_phase_does_not_go_on_in_the_directory_of_the_last(saved: tuple[RunConfig, Path]) -> None:
     config, _ = saved
     with pytest.raises(CheckpointError, match="saved by a run with phase=sft, but this one has warmup"):
         run_training(replace(config, phase="warmup", schedule=replace(config.schedule, steps=4)))

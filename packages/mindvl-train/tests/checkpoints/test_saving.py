@@ -23,8 +23,8 @@ from mindvl_train.checkpoints.integrity import find_damage
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_a_kill_between_tensors_and_rename_leaves_the_older_checkpoint_in_charge(
@@ -45,12 +45,12 @@ def test_a_kill_between_tensors_and_rename_leaves_the_older_checkpoint_in_charge
         patched.setattr(os, "replace", killed)
         with pytest.raises(Killed):
             run_training(config)
-    folder = config.out / "checkpoints"
-    assert names(folder) == ["step-00000002", "step-00000004.unfinished"]
+    directory = config.out / "checkpoints"
+    assert names(directory) == ["step-00000002", "step-00000004.unfinished"]
     seen: list[int] = []
     run_training(config, on_step=lambda step, loss: seen.append(step))
     assert seen == [3, 4]
-    assert names(folder) == ["step-00000002", "step-00000004"]
+    assert names(directory) == ["step-00000002", "step-00000004"]
 
 
 def test_only_the_newest_are_kept(make_config: Callable[..., RunConfig]) -> None:
@@ -127,7 +127,7 @@ def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
 
     class FullDisk(saving.ChunkWriter):
         def add(self, piece: Any) -> None:
-            if "step-00000002" in str(self._folder):
+            if "step-00000002" in str(self._directory):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             super().add(piece)
 
@@ -186,7 +186,7 @@ def test_a_failed_save_asks_the_loop_to_stop_and_says_why_at_the_next_call(tmp_p
     with one_process():
         saver = Saver(tmp_path, CheckpointConfig(in_background=True), {})
         writing = saver._writing = _Writing(tmp_path, CheckpointConfig(), "step-00000001")
-        saver._thread = threading.Thread(target=writing.run, args=([], {}))  # its folder was never made
+        saver._thread = threading.Thread(target=writing.run, args=([], {}))  # its directory was never made
         saver._thread.start()
         saver._thread.join()
         assert saver.failed

@@ -41,6 +41,6 @@ def test_every_rank_gets_the_task_and_is_heard(program: str, tmp_path: Path) -> 
 
 
 def test_a_check_writes_no_log_where_the_recipe_does_and_skips_no_step(make_config: Callable[..., RunConfig]) -> None:
-    given = make_config(faults=FaultsConfig(on_bad_step="skip"))
+    given = make_config(faults=FaultsConfig(on_anomalous_step="skip"))
     logged = replace(given.data, audit_log=Path("audit.jsonl"), quarantine_log=Path("quarantine.jsonl"))
     assert apart(replace(given, data=logged)) == replace(given, faults=FaultsConfig())

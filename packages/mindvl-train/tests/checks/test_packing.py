@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a row do not see each other; where they do, the check says so."""
+"""Samples of a pack do not see each other; where they do, the check says so."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,46 +17,46 @@ from mindvl_train.run import model_config_of
 
 
 @pytest.fixture
-def row(make_config: Callable[..., RunConfig]) -> Batch:
+def pack(make_config: Callable[..., RunConfig]) -> Batch:
     config = make_config()
-    with Loader(config.data, packs_per_step=8, position_kind="rope") as loader:
-        return max((next(loader) for _ in range(8)), key=lambda row: len(row.segments))
+    with Loader(config.data, global_batch_size=8, position_kind="rope") as loader:
+        return max((next(loader) for _ in range(8)), key=lambda pack: len(pack.segments))
 
 
-def test_samples_taken_out_of_a_row_are_the_row_again_when_joined(row: Batch) -> None:
-    singles = [alone(row, number) for number in range(len(row.segments))]
-    length = int(row.cu_seqlens[len(row.segments)])
-    for name, whole in (("input_ids", row.input_ids[:length]), ("labels", row.labels[:length])):
+def test_samples_taken_out_of_a_pack_are_the_pack_again_when_joined(pack: Batch) -> None:
+    singles = [alone(pack, number) for number in range(len(pack.segments))]
+    length = int(pack.cu_seqlens[len(pack.segments)])
+    for name, whole in (("input_ids", pack.input_ids[:length]), ("labels", pack.labels[:length])):
         assert torch.equal(torch.cat([getattr(one, name) for one in singles]), whole)
     for name in ("pixel_values", "image_grid_thw"):
-        assert torch.equal(torch.cat([getattr(one, name) for one in singles]), getattr(row, name))
-    assert sum(one.num_label_tokens for one in singles) == row.num_label_tokens
+        assert torch.equal(torch.cat([getattr(one, name) for one in singles]), getattr(pack, name))
+    assert sum(one.num_loss_tokens for one in singles) == pack.num_loss_tokens
     assert all(int(one.position_ids[0, 0]) == 0 for one in singles)
 
 
 def test_a_poison_changes_words_and_pixels_of_one_sample_only(
-    row: Batch, make_config: Callable[..., RunConfig]
+    pack: Batch, make_config: Callable[..., RunConfig]
 ) -> None:
     model_config = model_config_of(make_config())
-    before = [alone(row, number) for number in range(len(row.segments))]
-    for number in range(len(row.segments)):
-        changed = poisoned(row, number, model_config)
-        after = [alone(changed, other) for other in range(len(row.segments))]
+    before = [alone(pack, number) for number in range(len(pack.segments))]
+    for number in range(len(pack.segments)):
+        changed = poisoned(pack, number, model_config)
+        after = [alone(changed, other) for other in range(len(pack.segments))]
         for other, (one, two) in enumerate(zip(before, after, strict=True)):
             assert torch.equal(one.input_ids, two.input_ids) == (other != number)
             assert torch.equal(one.labels, two.labels)
             if len(one.pixel_values):
                 assert torch.equal(one.pixel_values, two.pixel_values) == (other != number)
-        placeholders = row.input_ids == model_config.tokens.image
+        placeholders = pack.input_ids == model_config.tokens.image
         assert torch.equal(changed.input_ids == model_config.tokens.image, placeholders)
 
 
-def test_a_row_of_one_word_is_poisoned_too(row: Batch, make_config: Callable[..., RunConfig]) -> None:
+def test_a_pack_of_one_word_is_poisoned_too(pack: Batch, make_config: Callable[..., RunConfig]) -> None:
     model_config = model_config_of(make_config())
     special = torch.tensor([token for token in vars(model_config.tokens).values() if token is not None])
-    word = next(int(token) for token in row.input_ids if token not in special)
-    same = replace(row, input_ids=torch.where(torch.isin(row.input_ids, special), row.input_ids, word))
-    changed = poisoned(same, 0, model_config).input_ids[: int(row.cu_seqlens[1])]
+    word = next(int(token) for token in pack.input_ids if token not in special)
+    same = replace(pack, input_ids=torch.where(torch.isin(pack.input_ids, special), pack.input_ids, word))
+    changed = poisoned(same, 0, model_config).input_ids[: int(pack.cu_seqlens[1])]
     assert int((changed != same.input_ids[: len(changed)]).sum()) > 0
     assert int(changed.max()) < model_config.language.vocab_size
 
@@ -66,7 +66,7 @@ def report_of(config: RunConfig) -> PackingReport:
     return PackingReport(layout="one", processes=1, **packing._check(config))
 
 
-def test_packed_rows_equal_single_samples_for_every_family(make_config: Callable[..., RunConfig]) -> None:
+def test_packed_packs_equal_single_samples_for_every_family(make_config: Callable[..., RunConfig]) -> None:
     from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
     for model in (None, smallest_qwen3_moe(vocab_size=264), smallest_deepseek_v3(vocab_size=264)):
@@ -87,13 +87,13 @@ def test_bf16_is_judged_by_the_rounding_noise_of_the_same_pack(make_config: Call
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_row_whose_samples_see_each_other_is_found(
+def test_a_pack_whose_samples_see_each_other_is_found(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     from mindvl_model import model
 
     class Blind(Segments):
-        """Knows where the row ends and nothing of the samples in it."""
+        """Knows where the pack ends and nothing of the samples in it."""
 
         @classmethod
         def from_cu_seqlens(cls, cu_seqlens: Any) -> Segments:
@@ -105,11 +105,11 @@ def test_a_row_whose_samples_see_each_other_is_found(
     assert min(report.loss, report.gradient, report.neighbour) > 1e-3
 
 
-def test_a_row_of_one_sample_proves_nothing_and_is_refused(make_config: Callable[..., RunConfig]) -> None:
+def test_a_pack_of_one_sample_proves_nothing_and_is_refused(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     data = replace(config.data, sources=(replace(config.data.sources[0], first=1),))
-    with Loader(data, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(data, global_batch_size=1, position_kind="rope") as loader:
         length = next(loader).segments[0].length
     short = replace(data, packing=replace(data.packing, seq_length=-(-length // 8) * 8))
-    with pytest.raises(TrainError, match="none of the first 8 rows has two samples"):
+    with pytest.raises(TrainError, match="none of the first 8 packs has two samples"):
         report_of(replace(config, data=short))

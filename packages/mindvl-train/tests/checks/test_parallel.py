@@ -28,7 +28,7 @@ Make = Callable[..., RunConfig]
 )
 def test_a_layout_is_named_by_its_sizes(make_config: Make, name: str, sizes: dict[str, Any], processes: int) -> None:
     model = smallest_qwen3_moe(vocab_size=264, num_layers=4)
-    config = make_config(model=ModelSection(vision=model.vision, language=model.language), packs_per_step=4)
+    config = make_config(model=ModelSection(vision=model.vision, language=model.language), global_batch_size=4)
     run, found = in_layout(config, name)
     assert run.parallel == ParallelConfig(**sizes)
     assert found == processes
@@ -42,7 +42,7 @@ def test_a_name_that_is_no_layout_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("ep2", "no experts to spread"), ("dp3", "packs_per_step=2"), ("tp3", "tp_size=3")],
+    [("ep2", "no experts to spread"), ("dp3", "global_batch_size=2"), ("tp3", "tp_size=3")],
 )
 def test_a_layout_the_model_does_not_allow_is_refused_with_the_reason(make_config: Make, name: str, why: str) -> None:
     with pytest.raises(TrainError, match=f"layout '{name}': .*{why}"):

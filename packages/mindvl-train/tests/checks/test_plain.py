@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed row taken apart again: every sample with its own pictures, and an update that leaves frozen parts alone."""
+"""A packed pack taken apart again: every sample with its own images, and an update that leaves frozen parts alone."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from mindvl_data import Batch, Loader
-from mindvl_model.hf.export import write_hf_folder
+from mindvl_model.hf.export import write_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.layout import Layout
 from mindvl_model.megatron.process import single_process
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.rows import normalized_pixels
+from mindvl_model.testing.packs import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen2_5_vl
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.checks.alignment import write_start
@@ -30,24 +30,24 @@ def config(make_config: Callable[..., RunConfig]) -> RunConfig:
 
 
 @pytest.fixture
-def rows(config: RunConfig) -> list[Batch]:
-    source = Loader(config.data, packs_per_step=2, position_kind="rope")
+def packs(config: RunConfig) -> list[Batch]:
+    source = Loader(config.data, global_batch_size=2, position_kind="rope")
     try:
         return [next(source) for _ in range(6)]
     finally:
         source.close()
 
 
-def test_samples_put_end_to_end_are_the_row(config: RunConfig, rows: list[Batch]) -> None:
+def test_samples_put_end_to_end_are_the_pack(config: RunConfig, packs: list[Batch]) -> None:
     model_config = model_config_of(config)
-    assert any(len(row.image_grid_thw) > 1 for row in rows)
-    for row in rows:
-        samples = list(samples_of(row, model_config))
-        length = sum(segment.length for segment in row.segments)
-        assert torch.equal(torch.cat([sample["input_ids"][0] for sample in samples]), row.input_ids[:length])
-        assert torch.equal(torch.cat([sample["labels"] for sample in samples]), row.labels[:length])
+    assert any(len(pack.image_grid_thw) > 1 for pack in packs)
+    for pack in packs:
+        samples = list(samples_of(pack, model_config))
+        length = sum(segment.length for segment in pack.segments)
+        assert torch.equal(torch.cat([sample["input_ids"][0] for sample in samples]), pack.input_ids[:length])
+        assert torch.equal(torch.cat([sample["labels"] for sample in samples]), pack.labels[:length])
         pixels = [sample["pixel_values"] for sample in samples if "pixel_values" in sample]
-        assert torch.equal(torch.cat(pixels), normalized_pixels(row.pixel_values, model_config.vision))
+        assert torch.equal(torch.cat(pixels), normalized_pixels(pack.pixel_values, model_config.vision))
         for sample in samples:
             visual = int((sample["input_ids"] == model_config.tokens.image).sum())
             assert visual == int(sample.get("image_grid_thw", torch.zeros(0, 3)).prod(1).sum()) // 4
@@ -60,42 +60,42 @@ def test_transformers_computes_positions_itself_and_others_in_the_pack_are_count
     model = smallest_qwen2_5_vl(vocab_size=264)
     config = make_config(model=ModelSection(vision=model.vision, language=model.language))
     model_config = model_config_of(config)
-    with Loader(config.data, packs_per_step=2, position_kind="mrope") as source:
-        rows = [next(source) for _ in range(2)]
+    with Loader(config.data, global_batch_size=2, position_kind="mrope") as source:
+        packs = [next(source) for _ in range(2)]
     write_start(config, tmp_path / "start")
-    assert all("position_ids" not in sample for row in rows for sample in samples_of(row, model_config))
+    assert all("position_ids" not in sample for pack in packs for sample in samples_of(pack, model_config))
 
     plain = PlainTraining(tmp_path / "start", model_config, config, torch.device("cpu"))
-    plain.step(rows, 1e-3)
+    plain.step(packs, 1e-3)
     assert plain.moved_tokens == 0
 
     counted = [
-        replace(row, position_ids=torch.cat([torch.arange(n) for n in row.cu_seqlens.diff().tolist()]).expand(3, -1))
-        for row in rows
+        replace(pack, position_ids=torch.cat([torch.arange(n) for n in pack.cu_seqlens.diff().tolist()]).expand(3, -1))
+        for pack in packs
     ]
     expected = sum(
-        int((row.position_ids != other.position_ids).any(0).sum()) for row, other in zip(rows, counted, strict=True)
+        int((pack.position_ids != other.position_ids).any(0).sum()) for pack, other in zip(packs, counted, strict=True)
     )
     plain.step(counted, 1e-3)
     assert plain.moved_tokens == expected > 0
 
 
-def test_padding_is_no_sample(config: RunConfig, rows: list[Batch]) -> None:
-    padded = [row for row in rows if len(row.cu_seqlens) - 1 > len(row.segments)]
+def test_padding_is_no_sample(config: RunConfig, packs: list[Batch]) -> None:
+    padded = [pack for pack in packs if len(pack.cu_seqlens) - 1 > len(pack.segments)]
     assert padded
-    for row in padded:
-        samples = list(samples_of(row, model_config_of(config)))
-        assert len(samples) == len(row.segments)
+    for pack in padded:
+        samples = list(samples_of(pack, model_config_of(config)))
+        assert len(samples) == len(pack.segments)
         assert all(bool((sample["labels"] != IGNORE_INDEX).any()) for sample in samples)
 
 
-def test_a_warm_up_changes_the_projector_alone(config: RunConfig, rows: list[Batch], tmp_path: Path) -> None:
+def test_a_warm_up_changes_the_projector_alone(config: RunConfig, packs: list[Batch], tmp_path: Path) -> None:
     write_start(config, tmp_path / "start")
     plain = PlainTraining(
         tmp_path / "start", model_config_of(config), config, torch.device("cpu"), trust_remote_code=True
     )
     before = {name: parameter.detach().clone() for name, parameter in plain.model.named_parameters()}
-    loss, norm = plain.step(rows[:2], 1e-2)
+    loss, norm = plain.step(packs[:2], 1e-2)
     changed = {name for name, parameter in plain.model.named_parameters() if not torch.equal(parameter, before[name])}
     assert loss > 0
     assert norm > 0
@@ -109,11 +109,11 @@ def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
 ) -> None:
     model_config = smallest_qwen2_5_vl(vocab_size=264) if decoder == "qwen2_5_vl" else smallest_config(vocab_size=264)
     kind = model_config.position_kind
-    with Loader(config.data, packs_per_step=2, position_kind=kind) as loader:
+    with Loader(config.data, global_batch_size=2, position_kind=kind) as loader:
         packs = [next(loader) for _ in range(2)]
     assert all(len(pack.cu_seqlens) - 1 > len(pack.segments) > 2 for pack in packs)  # samples and padding
     assert all(len(pack.image_grid_thw) > 1 for pack in packs)
-    total = sum(pack.num_label_tokens for pack in packs)
+    total = sum(pack.num_loss_tokens for pack in packs)
 
     from mindvl_model.model import MindVLModel  # after the device setup
 
@@ -124,7 +124,7 @@ def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
         loss.backward()
         parameters = named_tensors(model)
         write = partial(
-            write_hf_folder, stored=torch.float32, config=model_config,
+            write_hf_directory, stored=torch.float32, config=model_config,
             tokenizer=config.data.tokenizer, processor=ProcessorSettings(min_pixels=784, max_pixels=4704),
         )  # fmt: skip
         write(lambda name: parameters[name].detach(), out=tmp_path / "model")
@@ -134,7 +134,7 @@ def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
         AutoModelForImageTextToText.from_pretrained(tmp_path / name, dtype=torch.float32, trust_remote_code=True)
         for name in ("model", "gradients")
     )
-    inputs = [pack.to_transformers(num_label_tokens=total, position_kind=kind) for pack in packs]
+    inputs = [pack.to_transformers(num_loss_tokens=total, position_kind=kind) for pack in packs]
     plain_loss = sum(plain(**each).loss for each in inputs)
     plain_loss.backward()
     assert plain_loss.item() == pytest.approx(loss.item(), rel=1e-5)

@@ -126,7 +126,7 @@ def test_a_layout_that_stores_a_part_of_a_tensor_is_a_difference_and_no_tracebac
     read = runs._Gradients.read
 
     def partly(self: Any, key: str) -> Any:
-        if "other" in str(self._reader._folder) and key.endswith("projector.fc1.weight"):
+        if "other" in str(self._reader._directory) and key.endswith("projector.fc1.weight"):
             raise ValueError(f"{key}: 1 of 2 values are stored")
         return read(self, key)
 

@@ -115,7 +115,7 @@ def test_a_part_that_takes_too_long_ends_the_process_with_its_stacks(tmp_path: P
 
 @pytest.fixture
 def two_ranks(make_config: Callable[..., RunConfig], tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
-    """Two processes that train for long, watched closely; the folder of the run and the launcher."""
+    """Two processes that train for long, watched closely; the directory of the run and the launcher."""
     config = make_config(
         steps=100_000,
         checkpoints=CheckpointConfig(every_steps=100_000),

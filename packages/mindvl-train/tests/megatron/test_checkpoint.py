@@ -53,9 +53,9 @@ WORKER = """
 """
 
 
-def run_in_two(runs: list[tuple[RunConfig, int]], folder: Path) -> None:
+def run_in_two(runs: list[tuple[RunConfig, int]], directory: Path) -> None:
     """Run configurations in turn in the same two processes, each to a step."""
-    job = folder / "job.pickle"
+    job = directory / "job.pickle"
     job.write_bytes(pickle.dumps(runs))
     # As torchrun does: a store of ours that the workers meet in.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -89,9 +89,9 @@ def chain(config: RunConfig, layouts: tuple[ParallelConfig, ...]) -> list[tuple[
     return [(replace(config, parallel=parallel), 2 * number) for number, parallel in enumerate(layouts, start=1)]
 
 
-def weights_of(checkpoint: Path, folder: Path) -> dict[str, torch.Tensor]:
-    export_checkpoint(checkpoint, folder)
-    return load_file(folder / "model.safetensors")
+def weights_of(checkpoint: Path, directory: Path) -> dict[str, torch.Tensor]:
+    export_checkpoint(checkpoint, directory)
+    return load_file(directory / "model.safetensors")
 
 
 @pytest.mark.multi

@@ -21,7 +21,7 @@ from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.megatron.groups import destroy_groups
 from mindvl_train.metrics.metrics import Metrics
-from mindvl_train.metrics.row_tally import RunFacts
+from mindvl_train.metrics.pack_tally import RunFacts
 from mindvl_train.parallel import process_groups
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport
@@ -41,10 +41,10 @@ class Kept:
         self.closed = True
 
 
-def step_of(loss_sum: float, label_tokens: int) -> StepReport:
+def step_of(loss_sum: float, loss_tokens: int) -> StepReport:
     return StepReport(
         loss_sum=torch.tensor(loss_sum),
-        num_label_tokens=label_tokens,
+        num_loss_tokens=loss_tokens,
         grad_norm=0.5,
         learning_rate=0.1,
         num_tokens=100,
@@ -59,20 +59,20 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
     with process_groups(enter(), seed=0) as place:
         metrics = Metrics([sink], 2, place, facts)
         answers = []
-        for state.step, (loss_sum, label_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
-            answers.append(metrics.add(state, step_of(loss_sum, label_tokens), report_now=state.step == 3))
+        for state.step, (loss_sum, loss_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
+            answers.append(metrics.add(state, step_of(loss_sum, loss_tokens), report_now=state.step == 3))
             if state.step == 3:
                 metrics.add_save(1000.0)
         metrics.close()
     assert answers[:3] == [None, 1.0, 1.0]  # 10 over 10 tokens, 3 over 3
     assert math.isnan(answers[3])  # nothing over nothing
     assert [report["step"] for report in sink.reports] == [2, 3, 4]
-    assert [report["label_tokens"] for report in sink.reports] == [10, 13, 13]
+    assert [report["loss_tokens"] for report in sink.reports] == [10, 13, 13]
     assert [report["tokens"] for report in sink.reports] == [200, 300, 400]
     assert [report["checkpoint_s"] for report in sink.reports] == [0, 0, 1000]
     assert sink.reports[2]["seconds_per_step"] < 0  # a save is no part of a step
     assert sink.reports[0]["seconds_per_step"] == pytest.approx(100 / sink.reports[0]["tokens_per_s"], rel=1e-6)
-    assert (state.label_tokens, state.tokens, sink.closed) == (13, 400, True)
+    assert (state.loss_tokens, state.tokens, sink.closed) == (13, 400, True)
 
 
 def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,8 +103,8 @@ def test_groups_come_down_so_that_a_process_can_train_again() -> None:
     destroy_groups()  # once more does no harm
 
 
-# Trains one step from the same weights and rows in a layout, and reports it. In the data-parallel one, then steps in
-# which the second rank alone has a slow loader, much text, large pictures.
+# Trains one step from the same weights and packs in a layout, and reports it. In the data-parallel one, then steps in
+# which the second rank alone has a slow loader, much text, large images.
 WORKER = """
     import json, os, pickle, sys, time
     from dataclasses import replace
@@ -113,7 +113,7 @@ WORKER = """
     import torch
     from mindvl_data import Loader
     from mindvl_model import enter
-    from mindvl_model.testing.rows import pack, random_segment
+    from mindvl_model.testing.packs import pack_segments, random_segment
     from mindvl_train.config import ParallelConfig
     accelerator = enter()
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
@@ -132,21 +132,21 @@ WORKER = """
     class Kept(list):
         write = list.append
 
-    class Row:
+    class Pack:
         def __init__(self, **segment):
-            self._inputs = pack([random_segment(model_config, **segment)])
-            self.num_label_tokens = int((self._inputs["labels"] != -100).sum())
-            pictures = len(segment.get("grids", ()))
-            self.segments = [SimpleNamespace(source="text", num_images=pictures, num_videos=0, bad=False)]
+            self._inputs = pack_segments([random_segment(model_config, **segment)])
+            self.num_loss_tokens = int((self._inputs["labels"] != -100).sum())
+            images = len(segment.get("grids", ()))
+            self.segments = [SimpleNamespace(source="text", num_images=images, num_videos=0, bad=False)]
         def to(self, device):
             return self
         def model_inputs(self):
             return self._inputs
 
-    def slow(rows, seconds):
-        for row in rows:
+    def slow(packs, seconds):
+        for pack in packs:
             time.sleep(seconds)
-            yield row
+            yield pack
 
     def steps(parallel):
         with process_groups(accelerator, 0, parallel) as place:
@@ -169,18 +169,18 @@ WORKER = """
                 metrics.add(state, report, report_now=False)
             return [{**report, "wall": wall} for report, wall in zip(kept, walls, strict=True)]
 
-    with Loader(config.data, packs_per_step=2, position_kind="rope") as loader:
-        rows = [next(loader) for _ in range(2)]
+    with Loader(config.data, global_batch_size=2, position_kind="rope") as loader:
+        packs = [next(loader) for _ in range(2)]
 
     def sources_of(place):
-        yield rows[place.dp_rank :: place.dp_size], 2 // place.dp_size
+        yield packs[place.dp_rank :: place.dp_size], 2 // place.dp_size
         if place.dp_size == 1:
             return
         small, second = dict(num_text=8), place.dp_rank == 1
-        yield [Row(**small)], 1
-        yield slow([Row(**small)], 0.5 * second), 1
-        yield [Row(num_text=2000 if second else 8)], 1
-        yield [Row(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
+        yield [Pack(**small)], 1
+        yield slow([Pack(**small)], 0.5 * second), 1
+        yield [Pack(num_text=2000 if second else 8)], 1
+        yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
 
     layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2)]
     reports = []
@@ -194,10 +194,10 @@ WORKER = """
 @pytest.fixture(scope="module")
 def reports(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process and what two report, with experts and multi-token prediction."""
-    folder = tmp_path_factory.mktemp("metrics")
+    directory = tmp_path_factory.mktemp("metrics")
     model = smallest_deepseek_v3(num_mtp_layers=1)
-    job = folder / "job.pickle"
-    config = config_for(folder / "run", model=ModelSection(vision=model.vision, language=model.language))
+    job = directory / "job.pickle"
+    config = config_for(directory / "run", model=ModelSection(vision=model.vision, language=model.language))
     job.write_bytes(pickle.dumps(config))
 
     def start(rank: int, world: int, ports: list[str]) -> "subprocess.Popen[str]":
@@ -237,8 +237,8 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
     squares = sum(norm**2 for norm in one["grad_norm_by_part"].values())
     assert squares**0.5 == pytest.approx(one["grad_norm"], rel=1e-6)
     assert sum(one["tokens_by_source"].values()) == one["since_last"]["sample_tokens"]
-    assert one["since_last"]["rows"] == 2
-    assert 0 < one["fill"] <= 1
+    assert one["since_last"]["packs"] == 2
+    assert 0 < one["packing_efficiency"] <= 1
     assert one["mtp_loss"].keys() == {"1"}
     assert len(one["routers"]["load"]) > 1  # of the decoder and of multi-token prediction
     assert min(one["routers"]["load"].values()) >= 1
@@ -254,7 +254,7 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
 
 @pytest.mark.multi
 def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, Any]) -> None:
-    _, slow, text, pictures = (report["step_split"] for report in reports["uneven"])
+    _, slow, text, images = (report["step_split"] for report in reports["uneven"])
     for report in reports["uneven"]:
         assert sum(report["step_split"].values()) == pytest.approx(report["wall"], rel=0.01, abs=0.02)
         assert min(report["step_split"].values()) >= 0
@@ -262,6 +262,6 @@ def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, 
     assert slow["data_wait"] == max(slow.values())
     lost = ("data_wait", "vision_imbalance", "language_imbalance", "pipeline_bubble", "optimizer", "host")
     assert max(lost, key=lambda name: text[name]) == "language_imbalance"
-    assert max(lost, key=lambda name: pictures[name]) == "vision_imbalance"
+    assert max(lost, key=lambda name: images[name]) == "vision_imbalance"
     assert reports["uneven"][2]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
     assert reports["uneven"][3]["imbalance"]["vision"] > 1.9

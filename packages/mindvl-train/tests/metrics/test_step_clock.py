@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from mindvl_model import MindVLModel, enter
-from mindvl_model.testing.rows import pack, random_segment
+from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train.metrics import step_clock
 from mindvl_train.metrics.step_clock import StepClock, seconds_by_phase
@@ -62,9 +62,9 @@ def test_times_of_any_kind_are_summed_by_phase() -> None:
     assert (seconds["host"], seconds["data"]) == (1 + 2, 0 + 2)
 
 
-def test_tower_and_projector_are_told_from_the_language_model_in_forward_and_backward() -> None:
+def test_vision_encoder_and_projector_are_told_from_the_language_model_in_forward_and_backward() -> None:
     config = smallest_config(vocab_size=264)
-    row = pack([random_segment(config, grids=[(1, 4, 4)], num_text=9, seed=1)])
+    pack = pack_segments([random_segment(config, grids=[(1, 4, 4)], num_text=9, seed=1)])
     from mindvl_model.megatron.blocks import Layout
 
     with process_groups(enter(), seed=0):
@@ -78,13 +78,13 @@ def test_tower_and_projector_are_told_from_the_language_model_in_forward_and_bac
         for part in (model.vision, model.language.decoder):
             assert part is not None
             part.register_forward_hook(lambda *_: seen.append(clock._stack[-1]))
-        model(**row).backward()
+        model(**pack).backward()
         assert seen == ["host"] * 4  # nothing is measured yet
         seen.clear()
         clock.start()
         clock.begin("compute")
-        model(**row).backward()
-        model(**row)
+        model(**pack).backward()
+        model(**pack)
         clock.stop()
     seconds = clock.take()
     assert seen == ["vision", "language", "language", "vision", "vision", "language"]  # backward the other way round

@@ -28,7 +28,7 @@ def test_one_rank_alone_waits_for_nobody() -> None:
     assert split.total == 9.75
 
 
-def test_waiting_for_a_rank_with_more_pictures_is_vision_imbalance() -> None:
+def test_waiting_for_a_rank_with_more_images_is_vision_imbalance() -> None:
     split = split_step([rank(0, vision=1, language=4, communication=3.5), rank(1, vision=4, language=4)])
     # the slowest works 8, the mean is 6.5; what is left of the waiting, 1.75 on average, is no imbalance
     assert (split.vision, split.language) == (2.5, 4)
@@ -52,7 +52,7 @@ def test_more_of_both_is_shared_as_it_arose_and_less_of_one_pays_for_the_other()
 
 
 def test_a_slow_stage_is_imbalance_and_the_rest_of_waiting_for_stages_the_bubble() -> None:
-    # one pipeline of two stages: the tower makes the first one slower by 2, fill and drain cost 3 each
+    # one pipeline of two stages: the vision encoder makes the first one slower by 2, fill and drain cost 3 each
     split = split_step([rank(0, 0, vision=2, language=6, pipeline=3), rank(0, 1, language=6, pipeline=5)])
     assert split.vision_imbalance == pytest.approx(1)
     assert split.pipeline_bubble == pytest.approx(3)

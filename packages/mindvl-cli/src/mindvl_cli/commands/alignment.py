@@ -40,16 +40,16 @@ def alignment(
     (what training changed in each parameter); in bf16 (precision=bf16) they are 4 times the difference of the plain
     loop in bf16 to the same in fp32. Exit code 1 beyond a bound. The `out` of the recipe is left alone.
     """
-    from mindvl_cli.plan_file import load_ready
+    from mindvl_cli.pipeline_file import load_ready
     from mindvl_cli.progress import progress
     from mindvl_train.checks.alignment import check_alignment, num_steps
 
     config = load_ready(recipe, (*overrides, f"schedule.steps={steps}"))
     with (
-        tempfile.TemporaryDirectory(prefix="mindvl-alignment-") as folder,
+        tempfile.TemporaryDirectory(prefix="mindvl-alignment-") as directory,
         progress("train", total=num_steps(config), unit="steps") as advance,
     ):
-        report = check_alignment(config, Path(folder), on_step=lambda done: advance())
+        report = check_alignment(config, Path(directory), on_step=lambda done: advance())
     if out is not None:
         _write(out, report)
     click.echo(json.dumps(_plain(report), allow_nan=False) if as_json else _text(report))

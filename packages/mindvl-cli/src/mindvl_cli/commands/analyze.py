@@ -47,20 +47,20 @@ def analyze() -> None:
     """Measure what a trained model does inside."""
 
 
-@analyze.command(epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --rows 100 --out routing.html")
+@analyze.command(epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --packs 100 --out routing.html")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--data", required=True, type=click.Path(exists=True, path_type=Path), help="A recipe, or one folder of shards."
+    "--data", required=True, type=click.Path(exists=True, path_type=Path), help="A recipe, or one directory of shards."
 )
 @click.option("--segment-lengths", type=_Numbers(int, 1), default="16,64,256", show_default=True, help="Tokens.")
 @click.option(
     "--cache-sizes", type=_Numbers(float, 0.01), default="1.0,1.5,2", show_default=True,
     help="In multiples of the experts that a token is sent to.",
 )  # fmt: skip
-@click.option("--rows", type=click.IntRange(min=1), default=32, show_default=True, help="Packed rows that are run.")
+@click.option("--packs", type=click.IntRange(min=1), default=32, show_default=True, help="Packed packs that are run.")
 @click.option(
     "--seq-length", type=click.IntRange(min=8), default=4096, show_default=True,
-    help="Tokens of a row, for a folder of shards; a recipe says its own.",
+    help="Tokens of a pack, for a directory of shards; a recipe says its own.",
 )  # fmt: skip
 @click.option("--out", type=OUT_FILE, help="Write a page with curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
@@ -69,18 +69,18 @@ def routing(
     data: Path,
     segment_lengths: tuple[int, ...],
     cache_sizes: tuple[float, ...],
-    rows: int,
+    packs: int,
     seq_length: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Say how well a cache of experts would serve MODEL: a run, a checkpoint or a transformers folder with experts.
+    """Say how well a cache of experts would serve MODEL: a run, a checkpoint or a transformers directory with experts.
 
     SRP is how well a fixed group of experts covers each window of tokens, SCH the best share of wanted experts that a
     cache of a size holds, both by kind of token and source. docs/routing.md defines them.
     """
     from mindvl_data import Loader
-    from mindvl_model.routing import analysis_of, run_rows
+    from mindvl_model.routing import analysis_of, run_packs
 
     config, tokenizer, load = _model(model)
     analysis = analysis_of(config, segment_lengths)
@@ -88,24 +88,24 @@ def routing(
     with (
         load() as built,
         Loader(
-            data_config, packs_per_step=1, position_kind=config.position_kind, vocab_size=config.language.vocab_size
+            data_config, global_batch_size=1, position_kind=config.position_kind, vocab_size=config.language.vocab_size
         ) as loader,
-        progress("routing", total=rows, unit="rows") as advance,
+        progress("routing", total=packs, unit="packs") as advance,
     ):
         device = next(built.parameters()).device
-        batches = (batch.to(device) for batch in islice(loader, rows))
-        for _ in run_rows(built, batches, analysis, config.tokens):
+        batches = (batch.to(device) for batch in islice(loader, packs))
+        for _ in run_packs(built, batches, analysis, config.tokens):
             advance()
     scores = analysis.scores(cache_sizes)
     if not scores:
         raise CliError(
-            f"no sample of {analysis.num_rows} rows has {min(segment_lengths)} tokens. {data}. "
+            f"no sample of {analysis.num_packs} packs has {min(segment_lengths)} tokens. {data}. "
             "Use shorter --segment-lengths or other data."
         )
     figures: dict[str, Any] = {
         "model": str(model),
         "data": str(data),
-        "rows": analysis.num_rows,
+        "packs": analysis.num_packs,
         "tokens": analysis.num_tokens,
         "layers": list(analysis.layers),
         "experts": analysis.num_experts,
@@ -122,25 +122,25 @@ def routing(
 
 
 def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
-    """Configuration, folder of the tokenizer, and what gives the model with its weights inside a process group."""
+    """Configuration, directory of the tokenizer, and what gives the model with its weights inside a process group."""
     from contextlib import contextmanager
 
     from mindvl_model import enter
 
     accelerator = enter()
     from mindvl_model import MindVLModel
-    from mindvl_model.hf.folder_config import config_from_folder
-    from mindvl_model.hf.load import load_hf_folder
+    from mindvl_model.hf.directory_config import config_from_directory
+    from mindvl_model.hf.load import load_hf_directory
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
+    from mindvl_train.checkpoints.directory import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.export import model_config
-    from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.restore import load_weights
     from mindvl_train.layouts import DTYPES
 
-    is_folder = (path / "config.json").is_file()
-    if is_folder:
-        config, tokenizer = config_from_folder(path), path if (path / "tokenizer_config.json").is_file() else None
+    is_directory = (path / "config.json").is_file()
+    if is_directory:
+        config, tokenizer = config_from_directory(path), path if (path / "tokenizer_config.json").is_file() else None
         dtype = DTYPES["fp32" if accelerator.kind == "cpu" else "bf16"]
     else:
         checkpoint = newest_checkpoint(path)
@@ -153,8 +153,8 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     def load() -> Any:
         with single_process():
             model = MindVLModel(config, Layout(dtype=dtype))
-            if is_folder:
-                load_hf_folder(model, config, path)
+            if is_directory:
+                load_hf_directory(model, config, path)
             else:
                 load_weights(checkpoint, model)
             yield model.to(accelerator.device()).eval()
@@ -163,7 +163,7 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
 
 
 def _data(path: Path, tokenizer: Path | None, seq_length: int) -> "DataConfig":
-    """The data section of a recipe without its logs, or one source made of a folder of shards."""
+    """The data section of a recipe without its logs, or one source made of a directory of shards."""
     from mindvl_cli.load import load_section
     from mindvl_data import DataConfig, PackingConfig, SourceConfig
 
@@ -190,7 +190,7 @@ def _print(figures: dict[str, Any], scores: "Sequence[RoutingScore]", out: Path 
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"{figures['rows']:,} rows, {figures['tokens']:,} tokens; {len(figures['layers'])} layers of "
+        f"{figures['packs']:,} packs, {figures['tokens']:,} tokens; {len(figures['layers'])} layers of "
         f"{figures['experts']} experts, {figures['experts_per_token']} for each token"
     )
     table = Table(box=None, pad_edge=False)

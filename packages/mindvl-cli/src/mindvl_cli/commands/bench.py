@@ -34,19 +34,19 @@ NAMES = {  # of a script -> its package
 @click.option("--quick", is_flag=True, help="Smaller inputs and fewer rounds: a look, not a figure to quote.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing (rows from lengths), loader (pictures by core), scale (memory, start), ops (operators) or step.
+    """Measure packing (rows from lengths), loader (images by core), scale (memory, start), ops (operators) or step.
 
     step trains small models beside transformers and beside a bare loop.
     """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
-    report |= run_script(benchmarks_folder(NAMES[name]) / f"{name}.py", quick=quick)
+    report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)
     if as_json:
         click.echo(json.dumps(report))
     else:
         print_table(report)
 
 
-def benchmarks_folder(package: str) -> Path:
+def benchmarks_directory(package: str) -> Path:
     """Where the benchmark scripts of a package lie, beside its source.
 
     Raises:
@@ -54,13 +54,13 @@ def benchmarks_folder(package: str) -> Path:
     """
     spec = importlib.util.find_spec(package)  # finds without importing
     source = Path(spec.origin).parent if spec and spec.origin else Path()
-    folder = source.parents[1] / "benchmarks" if len(source.parents) > 1 else source
-    if not any(folder.glob("*.py")):
+    directory = source.parents[1] / "benchmarks" if len(source.parents) > 1 else source
+    if not any(directory.glob("*.py")):
         raise CliError(
             f"the benchmarks are not part of the installed {package.replace('_', '-')}. {source}. "
             "Run `uv run mindvl bench` in a checkout of the repository."
         )
-    return folder
+    return directory
 
 
 def run_script(script: Path, *, quick: bool) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     ctx.exit(0 if holds else 1)
 
 
-@check.command(short_help="A model folder against transformers.")
+@check.command(short_help="A model directory against transformers.")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="How many.")
 @click.option(
@@ -76,7 +76,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     help="Type of weights and activations.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
-@click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary folder.")
+@click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary directory.")
 @TRUST_REMOTE_CODE
 @click.option("--out", type=OUT_FILE, help="CSV file for the errors of every input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")

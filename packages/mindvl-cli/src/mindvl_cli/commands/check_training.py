@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl check packing` and `check parallel`: samples of a row do not meet, and training comes out the same however it
+"""`mindvl check packing` and `check parallel`: samples of a pack do not meet, and training comes out the same however it
 is spread; on the user's own recipe.
 
 Thin: mindvl_train.checks does the work; check.py, to whose group they belong, adds them.
@@ -43,7 +43,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
     help="Such as dp2,tp2,tp2pp2,pp2vpp2,cp2,ep2; without it, two processes in each way that the model allows.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps trained in each layout.")
-@click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Packed rows in each step.")
+@click.option("--packs", type=click.IntRange(min=1), default=4, show_default=True, help="Packed packs in each step.")
 @DTYPE
 @AS_JSON
 @click.pass_context
@@ -53,7 +53,7 @@ def parallel(
     overrides: tuple[str, ...],
     layouts: str | None,
     steps: int,
-    rows: int,
+    packs: int,
     precision: "Precision",
     as_json: bool,
 ) -> None:
@@ -66,14 +66,14 @@ def parallel(
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
     from mindvl_cli.machine import num_cores
-    from mindvl_cli.plan_file import load_ready
+    from mindvl_cli.pipeline_file import load_ready
     from mindvl_train.checks.parallel import check_parallel, num_runs, usual_layouts
 
-    config = replace(load_ready(recipe, overrides), packs_per_step=rows)
+    config = replace(load_ready(recipe, overrides), global_batch_size=packs)
     names = layouts.split(",") if layouts else usual_layouts(config)
-    with _places(num_runs(names, precision)) as (folder, on_layout):
+    with _places(num_runs(names, precision)) as (directory, on_layout):
         reports = check_parallel(
-            config, names, folder, steps=steps, num_cores=num_cores(), precision=precision, on_layout=on_layout
+            config, names, directory, steps=steps, num_cores=num_cores(), precision=precision, on_layout=on_layout
         )
     holds = all(report.holds for report in reports)
     if as_json:
@@ -85,7 +85,7 @@ def parallel(
     ctx.exit(0 if holds else 1)
 
 
-@click.command(short_help="Samples packed into one row against samples alone.")
+@click.command(short_help="Samples packed into one pack against samples alone.")
 @RECIPE
 @OVERRIDES
 @click.option(
@@ -93,7 +93,7 @@ def parallel(
     metavar="NAME,...",
     default="one",
     show_default=True,
-    help="Such as one,pp2,cp2: on every pipeline stage, with rows cut over context-parallel ranks.",
+    help="Such as one,pp2,cp2: on every pipeline stage, with packs cut over context-parallel ranks.",
 )
 @DTYPE
 @AS_JSON
@@ -101,21 +101,23 @@ def parallel(
 def packing(
     ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layouts: str, precision: "Precision", as_json: bool
 ) -> None:
-    """Prove on RECIPE's model and data that samples in one row do not see each other. Exit code 1 if they do.
+    """Prove on RECIPE's model and data that samples in one pack do not see each other. Exit code 1 if they do.
 
-    Loss and gradients of a packed row and of its samples one by one must agree to 1e-5 in fp32, and with one sample
-    changed no other's loss may move. Rows without their lengths must differ, or the check could not fail.
+    Loss and gradients of a packed pack and of its samples one by one must agree to 1e-5 in fp32, and with one sample
+    changed no other's loss may move. Packs without their lengths must differ, or the check could not fail.
 
     Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
     """
     from mindvl_cli.machine import num_cores
-    from mindvl_cli.plan_file import load_ready
+    from mindvl_cli.pipeline_file import load_ready
     from mindvl_train.checks.packing import check_packing
 
     config = load_ready(recipe, overrides)
     names = layouts.split(",")
-    with _places(len(names)) as (folder, on_layout):
-        reports = check_packing(config, names, folder, num_cores=num_cores(), precision=precision, on_layout=on_layout)
+    with _places(len(names)) as (directory, on_layout):
+        reports = check_packing(
+            config, names, directory, num_cores=num_cores(), precision=precision, on_layout=on_layout
+        )
     holds = all(report.holds for report in reports)
     if as_json:
         click.echo(json.dumps({"ok": holds, "recipe": str(recipe), "layouts": [_plain(report) for report in reports]}))
@@ -126,11 +128,11 @@ def packing(
 
 @contextmanager
 def _places(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
-    """A folder that goes away afterwards, and what to tell the name of each layout before it runs."""
+    """A directory that goes away afterwards, and what to tell the name of each layout before it runs."""
     from mindvl_cli.progress import progress
 
     with (
-        tempfile.TemporaryDirectory(prefix="mindvl-check-") as folder,
+        tempfile.TemporaryDirectory(prefix="mindvl-check-") as directory,
         progress("compare", total=layouts, unit="layouts") as advance,
     ):
         begun = 0
@@ -140,34 +142,34 @@ def _places(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
             advance(1 if begun else 0, note=name)
             begun += 1
 
-        yield Path(folder), on_layout
+        yield Path(directory), on_layout
 
 
 def packing_text(reports: "Sequence[PackingReport]") -> str:
     """A table of relative differences, one line a layout; what failed is told below."""
-    row = "{:<12}{:>9}{:>8}{:>8}{:>10}{:>10}{:>11}{:>10}{:>10}  {:<9}{}"
+    pack = "{:<12}{:>9}{:>8}{:>8}{:>10}{:>10}{:>11}{:>10}{:>10}  {:<9}{}"
     heads = ("layout", "processes", "samples", "tokens", "loss", "gradient", "neighbour", "poisoned", "control")
-    lines = [row.format(*heads, "verdict", "worst parameter")]
+    lines = [pack.format(*heads, "verdict", "worst parameter")]
     for one in reports:
         numbers = (one.loss, one.gradient, one.neighbour, one.poisoned, one.control)
         shown = [f"{number:.1e}" if not one.problem else "-" for number in numbers]
         verdict = "failed" if one.problem else "kept" if one.holds else "leaks"
-        line = row.format(one.layout, one.processes, one.samples, one.tokens, *shown, verdict, one.parameter)
+        line = pack.format(one.layout, one.processes, one.samples, one.tokens, *shown, verdict, one.parameter)
         lines.append(line.rstrip())
     return "\n".join([*lines, *_remarks(reports)])
 
 
 def parallel_text(reports: "Sequence[LayoutReport]") -> str:
     """A table of the worst relative differences, one line a layout; what failed stands below."""
-    row = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}{:>10}{:>10}  {:<9}{}"
+    pack = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}{:>10}{:>10}  {:<9}{}"
     heads = ("layout", "processes", "steps", "loss", "norm", "gradient", "router", "figures")
-    lines = [row.format(*heads, "verdict", "worst")]
+    lines = [pack.format(*heads, "verdict", "worst")]
     for one in reports:
         found = [one.differences.get(column) for column in ("loss", "grad_norm", "gradient", "router", "figures")]
         numbers = [f"{difference.value:.1e}" if difference else "-" for difference in found]
         verdict = "failed" if one.problem else "equal" if one.holds else "differs"
         name = one.worst.name if one.differences else ""
-        lines.append(row.format(one.layout, one.processes, one.steps, *numbers, verdict, name).rstrip())
+        lines.append(pack.format(one.layout, one.processes, one.steps, *numbers, verdict, name).rstrip())
     return "\n".join([*lines, *_remarks(reports)])
 
 

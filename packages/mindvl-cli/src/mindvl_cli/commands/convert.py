@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl convert`: a mindvl checkpoint to a folder that transformers loads, and such folders to a checkpoint."""
+"""`mindvl convert`: a mindvl checkpoint to a directory that transformers loads, and such directories to a checkpoint."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 
 from mindvl_cli.progress import reported_progress
 
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(
@@ -18,16 +18,18 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.argument("paths", nargs=-1, required=True, metavar="[SOURCE] DESTINATION", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Choice(["mindvl", "hf"]), help="Default: whatever SOURCE is not.")
-@click.option("--vision", type=FOLDER, help="In place of SOURCE: the transformers folder whose vision tower is taken.")
-@click.option("--language", type=FOLDER, help="The same for the language model; the projector starts at random.")
-@click.option("--size", help="Named size of the model; default: what the folders' configurations say.")
+@click.option(
+    "--vision", type=DIRECTORY, help="In place of SOURCE: the transformers directory whose vision encoder is taken."
+)
+@click.option("--language", type=DIRECTORY, help="The same for the language model; the projector starts at random.")
+@click.option("--size", help="Named size of the model; default: what the directories' configurations say.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what starts at random.", show_default=True)
 @click.option(
-    "--tokenizer", type=FOLDER, help="Default: that of the run, or of the folder; tokens it adds start at random."
+    "--tokenizer", type=DIRECTORY, help="Default: that of the run, or of the directory; tokens it adds start at random."
 )
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="Type of the written weights; default: as they are.")
-@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest picture area it takes; default: the run's.")
-@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest picture area it takes; default: the run's.")
+@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest image area it takes; default: the run's.")
+@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest image area it takes; default: the run's.")
 @click.option(
     "--shard-mb", type=click.IntRange(min=1), default=4096, show_default=True, help="Size of a weight file, in MiB."
 )
@@ -42,13 +44,13 @@ def convert(
 ) -> None:
     """Write weights in the other form, one parameter at a time.
 
-    A run folder or a checkpoint becomes a transformers folder. A transformers folder, or the parts of two, becomes a
+    A run directory or a checkpoint becomes a transformers directory. A transformers directory, or the parts of two, becomes a
     checkpoint for init.checkpoint. DESTINATION must not exist.
     """
     low, high = settings["min_pixels"], settings["max_pixels"]
     if low is not None and high is not None and low > high:
         raise click.UsageError(
-            f"--min-pixels {low} is above --max-pixels {high}, so no picture fits. Swap or change them."
+            f"--min-pixels {low} is above --max-pixels {high}, so no image fits. Swap or change them."
         )
     composed = vision is not None or language is not None
     if len(paths) != (1 if composed else 2):
@@ -58,7 +60,9 @@ def convert(
     *sources, destination = paths
     for source in sources:
         if not source.is_dir():
-            raise click.UsageError(f"{source}: there is no such folder. Name a run, a checkpoint or a model folder.")
+            raise click.UsageError(
+                f"{source}: there is no such directory. Name a run, a checkpoint or a model directory."
+            )
     found = "mindvl" if composed or (sources[0] / "config.json").is_file() else "hf"
     if to not in (None, found):
         raise click.UsageError(f"--to {to}, but the source is of that form already. Name another source.")
@@ -93,7 +97,7 @@ def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[s
 def _import(
     model: Path | None, vision: Path | None, language: Path | None, destination: Path, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    _refuse(settings, "they belong to a transformers folder", min_pixels=None, max_pixels=None)
+    _refuse(settings, "they belong to a transformers directory", min_pixels=None, max_pixels=None)
     from mindvl_model import named_config
     from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 
@@ -113,7 +117,7 @@ def _import(
         "checkpoint": str(result.checkpoint),
         "precision": result.precision,
         "fresh": result.fresh,
-        "folders": {str(path): vars(one) for path, one in result.folders.items()},
+        "directories": {str(path): vars(one) for path, one in result.directories.items()},
     }
 
 
@@ -124,17 +128,17 @@ def _refuse(settings: dict[str, Any], reason: str, **defaults: Any) -> None:
 
 
 def _summary(report: dict[str, Any]) -> list[str]:
-    """What became of the tensors, in one line for each folder."""
+    """What became of the tensors, in one line for each directory."""
     lines = []
-    for folder, one in report.get("folders", {}).items():
+    for directory, one in report.get("directories", {}).items():
         changed = [f"{count} {change}" for change, count in one["converted"].items()]
         lines.append(
-            f"{folder}: {len(one['loaded'])} parameters, {one['bytes_read'] / 1e6:.1f} MB read; "
+            f"{directory}: {len(one['loaded'])} parameters, {one['bytes_read'] / 1e6:.1f} MB read; "
             f"{len(one['reshaped'])} tensors took another form, {len(one['left_out'])} left out (parts not asked for), "
             f"{len(one['spare'])} not needed{''.join(', ' + text for text in changed)}"
         )
         for name, count in one["fresh_rows"].items():
-            lines.append(f"at random: the last {count} rows of {name}, for tokens that {folder} does not have")
+            lines.append(f"at random: the last {count} rows of {name}, for tokens that {directory} does not have")
     if report.get("fresh"):
         lines.append(f"at random: {len(report['fresh'])} parameters, from {report['fresh'][0]} on")
     return lines

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mindvl_data.preview import Preview
 
 # importing them would load the whole package
-FORMAT_NAMES = ("folder", "llava", "messages", "parquet", "text", "tsv", "webdataset")
+FORMAT_NAMES = ("imagefolder", "llava", "messages", "parquet", "text", "tsv", "webdataset")
 EXCLUDED = "excluded.jsonl"
 _REASONS_SHOWN = 3
 JSON_HELP = "Print one JSON document and nothing else."
@@ -39,9 +39,9 @@ data.add_command(ledger)
 @data.command()
 @click.argument("source")
 @click.option("--format", "format_name", required=True, type=click.Choice(FORMAT_NAMES))
-@click.option("--out", required=True, type=any_path, help="New folder for the shards.")
-@click.option("--image-root", type=existing, help="Where file names start; the folder of SOURCE if left out.")
-@click.option("--name", help="Source name kept in each sample; the name of the folder if left out.")
+@click.option("--out", required=True, type=any_path, help="New directory for the shards.")
+@click.option("--image-root", type=existing, help="Where file names start; the directory of SOURCE if left out.")
+@click.option("--name", help="Source name kept in each sample; the name of the directory if left out.")
 @click.option("--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
     "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that read and check."
@@ -68,7 +68,7 @@ def write(
     SOURCE is a file or directory; with --format webdataset also any address that webdataset takes, with braces for
     several shards. A write that was stopped goes on after its last whole shard when the same command is given again.
 
-    Example: mindvl data write photos/ --format folder --out shards/photos
+    Example: mindvl data write photos/ --format imagefolder --out shards/photos
     """
     from mindvl_data import write_shards
 
@@ -92,9 +92,9 @@ def write(
 
 
 @data.command()
-@click.argument("folders", nargs=-1, required=True, type=existing)
+@click.argument("directories", nargs=-1, required=True, type=existing)
 @click.option("--exclude-bad", is_flag=True, help="Leave out samples that cannot be used; excluded.jsonl names them.")
-@click.option("--decode", is_flag=True, help="Decode every picture and video, to find damage inside of them too.")
+@click.option("--decode", is_flag=True, help="Decode every image and video, to find damage inside of them too.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that read shards.")
 @click.option("--fresh", is_flag=True, help="Read shards again that did not change.")
 @click.option("--tokenizer", type=existing, help="Measure text lengths now instead of at the first run.")
@@ -102,7 +102,7 @@ def write(
 @click.option("--max-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def index(
-    folders: tuple[Path, ...],
+    directories: tuple[Path, ...],
     exclude_bad: bool,
     decode: bool,
     workers: int,
@@ -112,35 +112,35 @@ def index(
     max_pixels: int | None,
     as_json: bool,
 ) -> None:
-    """Validate the shards of each folder and write their index; damage is refused by name.
+    """Validate the shards of each directory and write their index; damage is refused by name.
 
     Shards that others wrote are read as they are. Shards that did not change are not read again.
 
     Example: mindvl data index shards/photos --workers 8 --tokenizer model/
     """
-    from mindvl_data import index_folder, load_tokenizer
+    from mindvl_data import index_directory, load_tokenizer
     from mindvl_data.config import SampleRules
-    from mindvl_data.measure import measure_folder
+    from mindvl_data.measure import measure_directory
 
     rows = []
-    for folder in folders:
-        with reported_progress(f"index {folder.name}", unit="MB", scale=1e6) as report:
-            manifest = index_folder(
-                folder, exclude_bad=exclude_bad, decode=decode, workers=workers, fresh=fresh, progress=report
+    for directory in directories:
+        with reported_progress(f"index {directory.name}", unit="MB", scale=1e6) as report:
+            manifest = index_directory(
+                directory, exclude_bad=exclude_bad, decode=decode, workers=workers, fresh=fresh, progress=report
             )
         counts = ("samples", "images", "videos", "bytes", "excluded")
-        row: dict[str, Any] = {"folder": str(folder)} | {key: manifest[key] for key in counts}
+        row: dict[str, Any] = {"directory": str(directory)} | {key: manifest[key] for key in counts}
         if tokenizer is not None:
             rules = SampleRules(image=_image_config(min_pixels, max_pixels))
-            with reported_progress(f"measure {folder.name}", unit="shards") as report:
-                row["text_tokens"] = measure_folder(folder, load_tokenizer(tokenizer), rules, progress=report)
+            with reported_progress(f"measure {directory.name}", unit="shards") as report:
+                row["text_tokens"] = measure_directory(directory, load_tokenizer(tokenizer), rules, progress=report)
         rows.append(row)
-    _say(as_json, {"folders": rows}, "\n".join(_counted(row) for row in rows))
+    _say(as_json, {"directories": rows}, "\n".join(_counted(row) for row in rows))
 
 
 def _counted(row: dict[str, Any]) -> str:
     videos = f", {row['videos']} videos" if row["videos"] else ""
-    path = Path(row["folder"]) / EXCLUDED
+    path = Path(row["directory"]) / EXCLUDED
     left_out = [f"; left out: {row['excluded']}, see {path}"] if row["excluded"] else []
     if row["excluded"]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -148,22 +148,22 @@ def _counted(row: dict[str, Any]) -> str:
         left_out += [f"\n  {reason}" for reason in reasons[:_REASONS_SHOWN]]
         if len(reasons) > _REASONS_SHOWN:
             left_out.append(f"\n  and {len(reasons) - _REASONS_SHOWN} more")
-    return f"{row['folder']}: {row['samples']} samples, {row['images']} images{videos}{''.join(left_out)}"
+    return f"{row['directory']}: {row['samples']} samples, {row['images']} images{videos}{''.join(left_out)}"
 
 
 @data.command()
-@click.argument("folder", type=existing)
+@click.argument("directory", type=existing)
 @click.option("--key", help="Sample to show; the first if left out.")
 @click.option("--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True)
 @click.option("--out", type=OUT_FILE, help="Write a page with every stage here.")
 @click.option("--tokenizer", type=existing, help="Needed for the stages tokens and pack.")
-@click.option("--seq-length", type=int, default=2048, show_default=True, help="Tokens of a row; longer talks are cut.")
-@click.option("--min-pixels", type=int, help="Smaller pictures are enlarged to this.")
-@click.option("--max-pixels", type=int, help="Larger pictures are reduced to this.")
+@click.option("--seq-length", type=int, default=2048, show_default=True, help="Tokens of a pack; longer talks are cut.")
+@click.option("--min-pixels", type=int, help="Smaller images are enlarged to this.")
+@click.option("--max-pixels", type=int, help="Larger images are reduced to this.")
 @click.option("--fps", type=float, help="Frames taken of each second of a video.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def show(
-    folder: Path,
+    directory: Path,
     key: str | None,
     stage: str,
     out: Path | None,
@@ -174,7 +174,7 @@ def show(
     fps: float | None,
     as_json: bool,
 ) -> None:
-    """Show one sample of an indexed FOLDER at any stage, with its pictures when a page is written.
+    """Show one sample of an indexed DIRECTORY at any stage, with its images when a page is written.
 
     Example: mindvl data show shards/photos --tokenizer model/ --stage tokens --out sample.html
     """
@@ -185,11 +185,11 @@ def show(
         raise click.UsageError(f"Stage {stage} needs --tokenizer.")
     image, video = _image_config(min_pixels, max_pixels), _video_config(fps)
     if stage == "pack":
-        page, document = _first_row(folder, Path(str(tokenizer)), image, video, seq_length)
+        page, document = _first_pack(directory, Path(str(tokenizer)), image, video, seq_length)
         text = "\n".join(f"{s['start']:>7} {s['length']:>6}  {s['source']} / {s['key']}" for s in document["segments"])
     else:
         shown = preview.preview_sample(
-            folder,
+            directory,
             key=key,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
             rules=SampleRules(image=image, video=video, max_tokens=seq_length),
@@ -204,7 +204,7 @@ def show(
 @data.command()
 @click.argument("recipe", type=existing)
 @click.argument("overrides", nargs=-1)
-@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows to plan.")
+@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Packs to count.")
 @click.option("--dp", type=click.IntRange(min=1), default=8, show_default=True, help="Ranks for the imbalance.")
 @click.option(
     "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
@@ -220,18 +220,18 @@ def stats(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Plan rows of the data section of RECIPE and count: fill, visual load, imbalance, sources, drops.
+    """Plan rows of the data section of RECIPE and report packing efficiency, visual load, imbalance, sources, drops.
 
     Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 --out stats.html data.packing.seq_length=4096
     """
     from mindvl_cli.load import load_section
-    from mindvl_cli.plan_file import refuse_plan
+    from mindvl_cli.pipeline_file import refuse_pipeline
     from mindvl_data import DataConfig
-    from mindvl_data.plan.stats import plan_stats
+    from mindvl_data.order.stats import order_stats
 
-    refuse_plan(recipe)
+    refuse_pipeline(recipe)
     config = load_section(recipe, "data", DataConfig, overrides)
-    figures = plan_stats(config, num_rows=packs, dp_size=dp, microbatches=microbatches)
+    figures = order_stats(config, num_packs=packs, dp_size=dp, microbatches=microbatches)
     if out is not None:
         from mindvl_cli.pages.stats import stats_page
 
@@ -244,7 +244,9 @@ def stats(
         click.echo(f"page: {out}")
 
 
-def _first_row(folder: Path, tokenizer: Path, image: Any, video: Any, seq_length: int) -> tuple[str, dict[str, Any]]:
+def _first_pack(
+    directory: Path, tokenizer: Path, image: Any, video: Any, seq_length: int
+) -> tuple[str, dict[str, Any]]:
     from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig, preview_page
     from mindvl_data.tokenization import load_tokenizer
 
@@ -253,7 +255,7 @@ def _first_row(folder: Path, tokenizer: Path, image: Any, video: Any, seq_length
     except ValueError as error:
         raise DataError(f"{error} data show --seq-length.") from error
     config = DataConfig(
-        sources=(SourceConfig(name=folder.name or "data", path=folder, max_epochs=1),),
+        sources=(SourceConfig(name=directory.name or "data", path=directory, max_epochs=1),),
         tokenizer=tokenizer,
         packing=packing,
         image=image,
@@ -261,11 +263,11 @@ def _first_row(folder: Path, tokenizer: Path, image: Any, video: Any, seq_length
         num_threads=0,
         prefetch_packs=1,
     )
-    with Loader(config, packs_per_step=1, position_kind="rope") as loader:
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batch = next(loader, None)
     if batch is None:
         raise DataError(
-            f"no sample fits a row of {seq_length} tokens. {folder}. Raise --seq-length or lower --max-pixels."
+            f"no sample fits a pack of {seq_length} tokens. {directory}. Raise --seq-length or lower --max-pixels."
         )
     starts = batch.cu_seqlens.tolist()
     segments = [
@@ -274,12 +276,12 @@ def _first_row(folder: Path, tokenizer: Path, image: Any, video: Any, seq_length
     ]
     patches = len(batch.pixel_values) + len(batch.pixel_values_videos)
     document = {"stage": "pack", "tokens": starts[-1], "patches": patches, "segments": segments}
-    return preview_page.row_page(batch, load_tokenizer(tokenizer)), document
+    return preview_page.pack_page(batch, load_tokenizer(tokenizer)), document
 
 
 def _as_text(shown: "Preview", stage: str) -> str:
     head = f"{shown.key} in {shown.shard}"
-    sizes = [f"  picture {old[1]}x{old[0]} -> {new[1]}x{new[0]}" for old, new in shown.scales]
+    sizes = [f"  image {old[1]}x{old[0]} -> {new[1]}x{new[0]}" for old, new in shown.scales]
     if stage == "raw":
         return "\n".join([head, shown.raw.record.decode(), *(f"  {len(m)} bytes" for m in shown.raw.media)])
     if stage == "sample":
@@ -304,15 +306,15 @@ def _print_stats(figures: dict[str, Any]) -> None:
 
     visual, waits = figures["visual_tokens"], figures["staleness"]
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("rows", f"{figures['rows']:,}")
-    table.add_row("samples in a row", f"{figures['samples_per_row']:.1f}")
-    table.add_row("fill", percent(figures["fill"]))
+    table.add_row("packs", f"{figures['packs']:,}")
+    table.add_row("samples per pack", f"{figures['samples_per_pack']:.1f}")
+    table.add_row("packing efficiency", percent(figures["packing_efficiency"]))
     table.add_row("visual tokens", f"mean {visual['mean']:.0f}, max {visual['max']}, limit {visual['limit']}")
     table.add_row("variation of visual tokens", f"{visual['cv']:.3f}")
     layout = f"{figures['dp_size']} ranks, {figures['microbatches']} microbatches"
     table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
     table.add_row("the same, waiting each microbatch", percent(figures["lockstep_imbalance"]))
-    table.add_row("rows that a sample waits", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}")
+    table.add_row("packs that a sample waits", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}")
     Console(markup=False).print(table)
     sources = Table(box=None, pad_edge=False)
     for number, name in enumerate(

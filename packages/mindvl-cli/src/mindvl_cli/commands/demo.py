@@ -9,11 +9,11 @@ import click
 @click.command(epilog="Example: mindvl demo --quick --out try")
 @click.option("--out", default="mindvl-demo", show_default=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="A little of everything in about a minute; claims nothing.")
-@click.option("--seed", default=0, show_default=True, help="Decides pictures, order and random weights.")
+@click.option("--seed", default=0, show_default=True, help="Decides images, order and random weights.")
 @click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json on stdout.")
 def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
-    """Compose pictures of numbers from real handwriting, train, merge, search and test a small model, and report.
+    """Compose images of numbers from real handwriting, train, merge, search and test a small model, and report.
 
     Stopped at any point, it continues when started again. The report is OUT/report.html.
     """

@@ -100,7 +100,7 @@ def check_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> Ite
     for finding in env.check_variables(environment, kind, num_devices=num_devices):
         status: Literal["ok", "warn"] = "warn" if finding.status == "wrong" else "ok"
         yield Row(name=finding.name, status=status, found=finding.found or "not set", advice=finding.advice)
-    plan = affinity.plan_cores(host, range(num_devices), kind=kind)
+    plan = affinity.assign_cores(host, range(num_devices), kind=kind)
     for number, (cores, why) in enumerate(zip(plan.cores, plan.why, strict=True)):
         advice = "" if cores else f"{why}. Give the container cores of that node, or bind by hand."
         found = topology.format_cores(cores) or "not bound"
@@ -136,7 +136,7 @@ def check_memory(memory_bytes: int) -> Row:
 
 def check_disk(free_bytes: int) -> Row:
     """Checkpoints that cannot be written are the most expensive way to find out."""
-    found = f"{free_bytes / GIB:.1f} GiB free in {Path.cwd().name or 'the working folder'}"
+    found = f"{free_bytes / GIB:.1f} GiB free in {Path.cwd().name or 'the working directory'}"
     if free_bytes < GIB // 2:
         return Row(name="disk", status="fail", found=found, advice="Free some space: checkpoints will not fit.")
     if free_bytes < 5 * GIB:

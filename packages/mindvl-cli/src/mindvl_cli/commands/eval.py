@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl eval`: score a model folder on benchmarks."""
+"""`mindvl eval`: score a model directory on benchmarks."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ from mindvl_cli.progress import reported_progress
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @answering_options(benchmark="A JSONL file", out="report, pages and answers")
-@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest picture area; default: the processor's.")
-@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest picture area; default: the processor's.")
+@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest image area; default: the processor's.")
+@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest image area; default: the processor's.")
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],
@@ -29,7 +29,7 @@ def evaluate(
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Score MODEL, an exported folder, on benchmarks; a killed run goes on from its answers in --out.
+    """Score MODEL, an exported directory, on benchmarks; a killed run goes on from its answers in --out.
 
     Python files that the directory carries run only with --trust-remote-code: pass it for models that you trust.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl data ledger`: what a run consumed, and the proof that it is what was planned.
 
-Thin: finds configuration, checkpoint and logs in the folder of a run; mindvl_data.ledger does the rest.
+Thin: finds configuration, checkpoint and logs in the directory of a run; mindvl_data.ledger does the rest.
 """
 
 import json
@@ -42,7 +42,7 @@ def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, 
     from mindvl_data import ledger as ledgers
 
     checkpoint = _newest_checkpoint(run)
-    config, packs_per_step = _configuration(run, checkpoint)
+    config, global_batch_size = _configuration(run, checkpoint)
     state, training = _records(run, checkpoint)
     audit_log = config.audit_log or run / "audit.jsonl"
     quarantine_log = config.quarantine_log or run / "quarantine.jsonl"
@@ -51,7 +51,7 @@ def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, 
             figures = ledgers.verify(
                 config,
                 audit_log,
-                packs_per_step=packs_per_step,
+                global_batch_size=global_batch_size,
                 state=state,
                 quarantine_log=quarantine_log,
                 training=training,
@@ -120,7 +120,7 @@ def _audit_log_of(run: Path) -> Path:
 
 
 def _configuration(run: Path, checkpoint: Path | None) -> "tuple[DataConfig, int]":
-    """The data section and packs_per_step the run goes on with: of its recipe, or of its newest checkpoint."""
+    """The data section and global_batch_size the run goes on with: of its recipe, or of its newest checkpoint."""
     from mindvl_cli.load import load_section
     from mindvl_data import DataConfig
 
@@ -129,8 +129,8 @@ def _configuration(run: Path, checkpoint: Path | None) -> "tuple[DataConfig, int
     elif checkpoint is not None:
         file, prefix = checkpoint / "manifest.json", "run."  # JSON, so YAML too
     else:
-        raise CliError(f"no recipe.yaml and no checkpoint. {run}. Name the folder that a run was told as `out`.")
-    return load_section(file, f"{prefix}data", DataConfig), load_section(file, f"{prefix}packs_per_step", int)
+        raise CliError(f"no recipe.yaml and no checkpoint. {run}. Name the directory that a run was told as `out`.")
+    return load_section(file, f"{prefix}data", DataConfig), load_section(file, f"{prefix}global_batch_size", int)
 
 
 def _print(figures: dict[str, Any]) -> None:
@@ -144,10 +144,12 @@ def _print(figures: dict[str, Any]) -> None:
     for name, source in figures["sources"].items():
         share = f"{100 * source['tokens'] / max(1, figures['tokens']):.2f} %"
         counts = (source["samples"], source["trained_on"], source["tokens"])
-        table.add_row(name, *(f"{c:,}" for c in counts), share, str(source["epochs_begun"]), str(source["bad_samples"]))
+        table.add_row(
+            name, *(f"{c:,}" for c in counts), share, str(source["epochs_begun"]), str(source["failed_samples"])
+        )
     when = f", {figures['began']} to {figures['ended']}" if figures["began"] else ""
     console.print(
-        f"steps {figures['first_step']:,} to {figures['last_step']:,}{when}: {figures['rows']:,} rows, "
+        f"steps {figures['first_step']:,} to {figures['last_step']:,}{when}: {figures['packs']:,} packs, "
         f"{figures['samples']:,} samples, {figures['tokens']:,} tokens"
     )
     console.print(table)

@@ -45,7 +45,7 @@ def merge(
 
     from mindvl_cli.load import load_config
     from mindvl_merge import MergeConfig
-    from mindvl_merge import merge as merge_folders
+    from mindvl_merge import merge as merge_directories
 
     if len(sources) == 1 and sources[0].is_file():
         if out or weights or only or dtype or any_weight_sum or allow_different:
@@ -66,7 +66,7 @@ def merge(
             overwrite=force,
         )
     with reported_progress("merge", unit="MB", scale=1e6) as report:
-        manifest = merge_folders(config, progress=report)
+        manifest = merge_directories(config, progress=report)
     if as_json:
         click.echo(json.dumps(manifest))
     else:

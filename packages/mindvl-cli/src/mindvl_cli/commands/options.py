@@ -18,11 +18,11 @@ class _OutFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(str(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
-            self.fail(f"there is no folder {path.parent}. Make it first.", param, ctx)
+            self.fail(f"there is no directory {path.parent}. Make it first.", param, ctx)
         return path
 
 
-# A file to write. Its folder must be there when the command starts: hours of work must not end for want of it.
+# A file to write. Its directory must be there when the command starts: hours of work must not end for want of it.
 OUT_FILE = _OutFile(dir_okay=False)
 
 
@@ -40,7 +40,7 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
 
     Args:
         benchmark: What one file is, for the help, such as "A JSONL file".
-        out: What the folder will hold, for the help.
+        out: What the directory will hold, for the help.
     """
     options = (
         click.option(
@@ -50,9 +50,9 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
             type=click.Path(exists=True, path_type=Path),
             multiple=True,
             required=True,
-            help=f"{benchmark}, or a folder of them; may be given several times.",
+            help=f"{benchmark}, or a directory of them; may be given several times.",
         ),
-        click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Folder for {out}."),
+        click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Directory for {out}."),
         click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda."),
         click.option(
             "--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once."

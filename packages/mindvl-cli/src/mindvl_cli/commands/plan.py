@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl plan`: which layouts of a model fit a cluster, how long they take, and a recipe with the best one.
 
-Thin: mindvl_train.planner does the work, plan_text.py in pages shows it.
+Thin: mindvl_train.layout_search does the work, plan_text.py in pages shows it.
 """
 
 import json
@@ -19,8 +19,8 @@ from mindvl_cli.whole_file import write_whole
 if TYPE_CHECKING:
     from mindvl_model import MindVLConfig
     from mindvl_train import RunConfig
-    from mindvl_train.planner import Machine, Plan, Request
-    from mindvl_train.planner.blocks import Kernels
+    from mindvl_train.layout_search import Machine, Plan, Request
+    from mindvl_train.layout_search.blocks import Kernels
 
 _STEPS = ("warmup", "multitask", "sft")
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
@@ -32,11 +32,13 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option("--device", "device_name", help="Such as 910b2 or h100; an unknown one lists the known.")
 @click.option("--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="In all.")
 @click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices of one server.")
-@click.option("--seq-length", type=click.IntRange(min=128), help="Tokens of a row. [default: the recipe's, or 8192]")
-@click.option("--max-pixels", help="Of one picture, or `auto`: the most that fits. [default: the recipe's, or 1003520]")
-@click.option("--max-patches", type=click.IntRange(min=0), help="Of a row. [default: the recipe's, or 1.25 x the mean]")
+@click.option("--seq-length", type=click.IntRange(min=128), help="Tokens of a pack. [default: the recipe's, or 8192]")
+@click.option("--max-pixels", help="Of one image, or `auto`: the most that fits. [default: the recipe's, or 1003520]")
+@click.option(
+    "--max-patches", type=click.IntRange(min=0), help="Of a pack. [default: the recipe's, or 1.25 x the mean]"
+)
 @click.option("--visual-share", type=click.FloatRange(0, 1), help="Visual tokens among all. [default: 0.48]")
-@click.option("--packs-per-step", type=click.IntRange(min=1), help="Rows of a step. [default: the recipe's, or 1024]")
+@click.option("--packs-per-step", type=click.IntRange(min=1), help="Packs of a step. [default: the recipe's, or 1024]")
 @click.option("--phase", type=click.Choice(_STEPS), help="What is trained. [default: the recipe's, or multitask]")
 @click.option("--memory-gb", type=_ABOVE_ZERO, help="Of a device, in place of the table's.")
 @click.option("--link-gb-s", type=_ABOVE_ZERO, help="Between devices of a server, one way, in place of the table's.")
@@ -50,7 +52,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
     """Find layouts of MODEL that fit, before a device is booked.
 
-    MODEL is a named size, a model folder, or a recipe, of which KEY=VALUE changes one value. Figures come from
+    MODEL is a named size, a model directory, or a recipe, of which KEY=VALUE changes one value. Figures come from
     formulas, not from runs: docs/planner.md says what they were checked against.
     """
     from mindvl_cli.pages import plan_text
@@ -76,7 +78,7 @@ def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_j
 
 
 def _recipe(model: str, overrides: tuple[str, ...]) -> "RunConfig | None":
-    from mindvl_cli.plan_file import load_recipe
+    from mindvl_cli.pipeline_file import load_recipe
 
     if model.endswith((".yaml", ".yml")):
         return load_recipe(Path(model), overrides)
@@ -90,37 +92,37 @@ def _recipe(model: str, overrides: tuple[str, ...]) -> "RunConfig | None":
 
 def _model(name: str) -> "MindVLConfig":
     from mindvl_model import named_config
-    from mindvl_model.hf.folder_config import config_from_folder
+    from mindvl_model.hf.directory_config import config_from_directory
     from mindvl_model.sizes import NAMED_SIZES
 
     if name in NAMED_SIZES:
         return named_config(name)
     if Path(name).is_dir():
         _refuse_recipes(Path(name))
-        return config_from_folder(Path(name))
+        return config_from_directory(Path(name))
     raise CliError(
-        f"no model is called {name!r}, and it is no folder and no recipe. mindvl plan. Use one of "
-        f"{', '.join(sorted(NAMED_SIZES))}, a model folder or a recipe."
+        f"no model is called {name!r}, and it is no directory and no recipe. mindvl plan. Use one of "
+        f"{', '.join(sorted(NAMED_SIZES))}, a model directory or a recipe."
     )
 
 
-def _refuse_recipes(folder: Path) -> None:
-    """A folder of recipes is no model, but each of them names one."""
+def _refuse_recipes(directory: Path) -> None:
+    """A directory of recipes is no model, but each of them names one."""
     from mindvl_cli.load import top_keys
 
-    if (folder / "config.json").exists():
+    if (directory / "config.json").exists():
         return
-    recipes = [str(path) for path in sorted(folder.glob("*.yaml")) if "phase" in top_keys(path)]
+    recipes = [str(path) for path in sorted(directory.glob("*.yaml")) if "phase" in top_keys(path)]
     if recipes:
         raise CliError(
-            f"{folder} is no model folder: it has no config.json. mindvl plan. Name one of its recipes: "
+            f"{directory} is no model directory: it has no config.json. mindvl plan. Name one of its recipes: "
             f"{', '.join(recipes)}."
         )
 
 
 def _machine(options: dict[str, Any]) -> "Machine":
     from mindvl_train.devices import DEVICES, find_device
-    from mindvl_train.planner import MATMUL_EFFICIENCY, Machine
+    from mindvl_train.layout_search import MATMUL_EFFICIENCY, Machine
 
     known = ", ".join(device.name.lower() for device in DEVICES)
     name = options["device_name"]
@@ -142,45 +144,43 @@ def _machine(options: dict[str, Any]) -> "Machine":
 
 def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
     from mindvl_train.config import TRAINABLE
-    from mindvl_train.planner import Request, request_of
+    from mindvl_train.layout_search import Request, request_of
 
-    if config is None:
-        request = Request(model=_model(model), machine=_machine(options))
-    else:
-        request = request_of(config, _machine(options))
+    machine = _machine(options)
+    request = Request(model=_model(model), machine=machine) if config is None else request_of(config, machine)
     pixels = options["max_pixels"]
     if pixels is not None and pixels != "auto" and not pixels.isdecimal():
         raise CliError(
             f"{pixels!r} is no number of pixels. mindvl plan: --max-pixels. Use for example 1003520 or auto."
         )
     _check_row(config, request.model, options["seq_length"], None if pixels in (None, "auto") else int(pixels))
-    given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "packs_per_step")}
+    given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "global_batch_size")}
     given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
     given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
     return replace(request, **{name: value for name, value in given.items() if value is not None})
 
 
 def _check_row(config: "RunConfig | None", model: "MindVLConfig", seq_length: int | None, pixels: int | None) -> None:
-    """Refuse rows and pictures that no data section could ask for."""
+    """Refuse packs and images that no data section could ask for."""
     from mindvl_data import PackingConfig
 
     multiple = (PackingConfig if config is None else config.data.packing).pad_multiple
     if seq_length is not None and seq_length % multiple:
         raise CliError(
-            f"{seq_length} tokens are no multiple of {multiple}, to which rows are padded. mindvl plan: --seq-length. "
+            f"{seq_length} tokens are no multiple of {multiple}, to which packs are padded. mindvl plan: --seq-length. "
             f"Use {max(1, seq_length // multiple) * multiple}."
         )
     least = (model.vision.patch_size * model.vision.spatial_merge_size) ** 2
     least = least if config is None else max(least, config.data.image.min_pixels)
     if pixels is not None and pixels < least:
         raise CliError(
-            f"{pixels} pixels are fewer than the smallest picture has. mindvl plan: --max-pixels. Use {least} or more."
+            f"{pixels} pixels are fewer than the smallest image has. mindvl plan: --max-pixels. Use {least} or more."
         )
 
 
 def _find(request: "Request", model: str, config: "RunConfig | None", *, top: int, widest: bool) -> dict[str, Any]:
     """All that is shown, as one document."""
-    from mindvl_train.planner import BUDGETS, days, largest_pixels, room, search
+    from mindvl_train.layout_search import BUDGETS, days, largest_pixels, room, search
 
     task = request.task()
     found = search(task, keep=top)
@@ -193,10 +193,10 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
         "seq_length": request.seq_length,
         "max_pixels": request.max_pixels,
         "visual_limit": request.visual_limit,
-        "packs_per_step": request.packs_per_step,
+        "global_batch_size": request.global_batch_size,
         "trained": list(request.trained),
         "limit": task.limit,
-        "tokens_per_step": request.packs_per_step * request.seq_length,
+        "tokens_per_step": request.global_batch_size * request.seq_length,
         "fitting": found.num_fitting,
         "too_large": found.num_full,
         "refused": dict(found.refused.most_common()),
@@ -223,7 +223,7 @@ def _described(request: "Request", plan: "Plan") -> dict[str, Any]:
         "memory": [memory.as_dict() for memory in plan.memory],
         "time": plan.time.as_dict(),
         "mfu": plan.mfu,
-        "tokens_per_s_device": request.packs_per_step
+        "tokens_per_s_device": request.global_batch_size
         * request.seq_length
         / (plan.time.total * request.machine.num_devices),
         "bubble": plan.bubble,
@@ -243,7 +243,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
     }
     if config is None:
         sections = {
-            "packs_per_step": request.packs_per_step,
+            "global_batch_size": request.global_batch_size,
             "precision": "bf16",
             "parallel": best["parallel"],
             "recompute": best["recompute"],
@@ -256,7 +256,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
     packing = replace(config.data.packing, seq_length=request.seq_length, max_patches=request.max_patches)
     planned = replace(
         config,
-        packs_per_step=request.packs_per_step,
+        global_batch_size=request.global_batch_size,
         parallel=ParallelConfig(**fitted),
         recompute=RecomputeConfig(**best["recompute"]),
         optimizer=replace(config.optimizer, offload=best["offload"]),
@@ -270,7 +270,7 @@ def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
     """Predicted and measured bytes of every rank."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors where no GPU is
     from mindvl_model import enter
-    from mindvl_train.planner.measure import job_of, measure, predict
+    from mindvl_train.layout_search.measure import job_of, measure, predict
 
     kind = enter().device(0).type
     job = job_of(config, nproc)

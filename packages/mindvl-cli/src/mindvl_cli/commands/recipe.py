@@ -52,12 +52,12 @@ def list_(as_json: bool) -> None:
     "--map",
     "map_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with one `name in the paper: shard folder` a line.",
+    help="YAML file with one `name in the paper: shard directory` a line.",
 )
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of shard folders that are called like the sources.",
+    help="Directory of shard directories that are called like the sources.",
 )
 @click.option("--renormalize", is_flag=True, help="Go on without missing sources; the rest keep their relative shares.")
 @click.option(
@@ -134,9 +134,9 @@ def _show_mapped(
     shown: "Recipe", map_file: Path | None, root: Path | None, renormalize: bool, out: Path | None, as_json: bool
 ) -> None:
     from mindvl_cli.load import load_config, to_yaml
-    from mindvl_data.recipes import find_folders, map_recipe
+    from mindvl_data.recipes import find_directories, map_recipe
 
-    mapping = load_config(map_file, dict[str, str]) if map_file else find_folders(shown, Path(str(root)))
+    mapping = load_config(map_file, dict[str, str]) if map_file else find_directories(shown, Path(str(root)))
     sources, missing = map_recipe(shown, mapping, renormalize=renormalize)
     rows = [{"name": source.name, "path": str(source.path), "weight": source.weight} for source in sources]
     text = to_yaml({"data": {"sources": rows}})
@@ -147,13 +147,13 @@ def _show_mapped(
         click.echo(json.dumps({"recipe": shown.name, "sources": rows, "missing": missing}))
     elif out is None:
         click.echo(text, nl=False)
-    folders = {source.name: source.folder for source in shown.sources}
+    directories = {source.name: source.directory for source in shown.sources}
     for name in missing:
-        click.echo(f"missing: {name} (folder {folders[name]})", err=True)
+        click.echo(f"missing: {name} (directory {directories[name]})", err=True)
     if root is not None:
         used = {Path(str(source.path)).name for source in sources}
         for other in sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in used):
-            click.echo(f"not in the recipe: folder {other}", err=True)
+            click.echo(f"not in the recipe: directory {other}", err=True)
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -185,7 +185,7 @@ def _document(shown: "Recipe") -> dict[str, Any]:
         {
             "name": source.name,
             "category": source.category,
-            "folder": source.folder,
+            "directory": source.directory,
             "samples": source.samples,
             "share": None if source.samples is None else source.samples / shown.samples,
             "printed_percent": None if source.percent is None else str(source.percent),

@@ -16,7 +16,7 @@ from mindvl_cli.whole_file import write_whole
 @click.option("--out", type=OUT_FILE, help="Write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 def report(run: Path, out: Path | None, as_json: bool) -> None:
-    """Say how the run in folder RUN went: loss, speed, where the time of its steps went, and its card.
+    """Say how the run in directory RUN went: loss, speed, where the time of its steps went, and its card.
 
     Works beside a run that is still going. docs/metrics.md defines every number.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl train`: one run from a recipe, or the runs of a plan in order; also what torchrun starts in every process.
 
-Comes after plan_file.py has read the file; mindvl_train does the work.
+Comes after pipeline_file.py has read the file; mindvl_train does the work.
 """
 
 import getpass
@@ -66,7 +66,7 @@ def train(
     """Train one phase from RECIPE, or all stages of a plan; run again to continue where it stopped.
 
     KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3. With a plan it changes
-    the recipe of every stage, and out=FOLDER the folder of the plan.
+    the recipe of every stage, and out=DIRECTORY the directory of the plan.
 
     SIGTERM and SIGUSR1 save a checkpoint and end with code 75, so that a scheduler starts the run again. Code 65 means
     that the data is used up before the schedule has ended, and a checkpoint was saved. Code 79 means that a process was
@@ -74,11 +74,11 @@ def train(
     """
     if max_restarts and resume != "auto":
         raise click.UsageError(f"--max-restarts goes on from the newest checkpoint, not from --resume {resume}.")
-    from mindvl_cli.plan_file import is_plan, load_stages
+    from mindvl_cli.pipeline_file import is_pipeline, load_stages
 
     rank, world_size = _launcher_number("RANK") or 0, _launcher_number("WORLD_SIZE")
     stages = load_stages(recipe, overrides)
-    planned = is_plan(recipe)
+    planned = is_pipeline(recipe)
     if planned and resume != "auto":
         raise click.UsageError("--resume: a plan always goes on where it stopped. Name a recipe, or another out=.")
     if dry_run:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pre-trained vision tower of the demo: MindVL starts from one (paper, section 5.1), so the demo makes one.
+"""The pre-trained vision encoder of the demo: MindVL starts from one (paper, section 5.1), so the demo makes one.
 
-Comes after the pictures, before the warm-up. Single digits, a linear head over merge blocks that is thrown away; what
-stays is a transformers folder whose vision half the warm-up takes.
+Comes after the images, before the warm-up. Single digits, a linear head over merge blocks that is thrown away; what
+stays is a transformers directory whose vision half the warm-up takes.
 """
 
 import math
@@ -22,7 +22,7 @@ Grid = tuple[int, int, int]
 
 
 class DigitHead(torch.nn.Module):
-    """Ten classes from the patches of a picture: the mean over merge blocks of a linear layer."""
+    """Ten classes from the patches of an image: the mean over merge blocks of a linear layer."""
 
     def __init__(self, hidden_size: int, merge_unit: int) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class DigitHead(torch.nn.Module):
         self.norm = torch.nn.RMSNorm(hidden_size, eps=1e-6)
         self.linear = torch.nn.Linear(self.block_size, 10)
 
-    def forward(self, hidden_states: Tensor, picture_of_block: Tensor, num_pictures: int) -> Tensor:
-        """Logits [num_pictures, 10] from patches [P, H] and the picture of each merge block [G]."""
+    def forward(self, hidden_states: Tensor, image_of_block: Tensor, num_images: int) -> Tensor:
+        """Logits [num_images, 10] from patches [P, H] and the image of each merge block [G]."""
         scores = self.linear(self.norm(hidden_states).view(-1, self.block_size))
-        counts = torch.bincount(picture_of_block, minlength=num_pictures)
-        return scores.new_zeros(num_pictures, 10).index_add(0, picture_of_block, scores) / counts[:, None]
+        counts = torch.bincount(image_of_block, minlength=num_images)
+        return scores.new_zeros(num_images, 10).index_add(0, image_of_block, scores) / counts[:, None]
 
 
 def pretrain_vision(
@@ -46,16 +46,16 @@ def pretrain_vision(
     seed: int,
     on_step: Callable[[int, float], None],
 ) -> dict[str, Any]:
-    """Train the tower of a MindVL configuration on single digits and write it as a transformers folder.
+    """Train the vision encoder of a MindVL configuration on single digits and write it as a transformers directory.
 
     Returns:
-        The loss curve, and the share of validation digits (scans no training picture used) that it names.
+        The loss curve, and the share of validation digits (scans no training image used) that it names.
     """
     from mindvl_data import ImageConfig
     from mindvl_model import enter
 
     enter()
-    from mindvl_model.hf.export import export_hf_folder
+    from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
@@ -64,7 +64,7 @@ def pretrain_vision(
     from mindvl_ops import AdamW
 
     image = ImageConfig(min_pixels=28 * 28, max_pixels=64 * 28 * 28)
-    pictures = [_digit("train", seed, index, image) for index in range(settings.num_pictures)]
+    images = [_digit("train", seed, index, image) for index in range(settings.num_images)]
     with single_process():
         model = MindVLModel(config, Layout())
         initialize(model, config, seed)
@@ -78,8 +78,8 @@ def pretrain_vision(
         chosen = np.empty(0, np.int64)
         for step in range(settings.steps):
             while len(chosen) < settings.batch_size:
-                chosen = np.concatenate((chosen, order.permutation(len(pictures))))
-            batch, chosen = [pictures[i] for i in chosen[: settings.batch_size]], chosen[settings.batch_size :]
+                chosen = np.concatenate((chosen, order.permutation(len(images))))
+            batch, chosen = [images[i] for i in chosen[: settings.batch_size]], chosen[settings.batch_size :]
             truth = torch.tensor([digit for *_, digit in batch])
             loss = F.cross_entropy(_classify(model, head, batch), truth, label_smoothing=settings.label_smoothing)
             optimizer.zero_grad()
@@ -95,7 +95,7 @@ def pretrain_vision(
                 recent.clear()
             on_step(step + 1, loss.item())
         accuracy = _accuracy(model, head, [_digit("validation", seed + 1, index, image) for index in range(500)])
-        export_hf_folder(
+        export_hf_directory(
             model,
             config,
             out,
@@ -118,24 +118,24 @@ def _digit(split: Any, seed: int, index: int, image: Any) -> tuple[Tensor, Grid,
     from mindvl_data.images import to_patches
 
     example = make_example("digit", split=split, seed=seed, index=index)
-    patches, grid = to_patches(Image.fromarray(example.pages[0].picture), image)
+    patches, grid = to_patches(Image.fromarray(example.pages[0].image), image)
     return torch.from_numpy(patches), grid, int(example.answer)
 
 
 def _classify(model: Any, head: DigitHead, batch: list[tuple[Tensor, Grid, int]]) -> Tensor:
-    from mindvl_model.vision.positions import plan_vision
+    from mindvl_model.vision.positions import vision_layout
 
     grids = [grid for _, grid, _ in batch]
-    plan = plan_vision(grids, model.mindvl.vision)
+    plan = vision_layout(grids, model.mindvl.vision)
     hidden = model.vision(torch.cat([patches for patches, _, _ in batch]), plan)
     merge_unit = model.mindvl.vision.spatial_merge_size**2
     blocks = torch.tensor([height * width // merge_unit for _, height, width in grids])
-    picture = torch.repeat_interleave(torch.arange(len(grids)), blocks)
-    # Windows stay inside a picture, so the tower's order moves blocks only within their own picture.
-    return head(hidden, picture, len(grids))
+    image = torch.repeat_interleave(torch.arange(len(grids)), blocks)
+    # Windows stay inside an image, so the vision_encoder's order moves blocks only within their own image.
+    return head(hidden, image, len(grids))
 
 
 @torch.no_grad()
-def _accuracy(model: Any, head: DigitHead, pictures: list[tuple[Tensor, Grid, int]]) -> float:
-    guesses = _classify(model, head, pictures).argmax(-1)
-    return float((guesses == torch.tensor([digit for *_, digit in pictures])).float().mean())
+def _accuracy(model: Any, head: DigitHead, images: list[tuple[Tensor, Grid, int]]) -> float:
+    guesses = _classify(model, head, images).argmax(-1)
+    return float((guesses == torch.tensor([digit for *_, digit in images])).float().mean())

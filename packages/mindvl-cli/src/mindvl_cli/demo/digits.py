@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real input of the demo: scanned handwritten digits, split by scan and drawn at any size.
 
-First file of the demo's content; pages.py composes what it draws into pictures of numbers. The scans are the 1,797
-8x8 pictures of scikit-learn's load_digits (UCI optical recognition of handwritten digits). The file names no writers,
+First file of the demo's content; pages.py composes what it draws into images of numbers. The scans are the 1,797
+8x8 images of scikit-learn's load_digits (UCI optical recognition of handwritten digits). The file names no writers,
 so the split is by scan, the same share of every digit in each part.
 """
 
@@ -30,12 +30,12 @@ _INK_LEVEL = 48  # a drawn pixel at least this dark belongs to the digit's box
 
 @dataclass(frozen=True, kw_only=True)
 class Scans:
-    """The scans of one split: `pictures[i]` is an ink map (255 = full ink) showing the digit `labels[i]`."""
+    """The scans of one split: `images[i]` is an ink map (255 = full ink) showing the digit `labels[i]`."""
 
-    pictures: tuple[Image.Image, ...]
+    images: tuple[Image.Image, ...]
     labels: NDArray[np.int64]
     indices: NDArray[np.int64]  # position in load_digits, to prove that splits share no scan
-    by_digit: tuple[NDArray[np.int64], ...]  # by_digit[d]: positions in `pictures` that show d
+    by_digit: tuple[NDArray[np.int64], ...]  # by_digit[d]: positions in `images` that show d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def load_scans(split: Split) -> Scans:
     padded[:, inner, inner] = np.round(bunch.images[indices] * (255 / 16))
     labels = bunch.target[indices].astype(np.int64)
     return Scans(
-        pictures=tuple(Image.fromarray(scan) for scan in padded),
+        images=tuple(Image.fromarray(scan) for scan in padded),
         labels=labels,
         indices=indices,
         by_digit=tuple(np.flatnonzero(labels == digit) for digit in range(10)),

@@ -99,9 +99,9 @@ def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
     if stats:
         visual = stats["visual_tokens"]
         packing = Packing(
-            num_packs=stats["rows"],
+            num_packs=stats["packs"],
             num_samples=stats["samples"],
-            fill=stats["fill"],
+            efficiency=stats["packing_efficiency"],
             visual_tokens_mean=visual["mean"],
             visual_tokens_max=visual["max"],
             visual_tokens_cv=visual["cv"],
@@ -109,7 +109,7 @@ def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
     curve = tuple(
         CurvePoint(step=int(step), loss=loss, learning_rate=rate) for step, loss, rate in record.get("curve", ())
     )
-    # Folders inside the demo's own are shown relative to it, the same for every run.
+    # Directories inside the demo's own are shown relative to it, the same for every run.
     command = "\n".join(text.replace(f"{work.out}/", "") for text in work.book.commands[name])
     file = work.out / "recipes" / f"{name}.yaml"
     recipe = file.read_text().replace(f"{work.out}/", "") if file.is_file() else ""
@@ -121,7 +121,7 @@ def stage_words(name: str, work: Workplace) -> tuple[str, str]:
     kind, _, rest = name.partition("-")
     if kind == "sft":
         limit = sft_phases(work.settings)[name].max_pixels
-        return f"SFT, {rest} tokens", f"trains everything on rows of {rest} tokens, pictures up to {limit} x 28 x 28"
+        return f"SFT, {rest} tokens", f"trains everything on packs of {rest} tokens, images up to {limit} x 28 x 28"
     if kind in ("search", "test"):
         split = "validation split over the grid" if kind == "search" else "test split, once"
         return f"{kind.capitalize()} {rest}", f"answers the {split}"
@@ -129,7 +129,7 @@ def stage_words(name: str, work: Workplace) -> tuple[str, str]:
         "tokenizer": ("Tokenizer", "trains a byte-level BPE on the demo's texts"),
         "data": ("Data", "composes pages from training scans, writes and indexes shards"),
         "benchmarks": ("Benchmarks", "composes validation and test questions from other scans"),
-        "backbone-vision": ("Vision backbone", "pre-trains the vision tower on single digits"),
+        "backbone-vision": ("Vision backbone", "pre-trains the vision encoder on single digits"),
         "backbone-language": ("Language backbone", "pre-trains the language model on the text-only tasks"),
         "warmup": ("Warm-up", "trains the projector only"),
         "multitask": ("Multitask", "trains everything, one text-only sample in five"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compose digits into a picture of a number: one line, two lines, small on a large page, or one digit alone.
+"""Compose digits into an image of a number: one line, two lines, small on a large page, or one digit alone.
 
 Comes after digits.py, before tasks.py. A page depends only on its generator, so the same (seed, index) gives the same
-picture on every machine.
+image on every machine.
 """
 
 import zlib
@@ -24,15 +24,15 @@ _SHORTEST_KEPT = 3  # numbers with fewer digits are too few to keep any back
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One picture of a number; the digits stand in reading order."""
+    """One image of a number; the digits stand in reading order."""
 
-    picture: NDArray[np.uint8]  # [height, width, 3]
+    image: NDArray[np.uint8]  # [height, width, 3]
     number: str
     boxes: tuple[Box, ...]  # of each digit: left, top, right, bottom in pixels, right and bottom not included
 
 
 def page_generator(seed: int, index: int) -> np.random.Generator:
-    """The random numbers of picture `index` of a series; independent of all other pictures."""
+    """The random numbers of image `index` of a series; independent of all other images."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, index))))
 
 
@@ -74,7 +74,7 @@ def compose_page(number: str, *, scans: Scans, layout: Layout, generator: np.ran
     for ink, (left, top, right, bottom) in placed:
         region = coverage[top:bottom, left:right]
         np.maximum(region, ink, out=region)
-    return Page(picture=_colour(coverage, generator), number=number, boxes=tuple(box for _, box in placed))
+    return Page(image=_colour(coverage, generator), number=number, boxes=tuple(box for _, box in placed))
 
 
 def _page_size(layout: Layout, num_digits: int, generator: np.random.Generator) -> tuple[int, int, float]:
@@ -107,7 +107,7 @@ def _split_lines(number: str, layout: Layout, generator: np.random.Generator) ->
 
 def _random_ink(digit: str, scans: Scans, height: float, generator: np.random.Generator) -> NDArray[np.uint8]:
     choices = scans.by_digit[int(digit)]
-    scan = scans.pictures[choices[int(generator.integers(len(choices)))]]
+    scan = scans.images[choices[int(generator.integers(len(choices)))]]
     return draw_digit(scan, random_style(generator, height=height))
 
 
@@ -142,6 +142,6 @@ def _colour(coverage: NDArray[np.uint8], generator: np.random.Generator) -> NDAr
     levels = np.arange(256)[:, None] / 255
     table = np.clip(paper + (ink - paper) * levels, 0, 255).astype(np.uint8)  # [256, 3]
     # a palette looks colours up much faster than numpy indexing does
-    picture = Image.fromarray(coverage)
-    picture.putpalette(table.tobytes())
-    return np.asarray(picture.convert("RGB"))
+    image = Image.fromarray(coverage)
+    image.putpalette(table.tobytes())
+    return np.asarray(image.convert("RGB"))

@@ -28,7 +28,7 @@ TRUSTED = "--trust-remote-code"  # the demo exported the models, with the code o
 
 @dataclass(frozen=True)
 class Workplace:
-    """Folders of a demo, its settings and its records."""
+    """Directories of a demo, its settings and its records."""
 
     out: Path
     settings: DemoSettings
@@ -44,15 +44,15 @@ class Workplace:
         return self.out / "shards"
 
     def run(self, stage: str) -> Path:
-        """Folder of a training run."""
+        """Directory of a training run."""
         return self.out / "runs" / stage
 
     def model(self, stage: str) -> Path:
-        """Folder of an exported model."""
+        """Directory of an exported model."""
         return self.out / "models" / stage
 
     def benchmarks(self, split: str) -> Path:
-        """Folder of a split's benchmarks."""
+        """Directory of a split's benchmarks."""
         return self.out / "benchmarks" / split
 
 
@@ -119,29 +119,29 @@ def make_data(work: Workplace) -> dict[str, Any]:
                 progress=advance,
             )
         work.book.command("data", "write", data, "--format", "llava", "--out", shards)
-        counts[name] = work.book.command("data", "index", shards, "--tokenizer", work.tokenizer)["folders"][0][
+        counts[name] = work.book.command("data", "index", shards, "--tokenizer", work.tokenizer)["directories"][0][
             "samples"
         ]
     return counts
 
 
 def make_benchmarks(work: Workplace) -> dict[str, Any]:
-    """Write validation and test questions, on scans and numbers that no training picture shows."""
+    """Write validation and test questions, on scans and numbers that no training image shows."""
     settings = work.settings
     counts: dict[Split, dict[Task, int]] = {
         "validation": dict.fromkeys(BENCHMARK_TASKS, settings.validation_items),
         "test": {**dict.fromkeys(BENCHMARK_TASKS, settings.test_items), "read3": settings.headline_items},
     }
     for number, (split, tasks) in enumerate(counts.items(), start=500):
-        folder = work.benchmarks(split)
-        shutil.rmtree(folder, ignore_errors=True)
+        directory = work.benchmarks(split)
+        shutil.rmtree(directory, ignore_errors=True)
         for task, count in tasks.items():
-            write_benchmark(folder, task=task, split=split, num_samples=count, seed=work.seed * 1000 + number)
+            write_benchmark(directory, task=task, split=split, num_samples=count, seed=work.seed * 1000 + number)
     return {}
 
 
 def make_vision_backbone(work: Workplace) -> dict[str, Any]:
-    """Pre-train the vision tower on single digits."""
+    """Pre-train the vision encoder on single digits."""
     from mindvl_cli.demo.backbones import pretrain_vision
     from mindvl_data import load_tokenizer
     from mindvl_model import MindVLConfig, TokenConfig, for_tokenizer
@@ -198,7 +198,7 @@ def train(
         trainable=trainable,
     )
     work.book.command("train", recipe, *(("--nproc", str(phase.num_processes)) if phase.num_processes > 1 else ()))
-    stats = work.book.command("data", "stats", recipe, "--packs", str(min(256, phase.steps * phase.packs_per_step)))
+    stats = work.book.command("data", "stats", recipe, "--packs", str(min(256, phase.steps * phase.global_batch_size)))
     if export:
         shutil.rmtree(work.model(name), ignore_errors=True)
         work.book.command("convert", work.run(name), work.model(name))
@@ -232,7 +232,7 @@ def search(work: Workplace, name: str) -> dict[str, Any]:
 
 
 def test(work: Workplace, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Score a model once on the test split, at the picture limits its validation chose."""
+    """Score a model once on the test split, at the image limits its validation chose."""
     return work.book.command(
         *("eval", work.model(name), "--benchmark", work.benchmarks("test")),
         *("--min-pixels", str(chosen["min_pixels"]), "--max-pixels", str(chosen["max_pixels"])),

@@ -32,7 +32,7 @@ def write_recipe(
     """Write the recipe of one stage.
 
     Args:
-        shards: Folder that holds one folder of indexed shards by source.
+        shards: Directory that holds one directory of indexed shards by source.
         init: Where weights come from, as in InitSection.
     """
     from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig
@@ -55,7 +55,7 @@ def write_recipe(
             text_share=wanted.text_share,
             seed=seed,
         ),
-        packs_per_step=wanted.packs_per_step,
+        global_batch_size=wanted.global_batch_size,
         schedule=ScheduleConfig(
             steps=wanted.steps,
             peak_lr=wanted.peak_lr,

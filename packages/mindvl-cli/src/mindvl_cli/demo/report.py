@@ -26,7 +26,7 @@ QUICK_NOTICE = (
 
 
 def write_report(results: Results, out_dir: Path) -> Path:
-    """Write `report.json` and `report.html` into the folder; returns the path of the page.
+    """Write `report.json` and `report.html` into the directory; returns the path of the page.
 
     In report.json everything outside the keys "timing" and "machine" is equal for two runs with one seed.
     """
@@ -39,7 +39,7 @@ def write_report(results: Results, out_dir: Path) -> Path:
 
 
 def report_document(results: Results, out_dir: Path) -> dict[str, Any]:
-    """The results as plain JSON, derived figures included; pictures are named relative to the report."""
+    """The results as plain JSON, derived figures included; images are named relative to the report."""
     document: dict[str, Any] = {
         "notice": QUICK_NOTICE if results.is_quick else "",
         "findings": findings(results),
@@ -54,7 +54,7 @@ def report_document(results: Results, out_dir: Path) -> dict[str, Any]:
 
 
 def render(results: Results) -> str:
-    """The whole page as one string, pictures and styles inside."""
+    """The whole page as one string, images and styles inside."""
     body = "".join(
         (
             _header(results),
@@ -63,7 +63,7 @@ def render(results: Results) -> str:
                 "The stages",
                 _time_bar(results) + _curves(results.stages),
                 lead="Each time is of the start that finished the stage, without starts that were cut off. Below, loss "
-                "per learned token over the steps of each stage that trains; the thin line is every logged step, the "
+                "per loss token over the steps of each stage that trains; the thin line is every logged step, the "
                 "bold one its moving mean.",
             ),
             section("Scores on the test split", _score_table(results), lead=_table_lead(results)),
@@ -76,8 +76,8 @@ def render(results: Results) -> str:
             section(
                 "Packing and speed",
                 _packing_table(results),
-                lead="Fill is the share of row positions that are not padding. Visual tokens per row tell how evenly "
-                "pictures were spread: their mean, maximum, and standard deviation over mean (cv).",
+                lead="Packing efficiency is the share of positions that are not padding. Visual tokens per pack tell how evenly "
+                "images were spread: their mean, maximum, and standard deviation over mean (cv).",
             ),
             section("What ran", _what_ran(results), lead=""),
         )
@@ -103,7 +103,7 @@ def _header(results: Results) -> str:
     cores = f"{results.machine.device}, {results.machine.num_cores} cores"
     tiles.append(tile(clock(results.timing.total_s), "all stages", cores))
     return (
-        f"<header>{notice}<h1>mindvl demo</h1><p>Scanned handwritten digits, composed into pictures of numbers; from "
+        f"<header>{notice}<h1>mindvl demo</h1><p>Scanned handwritten digits, composed into images of numbers; from "
         "raw files to a merged, searched and exported model, through the commands a user would type.</p>"
         f'<div class="tiles">{"".join(tiles)}</div></header>'
     )
@@ -172,9 +172,9 @@ def _score(score: float, is_best: bool, kind: str = "") -> str:
 
 def _search_lead(results: Results) -> str:
     return (
-        f"Every pair of smallest and largest picture size, scored on {results.search.num_validation_items} validation "
+        f"Every pair of smallest and largest image size, scored on {results.search.num_validation_items} validation "
         "items. Left, the merged model, with the chosen pair framed; right, every model over all pairs, as the paper's "
-        "Figure 4: a model that keeps its score over the whole grid is robust against picture size."
+        "Figure 4: a model that keeps its score over the whole grid is robust against image size."
     )
 
 
@@ -193,7 +193,7 @@ def _search(results: Results) -> str:
             ),
             row_title="min pixels",
             column_title="max pixels",
-            describe="validation score of the merged model by smallest and largest picture size",
+            describe="validation score of the merged model by smallest and largest image size",
         )
         figures.append(f"<figure>{chart}</figure>")
     groups = [
@@ -211,11 +211,11 @@ def _examples(results: Results) -> str:
 
 
 def _example(example: Example, title: str) -> str:
-    pictures = "".join(f'<img alt="" src="{_inline(image)}">' for image in example.images)
+    images = "".join(f'<img alt="" src="{_inline(image)}">' for image in example.images)
     mark = '<em class="right">right</em>' if example.is_right else '<em class="wrong">wrong</em>'
     truth = "" if example.answer == example.truth else f"<dt>truth</dt><dd>{escape(example.truth)}</dd>"
     return (
-        f'<article><div class="pictures">{pictures}</div><h3>{escape(title)}{mark}</h3>'
+        f'<article><div class="images">{images}</div><h3>{escape(title)}{mark}</h3>'
         f"<p>{escape(example.question)}</p>"
         f"<dl><dt>answer</dt><dd>{escape(example.answer) or '<i>nothing</i>'}</dd>{truth}</dl></article>"
     )
@@ -231,7 +231,7 @@ def _packing_table(results: Results) -> str:
         body.append(
             f'<tr><th scope="row">{escape(stage.title)}</th>'
             f"<td>{packing.num_packs:,}</td><td>{packing.num_samples:,}</td>"
-            f'<td class="meter" style="--share:{100 * packing.fill:.1f}%"><span>{percent(packing.fill)}</span></td>'
+            f'<td class="meter" style="--share:{100 * packing.efficiency:.1f}%"><span>{percent(packing.efficiency)}</span></td>'
             f"<td>{packing.visual_tokens_mean:.1f}</td><td>{packing.visual_tokens_max:.0f}</td>"
             f"<td>{packing.visual_tokens_cv:.2f}</td><td>{f'{speed:,.0f}' if speed else '-'}</td></tr>"
         )
@@ -239,7 +239,16 @@ def _packing_table(results: Results) -> str:
         return ""
     head = "".join(
         f"<th>{name}</th>"
-        for name in ("Stage", "Rows", "Samples", "Fill", "Visual mean", "Visual max", "Visual cv", "Tokens/s")
+        for name in (
+            "Stage",
+            "Packs",
+            "Samples",
+            "Packing efficiency",
+            "Visual mean",
+            "Visual max",
+            "Visual cv",
+            "Tokens/s",
+        )
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
@@ -276,7 +285,7 @@ def _pre(lines: Sequence[str]) -> str:
 
 
 def _inline(image: Path) -> str:
-    """The picture as a data URL; anything but PNG and JPEG is turned into PNG first."""
+    """The image as a data URL; anything but PNG and JPEG is turned into PNG first."""
     content, kind = image.read_bytes(), image.suffix.lower().lstrip(".").replace("jpg", "jpeg")
     if kind not in ("png", "jpeg"):
         from PIL import Image
@@ -291,4 +300,4 @@ def _relative(image: Path, out_dir: Path) -> str:
     try:
         return image.resolve().relative_to(out_dir.resolve()).as_posix()
     except ValueError:
-        return image.name  # a picture elsewhere: its place would differ between two runs
+        return image.name  # an image elsewhere: its place would differ between two runs

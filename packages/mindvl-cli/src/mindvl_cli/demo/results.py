@@ -16,7 +16,7 @@ class CurvePoint:
     """One logged step of training."""
 
     step: int
-    loss: float  # mean over learned tokens
+    loss: float  # mean over loss tokens
     learning_rate: float
 
 
@@ -26,7 +26,7 @@ class Packing:
 
     num_packs: int
     num_samples: int
-    fill: float  # share of row positions that are not padding
+    efficiency: float  # share of positions that are not padding
     visual_tokens_mean: float  # per row
     visual_tokens_max: float
     visual_tokens_cv: float  # standard deviation over mean

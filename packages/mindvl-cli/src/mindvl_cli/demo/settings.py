@@ -32,7 +32,7 @@ class PhaseSettings:
     min_lr: float = 0.0
     text_share: float | None = None  # share of text-only samples
     seq_length: int = 1024
-    packs_per_step: int = 2
+    global_batch_size: int = 2
     num_processes: int = 2  # data parallel; a tiny model gains more from a second process than from a second thread
     max_pixels: int = 48  # visual tokens
     lr_warmup_ratio: float = 0.1
@@ -40,15 +40,15 @@ class PhaseSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionBackboneSettings:
-    """Pre-training of the vision tower on single digits, with a head that is thrown away."""
+    """Pre-training of the vision encoder on single digits, with a head that is thrown away."""
 
-    num_pictures: int
+    num_images: int
     steps: int
     batch_size: int
     peak_lr: float
     lr_warmup_ratio: float = 0.1
     weight_decay: float = 0.2
-    label_smoothing: float = 0.1  # few scans, many passes: without it the tower knows its scans by heart
+    label_smoothing: float = 0.1  # few scans, many passes: without it the vision encoder knows its scans by heart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class DemoSettings:
     language_backbone: PhaseSettings
     warmup: PhaseSettings
     multitask: PhaseSettings
-    sft: tuple[PhaseSettings, ...]  # same checkpoint, other lengths and picture limits
+    sft: tuple[PhaseSettings, ...]  # same checkpoint, other lengths and image limits
     min_pixels: int = 4  # of training, in visual tokens
     grid_min: tuple[int, ...] = (1, 4, 8, 16)  # of the search, in visual tokens
     grid_max: tuple[int, ...] = (8, 16, 24, 48, 96)
@@ -107,9 +107,9 @@ FULL = DemoSettings(
         "locate": SourceSettings(shares={"locate": 1}, num_samples=5000),
         "text": SourceSettings(shares={"arithmetic": 1, "copy": 1}, num_samples=20000),
     },
-    vision_backbone=VisionBackboneSettings(num_pictures=40000, steps=2400, batch_size=96, peak_lr=3e-3),
-    language_backbone=PhaseSettings(weights={"text": 1}, steps=600, peak_lr=3e-3, packs_per_step=1, num_processes=1),
-    warmup=PhaseSettings(weights={"captions": 1}, steps=120, peak_lr=3e-3, packs_per_step=1, num_processes=1),
+    vision_backbone=VisionBackboneSettings(num_images=40000, steps=2400, batch_size=96, peak_lr=3e-3),
+    language_backbone=PhaseSettings(weights={"text": 1}, steps=600, peak_lr=3e-3, global_batch_size=1, num_processes=1),
+    warmup=PhaseSettings(weights={"captions": 1}, steps=120, peak_lr=3e-3, global_batch_size=1, num_processes=1),
     multitask=PhaseSettings(weights=_MULTITASK, text_share=0.2, steps=1250, peak_lr=2e-3, min_lr=1e-4),
     sft=tuple(
         PhaseSettings(
@@ -119,7 +119,7 @@ FULL = DemoSettings(
             peak_lr=8e-4,
             seq_length=length,
             max_pixels=pixels,
-            packs_per_step=packs,
+            global_batch_size=packs,
         )
         for length, pixels, packs in ((256, 24, 8), (512, 48, 4), (1024, 96, 2))
     ),
@@ -130,7 +130,7 @@ QUICK = replace(
     sources={
         name: replace(source, num_samples=max(150, source.num_samples // 20)) for name, source in FULL.sources.items()
     },
-    vision_backbone=replace(FULL.vision_backbone, num_pictures=960, steps=20),
+    vision_backbone=replace(FULL.vision_backbone, num_images=960, steps=20),
     language_backbone=replace(FULL.language_backbone, steps=10),
     warmup=replace(FULL.warmup, steps=5),
     multitask=replace(FULL.multitask, steps=20),

@@ -28,30 +28,30 @@ class StageBook:
     """Records of finished stages under OUT/stages.
 
     Args:
-        out: Folder of the demo.
+        out: Directory of the demo.
         fingerprint: What the records belong to: settings, seed, versions. Other records are refused.
 
     Raises:
-        CliError: The folder holds stages of other settings.
+        CliError: The directory holds stages of other settings.
     """
 
     def __init__(self, out: Path, fingerprint: str) -> None:
-        self.out, self._folder = out, out / "stages"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        known = self._folder / "fingerprint"
+        self.out, self._directory = out, out / "stages"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        known = self._directory / "fingerprint"
         if not known.is_file():
             write_whole(known, fingerprint)
         elif known.read_text() != fingerprint:
             raise CliError(
                 f"{out}: holds a demo with another seed, size or version of the code. "
-                "Start over with --fresh, or name another folder with --out."
+                "Start over with --fresh, or name another directory with --out."
             )
         self.seconds: dict[str, float] = {}
         self.commands: dict[str, list[str]] = {}
 
     def run(self, name: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Run a stage unless its record exists; returns what it recorded (JSON values)."""
-        record = self._folder / f"{name}.json"
+        record = self._directory / f"{name}.json"
         if not record.is_file():
             click.echo(f"== {name}", err=True)
             self.commands[name] = []
@@ -80,10 +80,10 @@ class StageBook:
 
 
 def start_over(out: Path) -> None:
-    """Remove what an earlier demo left in its folder; other folders are refused.
+    """Remove what an earlier demo left in its directory; other directories are refused.
 
     Raises:
-        CliError: The folder is not one of the demo's.
+        CliError: The directory is not one of the demo's.
     """
     if not out.exists():
         return

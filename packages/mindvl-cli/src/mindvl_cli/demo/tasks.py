@@ -40,7 +40,7 @@ _COMPARE_QUESTIONS = (
 _POINT_QUESTIONS = ("Point to the {}.", "Where is the {}?")
 _BOX_QUESTIONS = ("Give the box of the {}.", "Draw a box around the {}.")
 _COPY_QUESTIONS = ("Copy it.", *_READ_QUESTIONS)
-_COPY_GAPS = ("", " ", " .", "..")  # what may stand before a digit; in pictures, too, digits stand apart
+_COPY_GAPS = ("", " ", " .", "..")  # what may stand before a digit; in images, too, digits stand apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def make_example(task: Task, *, split: Split, seed: int, index: int) -> Example:
 
 
 def write_source(
-    folder: Path,
+    directory: Path,
     *,
     shares: Mapping[Task, float],
     num_samples: int,
@@ -78,35 +78,35 @@ def write_source(
     Returns:
         The path of `data.json`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     records = []
     for index, task in enumerate(deal_tasks(shares, num_samples)):
         example = make_example(task, split="train", seed=seed, index=index)
-        records.append(_llava_record(example, folder=folder, key=f"{index:06d}"))
+        records.append(_llava_record(example, directory=directory, key=f"{index:06d}"))
         if progress is not None:
             progress(1)
-    path = folder / "data.json"
+    path = directory / "data.json"
     write_whole(path, json.dumps(records))
     return path
 
 
-def write_benchmark(folder: Path, *, task: Task, split: Split, num_samples: int, seed: int) -> Path:
+def write_benchmark(directory: Path, *, task: Task, split: Split, num_samples: int, seed: int) -> Path:
     """Write one benchmark, `TASK.jsonl` and its images in `images/`, from the scans and numbers of a held-out split.
 
-    Rows hold id, task, images (paths relative to `folder`), question, answer, score and, for locate, box: the true
+    Rows hold id, task, images (paths relative to `directory`), question, answer, score and, for locate, box: the true
     box in pixels of the image file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     rows = []
     for index in range(num_samples):
         example = make_example(task, split=split, seed=seed, index=index)
         key = f"{task}-{index:05d}"
-        row: dict[str, Any] = {"id": key, "task": task, "images": _write_pages(example, folder=folder, key=key)}
+        row: dict[str, Any] = {"id": key, "task": task, "images": _write_pages(example, directory=directory, key=key)}
         row |= {"question": example.question, "answer": example.answer, "score": example.score}
         if example.score != "exact":
             row["box"] = list(example.boxes[0])
         rows.append(json.dumps(row))
-    path = folder / f"{task}.jsonl"
+    path = directory / f"{task}.jsonl"
     write_whole(path, "\n".join(rows) + "\n")
     return path
 
@@ -122,7 +122,7 @@ def deal_tasks(shares: Mapping[Task, float], num_samples: int) -> Iterator[Task]
 
 
 def sample_texts(*, num_samples: int, seed: int) -> list[str]:
-    """Questions and answers of all tasks, without pictures' marks; what the tokenizer is trained on."""
+    """Questions and answers of all tasks, without images' marks; what the tokenizer is trained on."""
     tasks: tuple[Task, ...] = ("caption", *BENCHMARK_TASKS)
     texts = []
     for index in range(num_samples):
@@ -250,9 +250,9 @@ def _choose(texts: tuple[str, ...], generator: np.random.Generator) -> str:
     return texts[int(generator.integers(len(texts)))]
 
 
-def _llava_record(example: Example, *, folder: Path, key: str) -> dict[str, Any]:
+def _llava_record(example: Example, *, directory: Path, key: str) -> dict[str, Any]:
     record: dict[str, Any] = {"id": key}
-    images = _write_pages(example, folder=folder, key=key)
+    images = _write_pages(example, directory=directory, key=key)
     if images:
         record["image"] = images[0] if len(images) == 1 else images
     record["conversations"] = [
@@ -266,12 +266,12 @@ def _llava_record(example: Example, *, folder: Path, key: str) -> dict[str, Any]
     return record
 
 
-def _write_pages(example: Example, *, folder: Path, key: str) -> list[str]:
-    """Write the pages of one example; returns their paths relative to `folder`."""
+def _write_pages(example: Example, *, directory: Path, key: str) -> list[str]:
+    """Write the pages of one example; returns their paths relative to `directory`."""
     paths = []
     for number, page in enumerate(example.pages):
         path = f"images/{key}-{number}.jpg"
-        (folder / "images").mkdir(exist_ok=True)
-        Image.fromarray(page.picture).save(folder / path, format="JPEG", quality=_JPEG_QUALITY)
+        (directory / "images").mkdir(exist_ok=True)
+        Image.fromarray(page.image).save(directory / path, format="JPEG", quality=_JPEG_QUALITY)
         paths.append(path)
     return paths

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the demo's tokenizer: byte-level BPE, single digits, Qwen's special tokens, ChatML template.
 
-Comes after tasks.py, whose texts it is trained on; the folder it writes is read by transformers' AutoTokenizer and so
+Comes after tasks.py, whose texts it is trained on; the directory it writes is read by transformers' AutoTokenizer and so
 by the data package and the exported model.
 """
 
@@ -45,8 +45,8 @@ CHAT_TEMPLATE = (
 _SPLIT_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def train_tokenizer(texts: Iterable[str], folder: Path, *, vocab_size: int = VOCAB_SIZE) -> Path:
-    """Train on the texts and save a transformers tokenizer folder; returns the folder.
+def train_tokenizer(texts: Iterable[str], directory: Path, *, vocab_size: int = VOCAB_SIZE) -> Path:
+    """Train on the texts and save a transformers tokenizer directory; returns the directory.
 
     The same texts in the same order give the same bytes. The vocabulary may come out smaller than `vocab_size` when
     the texts have fewer words than that.
@@ -79,6 +79,6 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, vocab_size: int = VOC
         model_max_length=32768,
     )
     wrapped.chat_template = CHAT_TEMPLATE
-    folder.mkdir(parents=True, exist_ok=True)
-    wrapped.save_pretrained(folder)
-    return folder
+    directory.mkdir(parents=True, exist_ok=True)
+    wrapped.save_pretrained(directory)
+    return directory

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read benchmarks: JSONL files of questions with pictures and answers.
+"""Read benchmarks: JSONL files of questions with images and answers.
 
 Comes first in an evaluation. One row: {"id", "task", "images": [paths beside the file], "question" with one <image>
-mark per picture, "answer", "score": "exact" | "point" | "box", "box": [left, top, right, bottom] in pixels of the
-first picture}. `id`, `task` (name of the file), `images` (none) and `score` (exact) may be left out.
+mark per image, "answer", "score": "exact" | "point" | "box", "box": [left, top, right, bottom] in pixels of the
+first image}. `id`, `task` (name of the file), `images` (none) and `score` (exact) may be left out.
 """
 
 import json
@@ -32,7 +32,7 @@ class Item:
     question: str
     answer: str
     score: ScoreKind = "exact"
-    box: Box | None = None  # left, top, right, bottom in pixels of the first picture
+    box: Box | None = None  # left, top, right, bottom in pixels of the first image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Benchmark:
 
 
 def load_benchmarks(path: Path) -> list[Benchmark]:
-    """One benchmark from a JSONL file, or one from each JSONL file of a folder, by name.
+    """One benchmark from a JSONL file, or one from each JSONL file of a directory, by name.
 
     Raises:
         CliError: Names file, row and what is wrong with it.
@@ -52,11 +52,11 @@ def load_benchmarks(path: Path) -> list[Benchmark]:
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
-            raise CliError(f"folder holds no .jsonl file. {path}. Name a benchmark file or a folder of them.")
+            raise CliError(f"directory holds no .jsonl file. {path}. Name a benchmark file or a directory of them.")
     elif path.is_file():
         files = [path]
     else:
-        raise CliError(f"benchmark does not exist. {path}. Name a .jsonl file or a folder of them.")
+        raise CliError(f"benchmark does not exist. {path}. Name a .jsonl file or a directory of them.")
     return [Benchmark(name=file.stem, items=tuple(_read_file(file))) for file in files]
 
 

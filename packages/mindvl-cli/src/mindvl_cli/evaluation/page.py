@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page per benchmark: pictures, question, answer, truth, right or wrong.
+"""One self-contained HTML page per benchmark: images, question, answer, truth, right or wrong.
 
 Comes last in an evaluation. Items are taken at even distances, never by whether they are right.
 """
@@ -16,7 +16,7 @@ from mindvl_cli.evaluation.score import find_points
 from mindvl_cli.whole_file import write_whole
 
 MAX_ITEMS = 60
-MAX_SIDE = 320  # pixels of an embedded picture
+MAX_SIDE = 320  # pixels of an embedded image
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1c2430; }
@@ -59,13 +59,13 @@ def even_choice(count: int, most: int) -> list[int]:
 
 def _card(prediction: Prediction, score: float) -> str:
     item = prediction.item
-    pictures = "".join(
-        f'<img alt="picture {number}" src="{_data_uri(image, prediction if number == 0 else None)}">'
+    images = "".join(
+        f'<img alt="image {number}" src="{_data_uri(image, prediction if number == 0 else None)}">'
         for number, image in enumerate(item.images)
     )
     truth = item.answer if item.score == "exact" else f"box {', '.join(f'{value:g}' for value in item.box or ())}"
     return (
-        f'<div class="item{"" if score else " wrong"}">{pictures}'
+        f'<div class="item{"" if score else " wrong"}">{images}'
         f"<p>{escape(item.question.replace(IMAGE_MARK, '').strip())}</p>"
         f"<p><b>{escape(prediction.answer) or '(nothing)'}</b> {'right' if score else 'wrong'}</p>"
         f"<p>truth: {escape(truth)}</p>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answer benchmark items with an exported model folder through transformers: batched, greedy, cached.
+"""Answer benchmark items with an exported model directory through transformers: batched, greedy, cached.
 
 Comes after benchmark.py, before score.py. Items of similar length share a batch, padded on the left. Batches are made
 from all requests, answered before or not, so that a killed run that goes on computes the same batches and gives the
@@ -38,7 +38,7 @@ class PredictConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """An item with the size limits of its pictures."""
+    """An item with the size limits of its images."""
 
     item: Item
     min_pixels: int
@@ -51,37 +51,37 @@ class Prediction:
 
     item: Item
     answer: str
-    original: tuple[Size, ...]  # of each picture
+    original: tuple[Size, ...]  # of each image
     resized: tuple[Size, ...]  # as the model saw it
 
 
 class Predictor:
-    """A model folder that answers; processor and model are loaded when first needed.
+    """A model directory that answers; processor and model are loaded when first needed.
 
     Args:
-        folder: Model in the transformers layout.
+        directory: Model in the transformers layout.
         cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
         trust_remote_code: Run the Python files that the directory carries; MindVL directories need it.
     """
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         *,
         config: PredictConfig | None = None,
         cache: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if not (folder / "config.json").is_file():
-            raise CliError(f"this is no model folder, it has no config.json. {folder}. Give an exported model.")
-        self.folder = folder
+        if not (directory / "config.json").is_file():
+            raise CliError(f"this is no model directory, it has no config.json. {directory}. Give an exported model.")
+        self.directory = directory
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
         self.trust_remote_code = trust_remote_code
 
     @cached_property
     def processor(self) -> Any:
-        """The folder's processor, padding on the left."""
+        """The directory's processor, padding on the left."""
         from transformers import AutoProcessor
 
         processor = self._load(AutoProcessor)
@@ -100,7 +100,7 @@ class Predictor:
 
     @cached_property
     def model(self) -> Any:
-        """The folder's model, ready to generate."""
+        """The directory's model, ready to generate."""
         import torch
         from transformers import AutoModelForImageTextToText
         from transformers.utils import logging as transformers_logging
@@ -116,15 +116,15 @@ class Predictor:
         """Hash of the weights and of every file that decides how text becomes tokens."""
         from mindvl_merge import weights_sha256
 
-        digest = hashlib.sha256(weights_sha256(self.folder).encode())
+        digest = hashlib.sha256(weights_sha256(self.directory).encode())
         for name in _TEXT_FILES:
-            path = self.folder / name
+            path = self.directory / name
             digest.update(path.read_bytes() if path.is_file() else b"")
         return digest.hexdigest()
 
     @property
     def default_limits(self) -> tuple[int, int]:
-        """min_pixels and max_pixels of the folder's processor."""
+        """min_pixels and max_pixels of the directory's processor."""
         size = self.processor.image_processor.size
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
@@ -137,8 +137,8 @@ class Predictor:
         return [Question(item=item, min_pixels=low, max_pixels=high) for item in items]
 
     def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
-        """Size of each picture of an item after resizing."""
-        from mindvl_data import BadSample, smart_resize
+        """Size of each image of an item after resizing."""
+        from mindvl_data import SampleError, smart_resize
 
         images = self.processor.image_processor
         multiple = images.patch_size * images.merge_size
@@ -147,7 +147,7 @@ class Predictor:
                 smart_resize(*image_size(path), multiple=multiple, min_pixels=min_pixels, max_pixels=max_pixels)
                 for path in item.images
             )
-        except BadSample as error:
+        except SampleError as error:
             raise CliError(f"{error}. item {item.id}: {item.images}. Remove the item.") from error
 
     def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
@@ -175,7 +175,7 @@ class Predictor:
     def _load(self, auto_class: Any, **options: Any) -> Any:
         from mindvl_model.hf.pretrained import from_pretrained
 
-        return from_pretrained(auto_class, self.folder, trust_remote_code=self.trust_remote_code, **options)
+        return from_pretrained(auto_class, self.directory, trust_remote_code=self.trust_remote_code, **options)
 
     def _key(self, question: Question) -> str:
         item = question.item
@@ -185,7 +185,7 @@ class Predictor:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _batches(self, questions: dict[str, Question]) -> list[list[str]]:
-        """Keys in batches of one kind (pictures or none, one pair of limits), longest first: memory fails early."""
+        """Keys in batches of one kind (images or none, one pair of limits), longest first: memory fails early."""
 
         def group(key: str) -> tuple[bool, int, int]:
             question = questions[key]
@@ -247,7 +247,7 @@ class Predictor:
         if actual != expected:
             raise CliError(
                 f"the processor resizes to {actual[:3]}, expected {expected[:3]} (height, width). "
-                f"{self.folder}. Use a model "
+                f"{self.directory}. Use a model "
                 "whose processor resizes as Qwen2-VL's does."
             )
 
@@ -264,7 +264,7 @@ class Predictor:
 
 
 def image_size(path: Path) -> Size:
-    """Height and width of a picture as it is shown (EXIF orientation applied), from its header."""
+    """Height and width of an image as it is shown (EXIF orientation applied), from its header."""
     return _image_size(path, path.stat().st_mtime_ns)
 
 
@@ -294,7 +294,7 @@ def open_image(path: Path) -> Any:
 
 
 def _of_image(path: Path, read: Callable[..., Any]) -> Any:
-    from mindvl_data import BadSample, ImageConfig
+    from mindvl_data import ImageConfig, SampleError
 
     try:
         return read(path.read_bytes(), decode_limit=ImageConfig().decode_limit)
@@ -302,5 +302,5 @@ def _of_image(path: Path, read: Callable[..., Any]) -> Any:
         raise CliError(
             f"{path}: image cannot be read ({error.strerror}). Replace the file or remove the item."
         ) from error
-    except BadSample as error:
+    except SampleError as error:
         raise CliError(f"{path}: {error}. Replace the file or remove the item.") from error

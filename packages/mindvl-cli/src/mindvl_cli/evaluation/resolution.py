@@ -30,7 +30,7 @@ class PredictorScorer:
         self.progress = progress
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
-        """Sizes of the item's pictures as the model would see them."""
+        """Sizes of the item's images as the model would see them."""
         return self.predictor.sizes(item, min_pixels, max_pixels)
 
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
@@ -71,19 +71,19 @@ def write_search(result: ResolutionSearch, out: Path, *, model: str) -> list[Pat
     return [report, *draw_heat_map(result, out), *draw_box_plot(result, out)]
 
 
-def apply_limits(folder: Path, *, min_pixels: int, max_pixels: int, out: Path | None = None) -> Path:
-    """Write limits into the processor of a model folder, or of a copy of it.
+def apply_limits(directory: Path, *, min_pixels: int, max_pixels: int, out: Path | None = None) -> Path:
+    """Write limits into the processor of a model directory, or of a copy of it.
 
     Args:
-        out: New folder for the copy; None changes `folder` itself.
+        out: New directory for the copy; None changes `directory` itself.
 
     Returns:
         The processor file that was changed.
     """
     if out is not None:
-        return _limited_copy(folder, out, min_pixels=min_pixels, max_pixels=max_pixels)
+        return _limited_copy(directory, out, min_pixels=min_pixels, max_pixels=max_pixels)
     for name in ("processor_config.json", "preprocessor_config.json"):
-        path = folder / name
+        path = directory / name
         if not path.is_file():
             continue
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -95,17 +95,17 @@ def apply_limits(folder: Path, *, min_pixels: int, max_pixels: int, out: Path | 
                     holder[old_name] = value
             write_whole(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
             return path
-    raise CliError(f"no image processor with a size was found. {folder}. Export the model with its processor.")
+    raise CliError(f"no image processor with a size was found. {directory}. Export the model with its processor.")
 
 
-def _limited_copy(folder: Path, out: Path, *, min_pixels: int, max_pixels: int) -> Path:
+def _limited_copy(directory: Path, out: Path, *, min_pixels: int, max_pixels: int) -> Path:
     """A copy with these limits, which appears whole or not at all."""
     if out.exists():
-        raise CliError(f"the folder exists. {out}. Remove it or choose another.")
+        raise CliError(f"the directory exists. {out}. Remove it or choose another.")
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        shutil.copytree(folder, unfinished)
+        shutil.copytree(directory, unfinished)
         changed = apply_limits(unfinished, min_pixels=min_pixels, max_pixels=max_pixels)
         unfinished.rename(out)
     except OSError as error:  # copytree's own error is one, with a list of files

@@ -53,8 +53,8 @@ def evaluate(
     """Answer and score all items.
 
     Args:
-        min_pixels, max_pixels: Limits of a picture's area; the processor's own when None.
-        out: Folder for `report.json` and `NAME.html` of every benchmark; nothing is written when None.
+        min_pixels, max_pixels: Limits of an image's area; the processor's own when None.
+        out: Directory for `report.json` and `NAME.html` of every benchmark; nothing is written when None.
     """
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
@@ -78,7 +78,7 @@ def evaluate(
         item_scores=tuple(scores),
     )
     if out is not None:
-        document = {"model": str(predictor.folder), "fingerprint": predictor.fingerprint, **evaluation.report()}
+        document = {"model": str(predictor.directory), "fingerprint": predictor.fingerprint, **evaluation.report()}
         write_whole(out / REPORT_NAME, json.dumps(document, indent=2) + "\n")
     return evaluation
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare an answer with the truth, and gather scores by task.
 
-Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the picture as the model saw it,
-after resizing; they are moved back to the original picture before they are compared.
+Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the image as the model saw it,
+after resizing; they are moved back to the original image before they are compared.
 """
 
 import re
@@ -40,7 +40,7 @@ def score_answer(item: Item, answer: str, *, original: Size | None = None, resiz
     """1.0 for a right answer, else 0.0.
 
     Args:
-        original, resized: Size of the item's first picture before and after resizing; needed for `point` and `box`.
+        original, resized: Size of the item's first image before and after resizing; needed for `point` and `box`.
     """
     if item.score == "exact":
         return float(_plain(answer) == _plain(item.answer))
@@ -56,7 +56,7 @@ def score_answer(item: Item, answer: str, *, original: Size | None = None, resiz
 
 
 def find_points(answer: str, *, original: Size, resized: Size) -> list[tuple[float, float]]:
-    """All `(x,y)` of a text, moved to pixels of the original picture."""
+    """All `(x,y)` of a text, moved to pixels of the original image."""
     scale_y, scale_x = original[0] / resized[0], original[1] / resized[1]
     return [(float(x) * scale_x, float(y) * scale_y) for x, y in _POINT.findall(answer)]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two loss curves on each other, and below how far they lie apart: one SVG file that stands alone.
 
-Comes after mindvl_train.checks.alignment. Documents show it as a picture, so its colours hold on a light and on a dark
+Comes after mindvl_train.checks.alignment. Documents show it as an image, so its colours hold on a light and on a dark
 ground.
 """
 

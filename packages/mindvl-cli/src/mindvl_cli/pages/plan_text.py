@@ -25,7 +25,7 @@ def found(document: dict[str, Any]) -> str:
 
 def measured(document: dict[str, Any]) -> str:
     """Predicted beside measured bytes, by rank and part."""
-    lines = [f"two steps of {document['microbatches']} rows on {document['device']}; MB predicted / measured"]
+    lines = [f"two steps of {document['microbatches']} packs on {document['device']}; MB predicted / measured"]
     for rank, one in enumerate(document["ranks"]):
         predicted, seen = one["predicted"], one["measured"]
         made = predicted | {"activations": predicted["activations"] + predicted["temporary"]}
@@ -61,19 +61,19 @@ def again(plan: dict[str, Any]) -> str:
 def _head(document: dict[str, Any]) -> str:
     trained = ", ".join(document["trained"])
     return (
-        f"{document['model']} on {document['devices']} x {document['device']}: {document['packs_per_step']:,} rows of "
-        f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a row; trained: "
+        f"{document['model']} on {document['devices']} x {document['device']}: {document['global_batch_size']:,} packs of "
+        f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a pack; trained: "
         f"{trained}\n{document['fitting']} layouts fit into {bytes_text(document['limit'])}, "
         f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/planner.md)."
     )
 
 
 def _table(plans: list[dict[str, Any]]) -> str:
-    head = ("layout", "recompute", "rows", "memory", "step", "MFU", "bubble", "tokens/s/device")
-    rows = [head]
+    head = ("layout", "recompute", "packs", "memory", "step", "MFU", "bubble", "tokens/s/device")
+    packs = [head]
     for plan in plans:
         fullest = plan["memory"][plan["fullest"]]
-        rows.append(
+        packs.append(
             (
                 layout_name(plan),
                 again(plan),
@@ -85,12 +85,12 @@ def _table(plans: list[dict[str, Any]]) -> str:
                 f"{plan['tokens_per_s_device']:,.0f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    widths = [max(len(pack[column]) for pack in packs) for column in range(len(head))]
     lines = []
-    for row in rows:
+    for pack in packs:
         cells = [
             cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            for column, (cell, width) in enumerate(zip(pack, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
@@ -152,7 +152,7 @@ def _room(document: dict[str, Any]) -> str:
     if not document["room"]:
         return ""
     lines = [
-        "what fits the first layout (packing.seq_length: most visual tokens of a row, as max_pixels of one picture):"
+        "what fits the first layout (packing.seq_length: most visual tokens of a pack, as max_pixels of one image):"
     ]
     for one in document["room"]:
         visual = one["visual_tokens"]
@@ -166,7 +166,7 @@ def _room(document: dict[str, Any]) -> str:
 def _days(document: dict[str, Any]) -> str:
     if not document["days"]:
         return ""
-    lines = ["the paper's token budgets in the first layout, rows of one length:"]
+    lines = ["the paper's token budgets in the first layout, packs of one length:"]
     for one in document["days"]:
         note = "" if one["fits"] else "; does not fit, plan it with --phase"
         lines.append(

@@ -22,7 +22,7 @@ def routing_page(figures: dict[str, Any], scores: "Sequence[RoutingScore]") -> s
     overall = [score for score in scores if (score.source, score.modality) == ("all", "all")]
     of_modality = [score for score in scores if score.source == "all" and score.modality != "all"]
     tiles = [
-        tile(f"{figures['rows']:,}", "rows", f"{figures['tokens']:,} tokens"),
+        tile(f"{figures['packs']:,}", "packs", f"{figures['tokens']:,} tokens"),
         tile(f"{figures['experts_per_token']} of {figures['experts']}", "experts", f"{len(figures['layers'])} layers"),
         *(
             tile(f"{100 * score.hit_rates[-1]:.1f} %", f"SCH, windows of {score.segment_length}", _cache(score))
@@ -77,7 +77,7 @@ def _cache(score: "RoutingScore") -> str:
 
 def _table(scores: "Sequence[RoutingScore]") -> str:
     head = ("source", "tokens", "window", "windows", "SRP", "group", *(f"SCH {s:g}x" for s in scores[0].cache_sizes))
-    rows = [
+    packs = [
         (
             score.source,
             score.modality,
@@ -89,4 +89,4 @@ def _table(scores: "Sequence[RoutingScore]") -> str:
         )
         for score in scores
     ]
-    return table(head, rows)
+    return table(head, packs)

@@ -23,7 +23,7 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
     lines = run.lines
     largest = [source["name"] for source in figures["sources"] if source["tokens"]][:MOST_CURVES]
     loss = [
-        _one("all learned tokens", lines, lambda line: line["loss"]),
+        _one("all loss tokens", lines, lambda line: line["loss"]),
         _several("by source", lines, "loss_by_source", largest),
         _several("by modality", lines, "loss_by_modality"),
         _several("of tokens further ahead", lines, "mtp_loss", name_of=lambda depth: f"{depth} further"),
@@ -37,11 +37,11 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
         _one("tokens/s", lines, lambda line: line["tokens_per_s"]),
         _one("MFU", lines, lambda line: line.get("mfu")),
         _one("TFLOP/s of a device", lines, lambda line: line.get("tflops_per_device")),
-        _one("fill of rows", lines, lambda line: line.get("fill")),
+        _one("packing efficiency", lines, lambda line: line.get("packing_efficiency")),
         _several("busiest rank over the mean one", lines, "imbalance"),
         _one("memory, GB", lines, lambda line: line.get("memory_gb")),
     ]
-    name = run.folder.resolve().name
+    name = run.directory.resolve().name
     body = [
         _header(name, figures),
         section("Loss", _figures(loss)),
@@ -69,7 +69,7 @@ def _header(name: str, figures: dict[str, Any]) -> str:
     fast = f"{tflops:.3g} TFLOP/s a device" if tflops is not None else "median"
     tiles = [
         tile("none" if figures["loss"] is None else f"{figures['loss']:.3f}", "loss", "last report"),
-        tile(_short(figures["tokens"]), "tokens", f"{_short(figures['label_tokens'])} learned"),
+        tile(_short(figures["tokens"]), "tokens", f"{_short(figures['loss_tokens'])} learned"),
         tile(f"{figures['tokens_per_s']:,.0f}", "tokens/s", fast),
         tile(f"{figures['seconds_per_step']:.3g} s", "a step", "median of the last start"),
     ]
@@ -77,8 +77,8 @@ def _header(name: str, figures: dict[str, Any]) -> str:
         tiles.append(tile(f"{100 * mfu:.1f} %", "MFU", "median"))
     if average is not None:
         tiles.append(tile(f"{average:,.0f}", "tokens in a sample", f"mean of {figures['samples']:,}"))
-    if figures["fill"] is not None:
-        tiles.append(tile(f"{100 * figures['fill']:.1f} %", "fill", "of rows, the rest is padding"))
+    if figures["packing_efficiency"] is not None:
+        tiles.append(tile(f"{100 * figures['packing_efficiency']:.1f} %", "packing efficiency", "the rest is padding"))
     state = f"{figures['state'].capitalize()}, step {figures['step']:,}{of_steps}."
     return f'<header><h1>Run {escape(name)}</h1><p>{state}</p><div class="tiles">{"".join(tiles)}</div></header>'
 
@@ -127,12 +127,12 @@ def _split(lines: Sequence[Line], figures: dict[str, Any]) -> str:
         x_label="step",
         describe="Seconds of a step by part",
     )
-    rows = [
+    packs = [
         (_words(name), f"{1000 * part['seconds']:,.1f}", f"{100 * part['share']:.1f} %", gain(name, part))
         for name, part in split.items()
     ]
     names = legend([_words(name) for name in SPLIT_PARTS])
-    return f"<figure>{areas}{names}</figure>{table(['part', 'ms', 'share', 'gain if zero'], rows)}"
+    return f"<figure>{areas}{names}</figure>{table(['part', 'ms', 'share', 'gain if zero'], packs)}"
 
 
 def _experts(lines: Sequence[Line]) -> str:
@@ -153,13 +153,13 @@ def _experts(lines: Sequence[Line]) -> str:
     )
     last = shown[-1]["routers"]
     names = [name for name in ("load", "entropy", "bias_low", "bias_high", "aux_loss") if name in last]
-    rows = [(layer, *(f"{last[name][layer]:.4g}" for name in names)) for layer in layers]
-    last_report = table(["layer", *map(_words, names)], rows)
+    packs = [(layer, *(f"{last[name][layer]:.4g}" for name in names)) for layer in layers]
+    last_report = table(["layer", *map(_words, names)], packs)
     return f"<figure>{grid}</figure><details><summary>Last report by layer</summary>{last_report}</details>"
 
 
 def _sources(figures: dict[str, Any]) -> str:
-    rows = [
+    packs = [
         (
             source["name"],
             "-" if source["share_asked"] is None else f"{100 * source['share_asked']:.2f} %",
@@ -169,12 +169,12 @@ def _sources(figures: dict[str, Any]) -> str:
         )
         for source in figures["sources"]
     ]
-    return table(["source", "asked", "tokens", "of all tokens", "last loss"], rows) if rows else ""
+    return table(["source", "asked", "tokens", "of all tokens", "last loss"], packs) if packs else ""
 
 
 def _skipped(run: RunRecord) -> str:
-    rows = [(str(step["step"]), str(step.get("why", "")), str(step.get("grad_norm", ""))) for step in run.skipped]
-    return table(["step", "why", "gradient norm"], rows) if rows else ""
+    packs = [(str(step["step"]), str(step.get("why", "")), str(step.get("grad_norm", ""))) for step in run.skipped]
+    return table(["step", "why", "gradient norm"], packs) if packs else ""
 
 
 def _card(figures: dict[str, Any]) -> str:
@@ -200,15 +200,15 @@ def _card(figures: dict[str, Any]) -> str:
         "layout": _pairs(card["layout"]),
         "schedule": _pairs(card["schedule"]),
         "optimizer": _pairs(card["optimizer"]),
-        "rows": f"{card['data']['seq_length']:,} tokens; pictures {_pairs(card['data']['image'])}",
+        "packs": f"{card['data']['seq_length']:,} tokens; images {_pairs(card['data']['image'])}",
         "seeds": _pairs(card["seeds"]),
         "weights from": _pairs({name: path for name, path in card["init"].items() if path}) or "random",
         "started": f"{card['started_at']} at step {card['start_step']}",
         "versions": _pairs(card["versions"]),
         "commit": card["commit"] or "not a git checkout",
     }
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
-    return f"<dl>{rows}</dl>"
+    packs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+    return f"<dl>{packs}</dl>"
 
 
 def _peak(hardware: dict[str, Any]) -> str:

@@ -7,11 +7,11 @@ A format is a function from a path to records; to add one, write the function an
 from collections.abc import Callable
 from pathlib import Path
 
-from mindvl_data.formats.folder import read_folder
+from mindvl_data.formats.imagefolder import read_imagefolder
 from mindvl_data.formats.llava import read_llava
 from mindvl_data.formats.messages import read_messages
 from mindvl_data.formats.parquet import read_parquet
-from mindvl_data.formats.record import BadRow, Records, SourceRecord
+from mindvl_data.formats.record import RecordError, Records, SourceRecord
 from mindvl_data.formats.text import read_text
 from mindvl_data.formats.tsv import read_tsv
 from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
@@ -20,7 +20,7 @@ Reader = Callable[[Path, Path | None], Records]  # (source, image_root) -> recor
 WEBDATASET = "webdataset"  # the one format whose source may be an address or a pipeline, see its file
 
 FORMATS: dict[str, Reader] = {
-    "folder": read_folder,
+    "imagefolder": read_imagefolder,
     "llava": read_llava,
     "messages": read_messages,
     "parquet": read_parquet,
@@ -32,9 +32,9 @@ FORMATS: dict[str, Reader] = {
 __all__ = [
     "FORMATS",
     "WEBDATASET",
-    "BadRow",
     "Pipeline",
     "Reader",
+    "RecordError",
     "Records",
     "SourceRecord",
     "read_webdataset",

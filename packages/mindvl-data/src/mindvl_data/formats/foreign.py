@@ -5,16 +5,16 @@ Called on every record of a shard and on the rows of table formats (parquet), so
 everywhere. The first line that fits decides; the names and their order are part of docs/data-format.md:
 
 1. `content`, or `messages`: a record of ours, or OpenAI-style; see `_messages`.
-2. `conversations`, or a bare list of turns: LLaVA, energon's LLaVA example; marks say where pictures are.
-3. `texts`: turns of `user` and `assistant` (The Cauldron), pictures first.
-4. A question and an answer, pictures first: energon's VQA and most tables.
-5. A caption, pictures first.
+2. `conversations`, or a bare list of turns: LLaVA, energon's LLaVA example; marks say where images are.
+3. `texts`: turns of `user` and `assistant` (The Cauldron), images first.
+4. A question and an answer, images first: energon's VQA and most tables.
+5. A caption, images first.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 
 QUESTION_FIELDS = ("question", "context", "prompt", "instruction", "query")
@@ -29,10 +29,10 @@ def own_record(record: Any, media: Sequence[str]) -> Any:
     """The record with `messages` or `content`; what is of no known shape comes back as it is.
 
     Args:
-        media: "image" or "video" for each picture and video of the sample, in order.
+        media: "image" or "video" for each image and video of the sample, in order.
 
     Raises:
-        BadSample: The shape is known, but not what it holds.
+        SampleError: The shape is known, but not what it holds.
     """
     if isinstance(record, list):
         return {"messages": messages_of_turns(record, {})}
@@ -54,7 +54,7 @@ def own_record(record: Any, media: Sequence[str]) -> Any:
 
 
 def says_its_media(record: Any) -> bool:
-    """Whether a record tells how many pictures and videos belong to it, so that a lost one is noticed."""
+    """Whether a record tells how many images and videos belong to it, so that a lost one is noticed."""
     return isinstance(record, list) or (
         isinstance(record, dict) and any(name in record for name in ("content", "messages", "conversations"))
     )
@@ -64,7 +64,7 @@ def _messages(messages: Any, num_media: int) -> Any:
     """Messages with bare media parts and without null fields (table formats fill those in).
 
     Where the sample has media and no part mentions one, `<image>` and `<video>` in the text are marks, provided that
-    there are as many; everywhere else they stay text, which nobody can forge pictures with.
+    there are as many; everywhere else they stay text, which nobody can forge images with.
     """
     if not isinstance(messages, list):
         return messages
@@ -115,12 +115,12 @@ def _marked(message: Any) -> Any:
 
 def _cauldron(turns: Any, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not isinstance(turns, list):
-        raise BadSample(f"`texts` is {type(turns).__name__} instead of a list")
+        raise SampleError(f"`texts` is {type(turns).__name__} instead of a list")
     messages = []
     for number, turn in enumerate(turns):
         question, answer = (turn.get("user"), turn.get("assistant")) if isinstance(turn, dict) else (None, None)
         if not isinstance(question, str) or not isinstance(answer, str):
-            raise BadSample(f"`texts` {number} has no string `user` and `assistant`")
+            raise SampleError(f"`texts` {number} has no string `user` and `assistant`")
         messages += [_turn("user", question, [] if number else shown), _turn("assistant", answer, [])]
     return messages
 

@@ -2,8 +2,8 @@
 """LLaVA and ShareGPT: one JSON list (or JSON lines) of conversations with `<image>` and `<video>` marks.
 
 A row: `{"id", "image": NAME | [NAME, ...], "conversations": [{"from": "human", "value": "<image>\\nRead it."},
-...]}`, likewise `video`. Optional `boxes` ([x1, y1, x2, y2]) and `points` ([x, y]) hold pixels of the original picture;
-the text refers to them as `<box:0>` and `<point:0>`. For another picture than the first, an entry is `{"image": 1,
+...]}`, likewise `video`. Optional `boxes` ([x1, y1, x2, y2]) and `points` ([x, y]) hold pixels of the original image;
+the text refers to them as `<box:0>` and `<point:0>`. For another image than the first, an entry is `{"image": 1,
 "xyxy": [...]}` (or `xy`).
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
-    BadRow,
     Place,
+    RecordError,
     Records,
     Row,
     SourceRecord,
@@ -34,7 +34,7 @@ _USED = ("image", "images", "video", "videos", "conversations", "boxes", "points
 
 
 def read_llava(path: Path, image_root: Path | None) -> Records:
-    """Records of a LLaVA or ShareGPT file; file names are relative to `image_root`, else to the file's folder."""
+    """Records of a LLaVA or ShareGPT file; file names are relative to `image_root`, else to the file's directory."""
     convert = partial(_record, path.parent if image_root is None else image_root)
     if path.suffix == ".jsonl":
         return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
@@ -44,7 +44,7 @@ def read_llava(path: Path, image_root: Path | None) -> Records:
 
 def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("conversations"), list):
-        raise BadRow("row has no list `conversations`", place, "Is this a LLaVA or ShareGPT file?")
+        raise RecordError("row has no list `conversations`", place, "Is this a LLaVA or ShareGPT file?")
     body = {"messages": messages_of_turns(row["conversations"], row), **extras(row, _USED)}
     images = media_paths(row.get("image", row.get("images")), root, place)
     videos = media_paths(row.get("video", row.get("videos")), root, place)
@@ -64,10 +64,10 @@ def _load_list(path: Path) -> list[Any]:
     return rows
 
 
-def _numbered(rows: Iterable[Any], path: Path) -> Iterator[Row | BadRow]:
+def _numbered(rows: Iterable[Any], path: Path) -> Iterator[Row | RecordError]:
     for number, row in enumerate(rows, 1):
         place = Place(path, number)
         if isinstance(row, dict):
             yield place, row
         else:
-            yield BadRow(f"row is {type(row).__name__} instead of an object", place)
+            yield RecordError(f"row is {type(row).__name__} instead of an object", place)

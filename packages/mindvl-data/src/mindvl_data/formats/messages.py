@@ -12,8 +12,8 @@ from typing import Any
 
 from mindvl_data.formats.record import (
     MEDIA_TYPES,
-    BadRow,
     Place,
+    RecordError,
     Records,
     SourceRecord,
     count_lines,
@@ -28,14 +28,14 @@ _USED = ("messages", "images", "image", "videos", "video")
 
 
 def read_messages(path: Path, image_root: Path | None) -> Records:
-    """Records of a JSON lines file; file names are relative to `image_root`, else to the file's folder."""
+    """Records of a JSON lines file; file names are relative to `image_root`, else to the file's directory."""
     convert = partial(_record, path.parent if image_root is None else image_root)
     return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
 
 
 def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("messages"), list):
-        raise BadRow("row has no list `messages`", place, "Is this an OpenAI-style file?")
+        raise RecordError("row has no list `messages`", place, "Is this an OpenAI-style file?")
     named: dict[str, list[str]] = {kind: [] for kind in MEDIA_TYPES}
     messages = [_without_names(message, named) for message in row["messages"]]
     body = {"messages": messages, **extras(row, _USED)}

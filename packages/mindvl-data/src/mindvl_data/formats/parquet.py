@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face data sets as parquet files, one file or a folder of them.
+"""Hugging Face data sets as parquet files, one file or a directory of them.
 
 Media columns are known by their type (`struct<bytes, path>`, as the data sets library writes them) or by their name
 (`image`, `images`, `jpg`, `video`, ...) where they hold bytes or file names; each may be a list. The other columns are
@@ -16,8 +16,8 @@ from typing import Any
 from mindvl_data.errors import DataError
 from mindvl_data.formats.foreign import ANSWER_FIELDS, CAPTION_FIELDS, QUESTION_FIELDS, own_record
 from mindvl_data.formats.record import (
-    BadRow,
     Place,
+    RecordError,
     Records,
     Row,
     SourceRecord,
@@ -27,15 +27,15 @@ from mindvl_data.formats.record import (
     media_paths,
 )
 
-IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture", "pictures")
+IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "image", "images")
 VIDEO_NAMES = ("video", "videos", "mp4")
-ROWS_AT_ONCE = 32  # rows with pictures are large
+ROWS_AT_ONCE = 32  # rows with images are large
 
 _USED = ("messages", "conversations", "texts", *QUESTION_FIELDS, *ANSWER_FIELDS, *CAPTION_FIELDS)
 
 
 def read_parquet(path: Path, image_root: Path | None) -> Records:
-    """Records of the files, in name order; file names in columns are relative to `image_root`, else to the folder.
+    """Records of the files, in name order; file names in columns are relative to `image_root`, else to the directory.
 
     Raises:
         DataError: pyarrow is not installed, or a file is not parquet or has no column that could be learned from.
@@ -43,7 +43,7 @@ def read_parquet(path: Path, image_root: Path | None) -> Records:
     parquet = _library()
     paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not paths or not path.exists():
-        raise DataError(f"no parquet file. {path}. Name a .parquet file or a folder of them.")
+        raise DataError(f"no parquet file. {path}. Name a .parquet file or a directory of them.")
     total = 0
     for file in paths:
         try:
@@ -100,7 +100,9 @@ def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
     body = own_record(texts, ["image"] * len(images) + ["video"] * len(videos))
     if not isinstance(body, dict) or not {"messages", "content"} & body.keys():
         columns = ", ".join(texts) or "empty"
-        raise BadRow(f"row has no conversation, question with answer, or caption; its columns are {columns}", place)
+        raise RecordError(
+            f"row has no conversation, question with answer, or caption; its columns are {columns}", place
+        )
     shape = {name: body[name] for name in ("messages", "content") if name in body}
     rest = {name: value for name, value in texts.items() if name not in _USED and (name == "tools" or _is_plain(value))}
     body = {**shape, **extras(rest, ())}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every input format produces, and the reading they share.
 
-Comes before the shard writer. A row that cannot be used is handed on as a BadRow, so that the rows after it can
+Comes before the shard writer. A row that cannot be used is handed on as a RecordError, so that the rows after it can
 still be read; the writer raises it, or counts it where the user asked for that.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.foreign import OWN_FIELDS
 
 MEDIA_TYPES = ("image", "video")
@@ -28,7 +28,7 @@ class Place:
         return str(self.file) if self.row is None else f"{self.file} row {self.row}"
 
 
-class BadRow(DataError):  # noqa: N818 - like BadSample, it is counted where the user asks for that
+class RecordError(DataError):
     """One row that cannot be used."""
 
     def __init__(self, what: str, place: Place, remedy: str = "Mend or remove the row.") -> None:
@@ -42,11 +42,11 @@ class SourceRecord:
     """One record on its way into a shard."""
 
     body: dict[str, Any]  # what KEY.json will hold, see samples.py
-    media: tuple[Path | bytes, ...]  # pictures and videos, in the order in which the text mentions them
+    media: tuple[Path | bytes, ...]  # images and videos, in the order in which the text mentions them
     place: Place
 
 
-Item = SourceRecord | BadRow
+Item = SourceRecord | RecordError
 Row = tuple[Place, dict[str, Any]]
 
 
@@ -58,19 +58,21 @@ class Records:
     records: Iterator[Item]
 
 
-def each_row(rows: Iterable[Row | BadRow], convert: Callable[[Place, dict[str, Any]], SourceRecord]) -> Iterator[Item]:
+def each_row(
+    rows: Iterable[Row | RecordError], convert: Callable[[Place, dict[str, Any]], SourceRecord]
+) -> Iterator[Item]:
     """Convert rows one by one; one that cannot be converted does not end the others."""
     for row in rows:
-        if isinstance(row, BadRow):
+        if isinstance(row, RecordError):
             yield row
             continue
         place, value = row
         try:
             yield convert(place, value)
-        except BadRow as bad:
+        except RecordError as bad:
             yield bad
-        except BadSample as error:
-            yield BadRow(str(error), place)
+        except SampleError as error:
+            yield RecordError(str(error), place)
 
 
 def count_lines(path: Path) -> int:
@@ -92,7 +94,7 @@ def open_source(path: Path) -> Any:
         raise DataError(f"file cannot be read: {error.strerror}. {path}. Check its name and rights.") from error
 
 
-def read_json_lines(path: Path) -> Iterator[Row | BadRow]:
+def read_json_lines(path: Path) -> Iterator[Row | RecordError]:
     """Each line that is not blank, as an object."""
     with open_source(path) as file:
         for number, line in enumerate(file, 1):
@@ -102,17 +104,17 @@ def read_json_lines(path: Path) -> Iterator[Row | BadRow]:
             try:
                 yield place, check_object(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), place)
             except UnicodeDecodeError as error:
-                yield BadRow(f"text is not UTF-8: {error}", place, "Convert the file.")
+                yield RecordError(f"text is not UTF-8: {error}", place, "Convert the file.")
             except (ValueError, RecursionError) as error:
-                yield BadRow(f"broken JSON: {error}", place)
-            except BadRow as bad:
+                yield RecordError(f"broken JSON: {error}", place)
+            except RecordError as bad:
                 yield bad
 
 
 def check_object(value: Any, place: Place) -> dict[str, Any]:
     """The value, which has to be an object."""
     if not isinstance(value, dict):
-        raise BadRow(f"row is {type(value).__name__} instead of an object", place)
+        raise RecordError(f"row is {type(value).__name__} instead of an object", place)
     return value
 
 
@@ -120,21 +122,21 @@ def media_paths(value: Any, root: Path, place: Place) -> tuple[Path, ...]:
     """Paths of a string or a list of strings, below `root` unless absolute."""
     names = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) and name and "\0" not in name for name in names):
-        raise BadRow(f"files are {value!r:.200}", place, "Use a file name or a list of file names.")
+        raise RecordError(f"files are {value!r:.200}", place, "Use a file name or a list of file names.")
     return tuple(root / name for name in names)
 
 
 def media_in_order(
     body: dict[str, Any], images: tuple[Path | bytes, ...], videos: tuple[Path | bytes, ...], place: Place
 ) -> tuple[Path | bytes, ...]:
-    """Pictures and videos in one row, as the parts of the record mention them."""
+    """Images and videos in one row, as the parts of the record mention them."""
     if not videos:
         return images  # whether their number fits is checked with the rest of the record
     waiting = {"image": list(images), "video": list(videos)}
     kinds = [part.get("type") for part in _parts(body) if isinstance(part, dict)]
     for kind, there in waiting.items():
         if kinds.count(kind) != len(there):
-            raise BadRow(f"text mentions {kinds.count(kind)} {kind}s, the row has {len(there)}", place)
+            raise RecordError(f"text mentions {kinds.count(kind)} {kind}s, the row has {len(there)}", place)
     return tuple(waiting[kind].pop(0) for kind in kinds if kind in MEDIA_TYPES)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
-    BadRow,
     Place,
+    RecordError,
     Records,
     SourceRecord,
     count_lines,
@@ -26,5 +26,5 @@ def read_text(path: Path, image_root: Path | None) -> Records:
 
 def _record(place: Place, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("text"), str):
-        raise BadRow("row has no string `text`", place, "Is this a text file in JSON lines?")
+        raise RecordError("row has no string `text`", place, "Is this a text file in JSON lines?")
     return SourceRecord(body={"content": row["text"], **extras(row, ("text",))}, media=(), place=place)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VLMEvalKit tables: one line per question, pictures as base64 in the table.
+"""VLMEvalKit tables: one line per question, images as base64 in the table.
 
-Columns: `index`; `image` (base64, a list of them, or the `index` of an earlier row that has the same picture) or
+Columns: `index`; `image` (base64, a list of them, or the `index` of an earlier row that has the same image) or
 `image_path`; `question`; optionally `hint` and options `A`, `B`, ...; `answer` (with options: a letter). What else
-there is, such as `category`, goes to `meta`. A row becomes one question and one answer, pictures first.
+there is, such as `category`, goes to `meta`. A row becomes one question and one answer, images first.
 """
 
 import base64
@@ -17,9 +17,9 @@ from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
-    BadRow,
     Item,
     Place,
+    RecordError,
     Records,
     Row,
     SourceRecord,
@@ -36,26 +36,26 @@ _USED = ("index", "image", "image_path", "question", "hint", "answer", *string.a
 
 
 def read_tsv(path: Path, image_root: Path | None) -> Records:
-    """Records of a table; names in `image_path` are relative to `image_root`, else to the file's folder."""
+    """Records of a table; names in `image_path` are relative to `image_root`, else to the file's directory."""
     if not path.is_file():
         raise DataError(f"file does not exist. {path}. Name a VLMEvalKit table.")
     total = 0
     wanted: set[str] = set()
     for row in _rows(path):
         total += 1
-        images = [] if isinstance(row, BadRow) else _listed(row[1].get("image", ""))
+        images = [] if isinstance(row, RecordError) else _listed(row[1].get("image", ""))
         wanted |= {name for name in images if len(name) <= MAX_REFERENCE}
     reader = _TableReader(path.parent if image_root is None else image_root, wanted)
     return Records(total=total, records=reader.records(path))
 
 
 class _TableReader:
-    """Keeps the pictures that later rows refer to."""
+    """Keeps the images that later rows refer to."""
 
     def __init__(self, root: Path, wanted: set[str]) -> None:
         self._root = root
         self._wanted = wanted
-        self._pictures: dict[str, tuple[bytes, ...]] = {}
+        self._images: dict[str, tuple[bytes, ...]] = {}
 
     def records(self, path: Path) -> Iterator[Item]:
         return each_row(_rows(path), self._record)
@@ -65,9 +65,11 @@ class _TableReader:
         options = {letter: row[letter] for letter in string.ascii_uppercase if row.get(letter)}
         question, answer = row.get("question", ""), row.get("answer", "")
         if not question or not answer:
-            raise BadRow(f"row has no {'answer' if question else 'question'}", place, "Is this a VLMEvalKit table?")
+            raise RecordError(
+                f"row has no {'answer' if question else 'question'}", place, "Is this a VLMEvalKit table?"
+            )
         if options and answer not in options:
-            raise BadRow(f"answer {answer!r:.80} is none of the options {', '.join(options)}", place)
+            raise RecordError(f"answer {answer!r:.80} is none of the options {', '.join(options)}", place)
         lines = [row.get("hint", ""), question, *(f"{letter}. {text}" for letter, text in options.items())]
         text = "\n".join(line for line in (*lines, CHOOSE if options else "") if line)
         shown = [*[{"type": "image"}] * len(media), {"type": "text", "text": text}]
@@ -79,21 +81,21 @@ class _TableReader:
         names = _listed(row.get("image", ""))
         if not names:
             return media_paths(_listed(row.get("image_path", "")), self._root, place)
-        pictures: list[bytes] = []
+        images: list[bytes] = []
         for name in names:
             if len(name) > MAX_REFERENCE:
-                pictures.append(_decoded(name, place))
-            elif name in self._pictures:
-                pictures += self._pictures[name]
+                images.append(_decoded(name, place))
+            elif name in self._images:
+                images += self._images[name]
             else:
-                raise BadRow(f"`image` refers to row {name!r}, which is not before it or has no picture", place)
+                raise RecordError(f"`image` refers to row {name!r}, which is not before it or has no image", place)
         if row.get("index") in self._wanted:
-            self._pictures[row["index"]] = tuple(pictures)
-        return tuple(pictures)
+            self._images[row["index"]] = tuple(images)
+        return tuple(images)
 
 
-def _rows(path: Path) -> Iterator[Row | BadRow]:
-    csv.field_size_limit(1 << 30)  # the limit of the csv module is below one picture
+def _rows(path: Path) -> Iterator[Row | RecordError]:
+    csv.field_size_limit(1 << 30)  # the limit of the csv module is below one image
     with open_source(path) as file:
         lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter="\t")
         number = 0
@@ -106,7 +108,7 @@ def _rows(path: Path) -> Iterator[Row | BadRow]:
                 if len(values) == len(header):
                     yield place, dict(zip(header, values, strict=True))
                 elif values:
-                    yield BadRow(f"row has {len(values)} fields, the header {len(header)}", place)
+                    yield RecordError(f"row has {len(values)} fields, the header {len(header)}", place)
         except (csv.Error, UnicodeDecodeError) as error:
             what = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else "broken table"
             raise DataError(f"{what}: {error}. {path} after row {number}. Mend the file.") from error
@@ -123,4 +125,4 @@ def _decoded(text: str, place: Place) -> bytes:
     try:
         return base64.b64decode(text.rpartition(",")[2] if text.startswith("data:") else text, validate=True)
     except binascii.Error as error:
-        raise BadRow(f"`image` is not base64: {error}", place) from error
+        raise RecordError(f"`image` is not base64: {error}", place) from error

@@ -7,7 +7,7 @@ Used by the input formats and by foreign.py, so that a LLaVA file and a shard of
 import re
 from typing import Any
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 
 _ROLES = {
     "human": "user",
@@ -28,10 +28,10 @@ def messages_of_turns(turns: Any, row: dict[str, Any]) -> list[dict[str, Any]]:
         row: Holds `boxes` and `points`, which `<box:N>` and `<point:N>` in the text refer to.
 
     Raises:
-        BadSample: A turn is something else; the message says which.
+        SampleError: A turn is something else; the message says which.
     """
     if not isinstance(turns, list):
-        raise BadSample(f"conversation is {type(turns).__name__} instead of a list of turns")
+        raise SampleError(f"conversation is {type(turns).__name__} instead of a list of turns")
     return [_message(turn, row, number) for number, turn in enumerate(turns)]
 
 
@@ -53,7 +53,7 @@ def _message(turn: Any, row: dict[str, Any], number: int) -> dict[str, Any]:
     fields = turn if isinstance(turn, dict) else {}
     speaker, value = fields.get("from", fields.get("role")), fields.get("value", fields.get("content"))
     if not isinstance(speaker, str) or speaker not in _ROLES or not isinstance(value, str):
-        raise BadSample(
+        raise SampleError(
             f"turn {number} is from {speaker!r} and says {type(value).__name__}; "
             f"use `from` (one of {', '.join(_ROLES)}) and a text `value`"
         )
@@ -65,7 +65,7 @@ def _coordinates(kind: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
     field = "boxes" if kind == "box" else "points"
     entries = row.get(field)
     if not isinstance(entries, list) or number >= len(entries):
-        raise BadSample(f"text refers to <{kind}:{number}>, which `{field}` does not hold")
+        raise SampleError(f"text refers to <{kind}:{number}>, which `{field}` does not hold")
     entry, name = entries[number], "xyxy" if kind == "box" else "xy"
     image, values = (entry.get("image", 0), entry.get(name)) if isinstance(entry, dict) else (0, entry)
     return {"type": kind, "image": image, name: values}

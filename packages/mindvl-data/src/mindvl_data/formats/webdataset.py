@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
-from mindvl_data.errors import BadSample, DataError, redact
+from mindvl_data.errors import DataError, SampleError, redact
 from mindvl_data.formats.foreign import own_record
-from mindvl_data.formats.record import BadRow, Item, Place, Records, SourceRecord, extras
+from mindvl_data.formats.record import Item, Place, RecordError, Records, SourceRecord, extras
 from mindvl_data.shards.tar import MAX_MEMBER_BYTES, SHARD_PATTERN, TEXT_EXTENSIONS, VIDEO_EXTENSIONS
 
 Pipeline = Iterable[dict[str, Any]]
@@ -231,10 +231,10 @@ def _records(samples: Pipeline) -> Iterator[Item]:
             place = Place(f"{redact(str(sample.get('__url__', 'pipeline')))}:{sample['__key__']}")
             try:
                 yield _record(sample, place)
-            except BadRow as bad:
+            except RecordError as bad:
                 yield bad
-            except BadSample as error:
-                yield BadRow(str(error), place)
+            except SampleError as error:
+                yield RecordError(str(error), place)
     except OSError as error:  # of the pipeline; the writer would take it for its own
         raise DataError(f"webdataset pipeline after sample {number}: {error}. Check its shards.") from error
 
@@ -270,20 +270,22 @@ def _bytes(name: str, value: Any, place: Place) -> bytes:
         try:
             return json.dumps(value).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadRow(f"field {name!r} is not JSON: {error}", place) from error
-    raise BadRow(f"field {name!r} is {type(value).__name__}, not bytes", place, "Leave decode() out of the pipeline.")
+            raise RecordError(f"field {name!r} is not JSON: {error}", place) from error
+    raise RecordError(
+        f"field {name!r} is {type(value).__name__}, not bytes", place, "Leave decode() out of the pipeline."
+    )
 
 
 def _body(key: str, text: bytes, is_json: bool, kinds: list[str], place: Place) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8")) if is_json else text.decode("utf-8")
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"record cannot be read: {error}", place) from error
+        raise RecordError(f"record cannot be read: {error}", place) from error
     if not is_json:
         return {"content": [*({"type": kind} for kind in kinds), value], "id": key}
     body = own_record(value, kinds)
     if not isinstance(body, dict) or not {"messages", "content"} & body.keys():
-        raise BadRow("record has no conversation, question with answer, or caption", place)
+        raise RecordError("record has no conversation, question with answer, or caption", place)
     shape = {name: body[name] for name in _SHAPE if body.get(name) is not None}
     rest = {name: body[name] for name in ("id", "meta") if name in body}
     return {**shape, **extras({"id": key} | rest, ())}

@@ -16,10 +16,10 @@ from typing import Any
 from mindvl_data.audit_lines import AuditLine
 from mindvl_data.errors import DataError
 from mindvl_data.log_parts import lines_of
-from mindvl_data.quarantine import BAD_ELSEWHERE, LoggedUse, read_quarantine, read_uses
+from mindvl_data.quarantine import FAILED_ELSEWHERE, LoggedUse, read_quarantine, read_uses
 from mindvl_data.tracker import Change
 
-Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, row
+Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, pack
 ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"
 
 
@@ -69,10 +69,10 @@ def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
             if type(step) is not int or step < 1 or action not in ("skipped", "stopped"):
                 raise ValueError("step or action is none")
             samples = frozenset(
-                (source, epoch, shard, row)
+                (source, epoch, shard, number)
                 for rank in line["ranks"]
-                for pack in rank["rows"]
-                for source, epoch, shard, row, _ in pack
+                for pack in rank["packs"]
+                for source, epoch, shard, number, _ in pack
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
@@ -100,7 +100,7 @@ class Account:
         self._first: AuditLine | None = None
         self._first_step = self._last_step = 0
         self._ended: str | None = None
-        self._rows = 0
+        self._packs = 0
         self._samples: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._epochs: Counter[str] = Counter()  # begun
@@ -118,15 +118,15 @@ class Account:
         self._first, self._ended, self._last_step = self._first or line, line.when, line.step
         if line.kind == "change":
             self.changes.append(line.change)
-        if line.kind != "rows":
+        if line.kind != "packs":
             return
         self._first_step = self._first_step or line.step
         self.num_steps += 1
-        self._rows += sum(map(bool, line.rows))
+        self._packs += sum(map(bool, line.packs))
         self._tokens.update(line.tokens)
         in_step: Counter[str] = Counter()
-        for row in line.rows:
-            for source, epoch, _, _ in row:
+        for pack in line.packs:
+            for source, epoch, _, _ in pack:
                 in_step[source] += 1
                 if epoch >= self._epochs[source]:
                     self._epochs[source] = epoch + 1
@@ -138,7 +138,7 @@ class Account:
         self._placeholders += len(bad)
         recorded = self._links[link].training.skipped.get(line.step)
         if recorded is not None:
-            if recorded != {tuple(use) for row in line.rows for use in row}:
+            if recorded != {tuple(use) for pack in line.packs for use in pack}:
                 self._disagreements.append(
                     f"skipped.jsonl: the samples of step {line.step} are not those of {line.where}"
                 )
@@ -146,7 +146,7 @@ class Account:
             self._skipped[ANOMALOUS] += in_step.total()
             return
         for use in bad:
-            self._skipped[MASKED if use.bad.reason == BAD_ELSEWHERE else UNDECODABLE] += 1
+            self._skipped[MASKED if use.bad.reason == FAILED_ELSEWHERE else UNDECODABLE] += 1
             in_step[use.bad.source] -= 1
         self._trained.update(in_step)
 
@@ -184,7 +184,7 @@ class Account:
             "steps_after_checkpoint": None if saved_step is None else max(0, self._last_step - saved_step),
             "began": None if self._first is None else self._first.when,
             "ended": self._ended,
-            "rows": self._rows,
+            "packs": self._packs,
             "samples": self._samples.total(),
             "tokens": self._tokens.total(),
             "trained_on": self._trained.total(),
@@ -197,12 +197,12 @@ class Account:
                     "trained_on": self._trained[name],
                     "tokens": self._tokens[name],
                     "epochs_begun": self._epochs[name],
-                    "bad_samples": bad[name],
+                    "failed_samples": bad[name],
                 }
                 for name, count in self._samples.items()
             },
             "dropped": {} if self._state is None else dict(self._state["plan"]["dropped"]),
-            "bad_samples": bad.total(),
+            "failed_samples": bad.total(),
             "changes": self.changes,
         }
 
@@ -214,17 +214,17 @@ class Account:
                 uses[step] = [use for use in uses[step] if use.offset >= line.before.get(use.file, 0)]
         if not (here := uses.pop(line.step, None)):
             return []
-        planned = {(source, epoch, shard, row) for uses in line.rows for source, epoch, shard, row in uses}
-        anywhere = {(source, shard, row): (source, epoch, shard, row) for source, epoch, shard, row in planned}
+        planned = {(source, epoch, shard, pack) for uses in line.packs for source, epoch, shard, pack in uses}
+        anywhere = {(source, shard, pack): (source, epoch, shard, pack) for source, epoch, shard, pack in planned}
         found: dict[tuple[str, int | None, str, int], LoggedUse] = {}
         for use in here:
             bad = use.bad
-            name = (bad.source, bad.epoch, bad.shard, bad.row)
+            name = (bad.source, bad.epoch, bad.shard, bad.sample_index)
             if bad.epoch is None:  # an older line
-                name = anywhere.get((bad.source, bad.shard, bad.row), name)
+                name = anywhere.get((bad.source, bad.shard, bad.sample_index), name)
             if name not in planned:
                 self._disagreements.append(
-                    f"{use.file}:{use.line}: step {line.step} has no sample {bad.shard} row {bad.row} of {bad.source}"
+                    f"{use.file}:{use.line}: step {line.step} has no sample {bad.shard} record {bad.sample_index} of {bad.source}"
                 )
                 continue
             found[name] = use

@@ -16,8 +16,8 @@ from mindvl_data.audit_lines import AuditLine, read_part
 from mindvl_data.audit_log import logged_step
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
-from mindvl_data.plan.planner import Planner
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.data_order import DataOrder
+from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 
@@ -61,7 +61,7 @@ class LogSpan:
     def _ends_before(self, line: AuditLine) -> bool:
         if self.until is None:
             return False
-        return line.step > self.until or (line.step == self.until and line.kind not in ("rows", "part"))
+        return line.step > self.until or (line.step == self.until and line.kind not in ("packs", "part"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Replanning:
     """What to plan again."""
 
     config: DataConfig  # of the run as it is now
-    packs_per_step: int
+    global_batch_size: int
     span: LogSpan
     plan: dict[str, Any] | None  # where it begins; None: at the very first step
     first_mark: int = 0  # nothing is planned before this mark of the span; 1 is the first
@@ -119,7 +119,7 @@ class _Replan:
         self._raises = list(job.raises)
         self._found = Replanned()
         self._step = 0
-        self._planner: Planner | None = None
+        self._planner: DataOrder | None = None
         self._marks = 0
         if not job.first_mark:
             self._begin(job.plan, f"{job.span.file}:1")
@@ -128,7 +128,7 @@ class _Replan:
         for line in self._job.span.lines():
             if line.kind in ("change", "branch"):
                 self._pass_mark(line)
-            elif line.kind == "rows":
+            elif line.kind == "packs":
                 if self._planner is not None:
                     self._compare(line)
                 self._report(1)
@@ -141,7 +141,7 @@ class _Replan:
         for change in reversed(self._raises):
             config = without_raise(config, change)
         self._sources = [SourceIndex(source, config, self._tokenizer, self._files) for source in config.sources]
-        self._planner = Planner(config, self._sources, rows_per_step=self._job.packs_per_step)
+        self._planner = DataOrder(config, self._sources, global_batch_size=self._job.global_batch_size)
         self._state: dict[str, Any] | None = None
         if plan is not None:
             try:
@@ -172,14 +172,14 @@ class _Replan:
                 self._step = line.step
                 return
             self._step = planned.step
-            self._found.num_samples += sum(map(len, planned.rows))
+            self._found.num_samples += sum(map(len, planned.packs))
         if planned is None:
             return  # a repeated step, which the caller names
         self._state = planned.state_after
         self._found.num_steps += 1
         expected = logged_step(planned, self._sources)
-        if expected["rows"] != line.rows:
-            self._found.add(f"step {line.step}: {_first_difference(expected['rows'], line.rows)}")
+        if expected["packs"] != line.packs:
+            self._found.add(f"step {line.step}: {_first_difference(expected['packs'], line.packs)}")
         elif expected["tokens"] != line.tokens:
             self._found.add(
                 f"step {line.step}: tokens {line.tokens!s:.200} are logged, the plan has {expected['tokens']}"
@@ -213,9 +213,9 @@ def without_raise(config: DataConfig, change: dict[str, Any]) -> DataConfig:
 
 def _first_difference(expected: list[Any], logged: list[Any]) -> str:
     if len(expected) != len(logged):
-        return f"{len(logged)} rows are logged, the plan has {len(expected)}"
-    row = next(number for number, (a, b) in enumerate(zip(expected, logged, strict=True)) if a != b)
-    ours, theirs = expected[row], logged[row]
+        return f"{len(logged)} packs are logged, the plan has {len(expected)}"
+    pack = next(number for number, (a, b) in enumerate(zip(expected, logged, strict=True)) if a != b)
+    ours, theirs = expected[pack], logged[pack]
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     shown = [f"{side[place]!s:.200}" if place < len(side) else "nothing" for side in (theirs, ours)]
-    return f"row {row} has {shown[0]} as sample {place}, the plan has {shown[1]}"
+    return f"pack {pack} has {shown[0]} as sample {place}, the plan has {shown[1]}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.sources import SourceIndex
 
 _BLOCK = 512  # samples of a shard whose bits are kept together; a damaged log cannot ask for more than it has lines
 
@@ -58,7 +58,7 @@ class EpochUse:
 
 
 class UsableSamples:
-    """(name, whether each sample can be in a row) of each shard of a source; found once, kept as bits."""
+    """(name, whether each sample can be in a pack) of each shard of a source; found once, kept as bits."""
 
     def __init__(self, source: SourceIndex, seq_length: int, max_patches: int) -> None:
         self._shards: list[tuple[str, NDArray[np.uint8], int]] = []

@@ -21,8 +21,8 @@ from mindvl_data.ledger.account import Account, Link, TrainingRecords
 from mindvl_data.ledger.chain import chain_of, spans_of
 from mindvl_data.ledger.replan import PROBLEMS_NAMED, LogSpan, Replanned, Replanning, is_raise, plain, replan
 from mindvl_data.ledger.usage import EpochUse, UsableSamples
-from mindvl_data.plan.planner import Planner
-from mindvl_data.plan.sources import SourceIndex
+from mindvl_data.order.data_order import DataOrder
+from mindvl_data.order.sources import SourceIndex
 from mindvl_data.process import end_with_parent
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import Tokenizer, load_tokenizer
@@ -41,7 +41,7 @@ def consumed(
 ) -> dict[str, Any]:
     """What a run consumed: steps, samples, tokens by source, bad samples, data changes, when. JSON values.
 
-    A step is in the log once its rows were handed out; what is logged after the newest checkpoint was trained on only
+    A step is in the log once its packs were handed out; what is logged after the newest checkpoint was trained on only
     if the run still goes on, and is dropped when it is resumed. So `trained_on` and `skipped` count the steps up to
     the checkpoint, and `after_checkpoint` the others.
 
@@ -67,7 +67,7 @@ def verify(
     config: DataConfig,
     audit_log: Path,
     *,
-    packs_per_step: int,
+    global_batch_size: int,
     state: dict[str, Any] | None = None,
     quarantine_log: Path | None = None,
     training: TrainingRecords | None = None,
@@ -83,7 +83,7 @@ def verify(
     before a change of the data cannot be planned again: there only order, repeats and totals are checked.
 
     Args:
-        packs_per_step: As given to the loader.
+        global_batch_size: As given to the loader.
         state: The ledger state of the newest checkpoint.
         training: What the trainer recorded; None: it left no step out.
         parent_log: Where the log of the run lies from which this one was branched; None: where the branch says.
@@ -103,7 +103,7 @@ def verify(
     files = ShardFiles(config.store)
     try:
         tokenizer = load_tokenizer(config.tokenizer)
-        check = _Check(config, files, tokenizer, packs_per_step, links, state)
+        check = _Check(config, files, tokenizer, global_batch_size, links, state)
         for problem in lost:
             check.problem(problem)
         check.run(num_processes or min(os.cpu_count() or 1, _MOST_PROCESSES), progress)
@@ -120,14 +120,14 @@ class _Check:
         config: DataConfig,
         files: ShardFiles,
         tokenizer: Tokenizer,
-        packs_per_step: int,
+        global_batch_size: int,
         links: Sequence[Link],
         state: dict[str, Any] | None,
     ) -> None:
-        self._config, self._packs_per_step, self._links, self._state = config, packs_per_step, links, state
+        self._config, self._packs_per_step, self._links, self._state = config, global_batch_size, links, state
         self._sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
-        self._largest_sample = Planner(config, self._sources, rows_per_step=packs_per_step).largest_sample
-        self._identities = identities(config, self._sources, tokenizer, packs_per_step)
+        self._largest_sample = DataOrder(config, self._sources, global_batch_size=global_batch_size).largest_sample
+        self._identities = identities(config, self._sources, tokenizer, global_batch_size)
         self._saved = None if state is None else saved_plan(state)
         self.account = Account(links, state)
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
@@ -226,7 +226,7 @@ class _Check:
                 and (at, place) > (number, 0)
                 and (at, place) > (first_span, first_mark)
             )
-            plan = None if head is None or head.kind == "rows" else head.plan
+            plan = None if head is None or head.kind == "packs" else head.plan
             if plan is not None and head is not None and head.sources != names:
                 self.problem(f"{head.where}: has the sources {' '.join(head.sources)}, the run has {' '.join(names)}")
                 jobs.append(None)
@@ -234,7 +234,7 @@ class _Check:
             jobs.append(
                 Replanning(
                     config=self._config,
-                    packs_per_step=self._packs_per_step,
+                    global_batch_size=self._packs_per_step,
                     span=span,
                     plan=plan,
                     first_mark=first_mark if number == first_span else 0,
@@ -255,7 +255,7 @@ class _Check:
                     f"{line.where}: the part follows step {line.step}, the one before ends at {self._last_step}"
                 )
             return
-        if line.kind != "rows":
+        if line.kind != "packs":
             self._pass_mark(line)
             self.account.add(line, link)
             return
@@ -265,10 +265,12 @@ class _Check:
             self.problem(f"step {at} {what}, the log goes on with step {line.step}")
             self._is_whole = False
         self._last_step = line.step
-        for row in line.rows:
-            for source, epoch, shard, number in row:
+        for pack in line.packs:
+            for source, epoch, shard, number in pack:
                 if not self._use[source, epoch].add(shard, number):
-                    self.problem(f"step {line.step}: {shard} row {number} of {source} was used before in epoch {epoch}")
+                    self.problem(
+                        f"step {line.step}: {shard} pack {number} of {source} was used before in epoch {epoch}"
+                    )
         self.account.add(line, link)
         if self._saved is not None and line.step == self._saved["step"]:
             self._compare_totals(self._saved, "the newest checkpoint")

@@ -3,7 +3,7 @@
 
 from mindvl_data.recipes.audit import audit, recompute, recompute_tokens
 from mindvl_data.recipes.load import list_recipes, load_recipe
-from mindvl_data.recipes.mapping import find_folders, map_recipe, with_samples
+from mindvl_data.recipes.mapping import find_directories, map_recipe, with_samples
 from mindvl_data.recipes.types import Budget, Finding, Recipe, RecipeSource, RecipeTable, Statement, Subtotal
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Statement",
     "Subtotal",
     "audit",
-    "find_folders",
+    "find_directories",
     "list_recipes",
     "load_recipe",
     "map_recipe",

@@ -48,7 +48,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_json(file: str) -> Any:
-    """A JSON file of this folder, as it is."""
+    """A JSON file of this directory, as it is."""
     return json.loads(_text(file))
 
 

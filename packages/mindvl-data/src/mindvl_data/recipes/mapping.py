@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a published recipe and the user's shard folders into the sources of a mixture.
+"""Turn a published recipe and the user's shard directories into the sources of a mixture.
 
 Comes after load.py; its SourceConfigs go to the planner. Weights are the paper's sample counts, so that dropping a
 source leaves the proportions of the others as they are.
@@ -17,48 +17,48 @@ from mindvl_data.recipes.types import Recipe, RecipeSource, RecipeTable
 def map_recipe(
     recipe: Recipe, mapping: Mapping[str, Path | str], *, renormalize: bool = False
 ) -> tuple[tuple[SourceConfig, ...], list[str]]:
-    """The sources that have a folder, weighted by samples, and the names of those that have none.
+    """The sources that have a directory, weighted by samples, and the names of those that have none.
 
     Args:
-        mapping: Name in the paper -> folder of indexed shards, or its address in an object store.
+        mapping: Name in the paper -> directory of indexed shards, or its address in an object store.
         renormalize: Go on without the missing sources; the rest keep their relative shares.
 
     Raises:
-        DataError: A name is unknown, a folder does not exist, a source has no count, none is mapped, or, unless
+        DataError: A name is unknown, a directory does not exist, a source has no count, none is mapped, or, unless
             `renormalize`, one is missing.
     """
     _check_names(recipe, mapping)
-    for name, folder in mapping.items():
-        if "://" not in str(folder) and not Path(folder).is_dir():
+    for name, directory in mapping.items():
+        if "://" not in str(directory) and not Path(directory).is_dir():
             raise DataError(
-                f"{name!r} has the folder {str(folder)!r}, which does not exist. mapping. Correct its path."
+                f"{name!r} has the directory {str(directory)!r}, which does not exist. mapping. Correct its path."
             )
     missing = [source.name for source in recipe.sources if source.name not in mapping]
     if missing and not renormalize:
         raise DataError(
-            f"{len(missing)} of {len(recipe.sources)} sources have no folder: {', '.join(missing)}. "
+            f"{len(missing)} of {len(recipe.sources)} sources have no directory: {', '.join(missing)}. "
             f"recipe {recipe.name}. Map them, or go on without them (renormalize)."
         )
     if not mapping:
-        raise DataError(f"no source has a folder. recipe {recipe.name}. Map one of its sources at least.")
+        raise DataError(f"no source has a directory. recipe {recipe.name}. Map one of its sources at least.")
     mapped = [source for source in recipe.sources if source.name in mapping]
     return tuple(
         SourceConfig(name=source.name, path=mapping[source.name], weight=_count(recipe, source)) for source in mapped
     ), missing
 
 
-def find_folders(recipe: Recipe, root: Path) -> dict[str, Path]:
-    """The mapping of the sources whose folder (`RecipeSource.folder`) lies below `root`; others are left out.
+def find_directories(recipe: Recipe, root: Path) -> dict[str, Path]:
+    """The mapping of the sources whose directory (`RecipeSource.directory`) lies below `root`; others are left out.
 
     Raises:
-        DataError: `root` is no folder, or holds none of them.
+        DataError: `root` is no directory, or holds none of them.
     """
-    found = {source.name: root / source.folder for source in recipe.sources if (root / source.folder).is_dir()}
+    found = {source.name: root / source.directory for source in recipe.sources if (root / source.directory).is_dir()}
     if not found:
         example = recipe.sources[0]
         raise DataError(
-            f"no folder of a source is here. {root}, recipe {recipe.name}. "
-            f"Name folders after their source, such as {example.folder!r} for {example.name!r}, or give a mapping."
+            f"no directory of a source is here. {root}, recipe {recipe.name}. "
+            f"Name directories after their source, such as {example.directory!r} for {example.name!r}, or give a mapping."
         )
     return found
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A published data recipe: its sources, and what the paper prints about them.
 
-Made by load.py from the tables in this folder; read by audit.py and mapping.py. A printed number is a Decimal whose
+Made by load.py from the tables in this directory; read by audit.py and mapping.py. A printed number is a Decimal whose
 exponent is its precision: `55.81` is known to 0.01, `256E9` to a billion.
 Source: "MindVL: Towards Efficient and Effective Training of Multimodal Large Language Models on Ascend NPUs".
 """
@@ -28,8 +28,8 @@ class RecipeSource:
     parts: tuple[int, int] | None = None  # samples with one image and with several, where the table says
 
     @property
-    def folder(self) -> str:
-        """Its folder name below a root of shards: lower case, with one dash for anything but letters and digits."""
+    def directory(self) -> str:
+        """Its directory name below a root of shards: lower case, with one dash for anything but letters and digits."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
@@ -84,13 +84,13 @@ class Recipe:
     where: str
     tables: tuple[RecipeTable, ...]
     budgets: tuple[Budget, ...]
-    seq_lengths: tuple[int, ...]  # tokens in a row; several: one run with each
+    seq_lengths: tuple[int, ...]  # tokens in a pack; several: one run with each
     batch_size: int  # rows in a step
     statements: tuple[Statement, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of the figures has to know
 
     def __post_init__(self) -> None:
-        for attribute in ("name", "folder"):
+        for attribute in ("name", "directory"):
             values = [getattr(source, attribute) for source in self.sources]
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges fetched from an object store, kept on a local disk; several processes may share one folder.
+"""Ranges fetched from an object store, kept on a local disk; several processes may share one directory.
 
 Stands between files.py and remote.py. One file holds one range: the blake2b of its bytes (16 bytes), then the bytes.
 A file whose checksum is wrong is thrown away, so nothing is flushed to disk and a crash costs no more than a fetch.
@@ -28,21 +28,21 @@ class RangeCache:
     """Bytes by (address, offset, length), within a limit.
 
     Args:
-        folder: On a local disk; made if it is missing.
+        directory: On a local disk; made if it is missing.
         max_bytes: Limit of all ranges together. Index files of shards are kept apart and not counted.
 
     Raises:
-        DataError: The folder cannot be made.
+        DataError: The directory cannot be made.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder / "ranges", max_bytes
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory, self._max_bytes = directory / "ranges", max_bytes
         self._lock = threading.Lock()
         self._is_full = False
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"the cache cannot be made: {error.strerror}. {folder}. Mend store.cache.") from error
+            raise DataError(f"the cache cannot be made: {error.strerror}. {directory}. Mend store.cache.") from error
 
     def get(self, address: str, offset: int, length: int) -> bytes | None:
         """The bytes, or None where they are not kept whole."""
@@ -74,11 +74,11 @@ class RangeCache:
             os.replace(partial, path)
             if is_new:
                 self._grow(size)
-        except FileNotFoundError:  # another process made room, or somebody removed the folder
+        except FileNotFoundError:  # another process made room, or somebody removed the directory
             return
         except OSError as error:
             self._is_full = True
-            logger.warning("nothing more is kept in the cache %s: %s", self._folder, error.strerror)
+            logger.warning("nothing more is kept in the cache %s: %s", self._directory, error.strerror)
             with suppress(OSError):
                 partial.unlink()
 
@@ -92,7 +92,7 @@ class RangeCache:
 
     def _path(self, address: str, offset: int, length: int) -> Path:
         name = hashlib.sha256(f"{address}\0{offset}\0{length}".encode()).hexdigest()[:40]
-        return self._folder / name[:2] / name[2:]
+        return self._directory / name[:2] / name[2:]
 
     def _grow(self, size: int) -> None:
         with self._total() as counter:
@@ -106,7 +106,7 @@ class RangeCache:
     def _total(self) -> Iterator[int]:
         """The file with the sum of all sizes, locked against other threads and processes."""
         with self._lock:
-            counter = os.open(self._folder / "bytes", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            counter = os.open(self._directory / "bytes", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(counter, fcntl.LOCK_EX)
                 yield counter
@@ -116,9 +116,9 @@ class RangeCache:
     def _make_room(self, target: int | None) -> int:
         """Remove the least recently used ranges until `target` bytes are left (None: all stay); returns the sum."""
         found = []
-        for folder in os.scandir(self._folder):
-            if folder.is_dir():
-                for file in os.scandir(folder.path):
+        for directory in os.scandir(self._directory):
+            if directory.is_dir():
+                for file in os.scandir(directory.path):
                     with suppress(FileNotFoundError):
                         status = file.stat()
                         found.append((status.st_mtime_ns, file.path, status.st_size))

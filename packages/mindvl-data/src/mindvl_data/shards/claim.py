@@ -17,14 +17,14 @@ CLAIM_NAME = ".claimed"  # locked while a process writes into the directory; rem
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(directory: Path) -> Iterator[None]:
     """Be the only process that writes into a directory.
 
     Raises:
         DataError: Another process is.
         OSError: Nothing can be written into the directory.
     """
-    path = folder / CLAIM_NAME
+    path = directory / CLAIM_NAME
     descriptor = _open_locked(path)
     try:
         yield

@@ -39,9 +39,9 @@ class ShardIndex:
 
 
 class Shards(Sequence[ShardIndex]):
-    """The shards of a folder in name order; each is mapped when it is asked for, and the last few stay mapped.
+    """The shards of a directory in name order; each is mapped when it is asked for, and the last few stay mapped.
 
-    A folder can have more shards than a process may map, and what is mapped counts as its memory. Safe to use from
+    A directory can have more shards than a process may map, and what is mapped counts as its memory. Safe to use from
     several threads.
 
     Args:
@@ -53,7 +53,7 @@ class Shards(Sequence[ShardIndex]):
 
     def __init__(
         self,
-        folder: Location,
+        directory: Location,
         names: Sequence[str],
         sizes: NDArray[np.int64],
         num_bytes: NDArray[np.int64],
@@ -63,7 +63,7 @@ class Shards(Sequence[ShardIndex]):
         max_mapped: int,
     ) -> None:
         self._process = OwnProcess("index")
-        self._folder, self._store = folder, store
+        self._directory, self._store = directory, store
         self.names, self.sizes = tuple(names), sizes
         self._num_bytes, self._digests = num_bytes, digests
         self._verified: dict[int, tuple[int, int, int]] = {}  # number -> inode, size and time of its index file
@@ -100,8 +100,8 @@ class Shards(Sequence[ShardIndex]):
     def _map(self, number: int) -> ShardIndex:
         name = self.names[number]
         digest = self._digests[32 * number : 32 * number + 32].hex()
-        location = join(self._folder, index_name(name))
-        damaged = DataError(f"{location}: index file is damaged. Run `mindvl data index {self._folder}` again.")
+        location = join(self._directory, index_name(name))
+        damaged = DataError(f"{location}: index file is damaged. Run `mindvl data index {self._directory}` again.")
         try:
             with open(_on_disk(location, digest, self._store), "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
@@ -113,7 +113,7 @@ class Shards(Sequence[ShardIndex]):
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise DataError(
-                f"{location}: is missing. Put it back, or run `mindvl data index {self._folder}`."
+                f"{location}: is missing. Put it back, or run `mindvl data index {self._directory}`."
             ) from error
         except OSError as error:
             raise DataError(
@@ -127,14 +127,16 @@ class Shards(Sequence[ShardIndex]):
         if is_new and not is_consistent(arrays, int(self._num_bytes[number])):
             raise damaged
         self._verified[number] = stamp
-        return ShardIndex(name=name, path=join(self._folder, name), digest=digest, samples=arrays[0], members=arrays[1])
+        return ShardIndex(
+            name=name, path=join(self._directory, name), digest=digest, samples=arrays[0], members=arrays[1]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderIndex:
-    """All shards of a folder, in name order."""
+class DirectoryIndex:
+    """All shards of a directory, in name order."""
 
-    folder: Location
+    directory: Location
     shards: Shards
     num_samples: int
     num_images: int
@@ -146,29 +148,29 @@ class FolderIndex:
         return self.num_images + self.num_videos == 0
 
 
-def open_index(folder: Location, *, store: StoreConfig | None = None, max_mapped: int = 64) -> FolderIndex:
-    """Read the manifest of a folder; index files are mapped later, shard by shard.
+def open_index(directory: Location, *, store: StoreConfig | None = None, max_mapped: int = 64) -> DirectoryIndex:
+    """Read the manifest of a directory; index files are mapped later, shard by shard.
 
     Names and sizes of all files of a local directory are compared with the manifest; in an object store, where each
     look would be a request, a file is checked when it is first used, and a shard that the manifest does not name is
     not seen.
 
     Args:
-        store: How an object store is read, for a folder that is an address.
+        store: How an object store is read, for a directory that is an address.
         max_mapped: Index files that stay mapped.
 
     Raises:
         DataError: No index, another version, or shards that changed since.
     """
-    if isinstance(folder, str) and not is_remote(folder):
-        folder = Path(folder)
-    manifest = read_manifest(_on_disk(join(folder, MANIFEST_NAME), None, store), folder)
-    if not is_remote(folder):
-        refuse_different_files(Path(folder), manifest)
+    if isinstance(directory, str) and not is_remote(directory):
+        directory = Path(directory)
+    manifest = read_manifest(_on_disk(join(directory, MANIFEST_NAME), None, store), directory)
+    if not is_remote(directory):
+        refuse_different_files(Path(directory), manifest)
     entries = manifest.shards
     digest = hashlib.sha256("".join(entry["index_sha256"] for entry in entries).encode())
     shards = Shards(
-        folder,
+        directory,
         [entry["name"] for entry in entries],
         np.array([entry["samples"] for entry in entries], np.int64),
         np.array([entry["bytes"] for entry in entries], np.int64),
@@ -176,8 +178,8 @@ def open_index(folder: Location, *, store: StoreConfig | None = None, max_mapped
         store=store,
         max_mapped=max_mapped,
     )
-    return FolderIndex(
-        folder=folder,
+    return DirectoryIndex(
+        directory=directory,
         shards=shards,
         num_samples=manifest.samples,
         num_images=manifest.images,

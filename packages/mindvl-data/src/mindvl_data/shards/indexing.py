@@ -42,8 +42,8 @@ from mindvl_data.shards.validation import Excluded, Rules, validate_shard
 Progress = Callable[[int, int], None]  # (done, total) in bytes
 
 
-def index_folder(
-    folder: Path | str,
+def index_directory(
+    directory: Path | str,
     *,
     decode_limit: int = 80_000_000,
     exclude_bad: bool = False,
@@ -52,65 +52,67 @@ def index_folder(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Validate every shard of a folder and write its index; returns the manifest.
+    """Validate every shard of a directory and write its index; returns the manifest.
 
     Args:
-        decode_limit: Pixels; a picture that claims more is refused.
+        decode_limit: Pixels; an image that claims more is refused.
         exclude_bad: Leave samples that cannot be used out of the index and name them in `excluded.jsonl`, instead of
-            refusing the folder.
-        decode: Decode every picture and video, which also finds damage inside of them.
+            refusing the directory.
+        decode: Decode every image and video, which also finds damage inside of them.
         workers: Processes that read shards; the result does not depend on it.
         fresh: Read all shards again, also those that did not change.
 
     Raises:
         DataError: A shard is damaged or holds something that cannot be used; no index is written for that shard. Or
-            the folder was not written to its end, or nothing can be written into it.
+            the directory was not written to its end, or nothing can be written into it.
     """
-    folder = Path(folder)
+    directory = Path(directory)
     rules = Rules(decode_limit=decode_limit, exclude_bad=exclude_bad, decode=decode)
-    _shards(folder)  # refused before anything is written into a directory that has none
+    _shards(directory)  # refused before anything is written into a directory that has none
     try:
-        with claimed(folder):
-            return _index(folder, rules, workers=workers, fresh=fresh, progress=progress)
+        with claimed(directory):
+            return _index(directory, rules, workers=workers, fresh=fresh, progress=progress)
     except OSError as error:
         raise DataError(
-            f"index cannot be written: {error.strerror}. {error.filename or folder}. Make room, or index a copy that "
+            f"index cannot be written: {error.strerror}. {error.filename or directory}. Make room, or index a copy that "
             "can be written to; the same command goes on."
         ) from error
 
 
-def _index(folder: Path, rules: Rules, *, workers: int, fresh: bool, progress: Progress | None) -> dict[str, Any]:
-    paths = _shards(folder)
-    left_out = left_out_by_write(folder)
-    known = {} if fresh else known_entries(folder, rules)
+def _index(directory: Path, rules: Rules, *, workers: int, fresh: bool, progress: Progress | None) -> dict[str, Any]:
+    paths = _shards(directory)
+    left_out = left_out_by_write(directory)
+    known = {} if fresh else known_entries(directory, rules)
     entries = {path.name: known[path.name] for path in paths if is_current(path, known.get(path.name))}
     todo = [path for path in paths if path.name not in entries]
     sizes = {path.name: path.stat().st_size for path in paths}
     if todo:
-        start_over(folder, rules, entries.values())
+        start_over(directory, rules, entries.values())
     done_bytes = sum(sizes[name] for name in entries)
     for entry in _index_all(todo, rules, workers):
         entries[entry.name] = entry
-        note(folder, entry)
+        note(directory, entry)
         done_bytes += sizes[entry.name]
         if progress is not None:
             progress(done_bytes, sum(sizes.values()))
-    return _finish(folder, [entries[path.name] for path in paths], rules, left_out)
+    return _finish(directory, [entries[path.name] for path in paths], rules, left_out)
 
 
-def _shards(folder: Path) -> list[Path]:
-    if (folder / WRITING_MARK).exists():
+def _shards(directory: Path) -> list[Path]:
+    if (directory / WRITING_MARK).exists():
         raise DataError(
-            f"shards are not complete: `mindvl data write` did not end. {folder / WRITING_MARK}. "
-            "Write the folder again; the same command goes on."
+            f"shards are not complete: `mindvl data write` did not end. {directory / WRITING_MARK}. "
+            "Write the directory again; the same command goes on."
         )
-    paths = sorted(path for path in folder.glob(SHARD_PATTERN) if not path.is_dir())
+    paths = sorted(path for path in directory.glob(SHARD_PATTERN) if not path.is_dir())
     for path in paths:
         if not path.is_file():  # reading a pipe would wait for ever
             what = "a link to a file that does not exist" if path.is_symlink() else "not a regular file"
             raise DataError(f"{path}: is {what}. Put the shard back, or remove this name.")
     if not paths:
-        raise DataError(f"no shards. {folder}. Write some with `mindvl data write SRC --format F --out {folder}`.")
+        raise DataError(
+            f"no shards. {directory}. Write some with `mindvl data write SRC --format F --out {directory}`."
+        )
     return paths
 
 
@@ -164,13 +166,13 @@ def _write_index(path: Path, samples: NDArray[Any], members: NDArray[Any], num_b
     return hashlib.sha256(content).hexdigest()
 
 
-def _finish(folder: Path, entries: list[Entry], rules: Rules, left_out: list[dict[str, Any]]) -> dict[str, Any]:
-    entries = _without_duplicates(folder, entries, rules)
+def _finish(directory: Path, entries: list[Entry], rules: Rules, left_out: list[dict[str, Any]]) -> dict[str, Any]:
+    entries = _without_duplicates(directory, entries, rules)
     excluded = [line for entry in entries for line in entry.excluded]
     kept = [entry.facts for entry in entries if entry.facts["samples"]]
     if not kept:
         raise DataError(
-            f"no sample is left of {len(entries)} shards; the first: {excluded[0]['reason']}. {folder}. "
+            f"no sample is left of {len(entries)} shards; the first: {excluded[0]['reason']}. {directory}. "
             "Write the shards again."
         )
     manifest = {
@@ -181,34 +183,34 @@ def _finish(folder: Path, entries: list[Entry], rules: Rules, left_out: list[dic
         "empty_shards": [entry.name for entry in entries if not entry.facts["samples"]],
         "shards": kept,
     }
-    _write_excluded(folder, [*left_out, *excluded])
-    write_atomically(folder / MANIFEST_NAME, seal(manifest))
-    (folder / INDEXING_NAME).unlink(missing_ok=True)
-    _remove_leftovers(folder, {entry.name for entry in entries})
+    _write_excluded(directory, [*left_out, *excluded])
+    write_atomically(directory / MANIFEST_NAME, seal(manifest))
+    (directory / INDEXING_NAME).unlink(missing_ok=True)
+    _remove_leftovers(directory, {entry.name for entry in entries})
     return manifest
 
 
-def _remove_leftovers(folder: Path, shards: set[str]) -> None:
+def _remove_leftovers(directory: Path, shards: set[str]) -> None:
     """What kills left, and index files of shards that are gone."""
     for pattern in (".*.idx.*.partial", ".*.json*.partial"):
-        for left in folder.glob(pattern):
+        for left in directory.glob(pattern):
             left.unlink()
-    for path in folder.glob("*.idx"):
+    for path in directory.glob("*.idx"):
         if shard_name(path.name) not in shards and path.is_file() and is_index(path):
             path.unlink()
 
 
-def _write_excluded(folder: Path, lines: list[dict[str, Any]]) -> None:
-    path = folder / EXCLUDED_NAME
+def _write_excluded(directory: Path, lines: list[dict[str, Any]]) -> None:
+    path = directory / EXCLUDED_NAME
     if lines:
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
     else:
         path.unlink(missing_ok=True)
 
 
-def _without_duplicates(folder: Path, entries: list[Entry], rules: Rules) -> list[Entry]:
+def _without_duplicates(directory: Path, entries: list[Entry], rules: Rules) -> list[Entry]:
     """Refuse or leave out samples whose key stands in an earlier shard."""
-    hashes = [_read_index(folder / entry.name)[0]["key_hash"] for entry in entries]
+    hashes = [_read_index(directory / entry.name)[0]["key_hash"] for entry in entries]
     every = np.concatenate(hashes)
     order = np.argsort(every, kind="stable")
     is_same = every[order[1:]] == every[order[:-1]]
@@ -226,7 +228,7 @@ def _without_duplicates(folder: Path, entries: list[Entry], rules: Rules) -> lis
         rows.setdefault(shard, {})[place - int(starts[shard])] = earlier
     entries = list(entries)
     for number in sorted(rows):
-        entries[number] = _leave_out(folder / entries[number].name, entries[number], rows[number], rules)
+        entries[number] = _leave_out(directory / entries[number].name, entries[number], rows[number], rules)
     return entries
 
 

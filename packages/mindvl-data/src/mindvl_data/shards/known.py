@@ -36,19 +36,19 @@ class Entry:
         return str(self.facts["name"])
 
 
-def known_entries(folder: Path, rules: Rules) -> dict[str, Entry]:
+def known_entries(directory: Path, rules: Rules) -> dict[str, Entry]:
     """Shards that an earlier call has indexed by the same rules, whether it came to its end or was stopped.
 
     What is damaged is not known: those shards are read again.
     """
-    if (folder / INDEXING_NAME).is_file():
-        return _known_of_stopped_call(folder / INDEXING_NAME, rules)
+    if (directory / INDEXING_NAME).is_file():
+        return _known_of_stopped_call(directory / INDEXING_NAME, rules)
     try:
-        manifest = read_manifest(folder / MANIFEST_NAME, folder)
+        manifest = read_manifest(directory / MANIFEST_NAME, directory)
         if manifest.rules != asdict(rules):
             return {}
         excluded: dict[Any, list[Excluded]] = {}
-        for line in _json_lines(folder / EXCLUDED_NAME):
+        for line in _json_lines(directory / EXCLUDED_NAME):
             excluded.setdefault(line.get("shard"), []).append(line)
     except DataError:
         return {}
@@ -95,9 +95,9 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def left_out_by_write(folder: Path) -> list[dict[str, Any]]:
+def left_out_by_write(directory: Path) -> list[dict[str, Any]]:
     """The lines of `excluded.jsonl` that `data write` wrote; nobody could write them again."""
-    return [line for line in _json_lines(folder / EXCLUDED_NAME) if "shard" not in line]
+    return [line for line in _json_lines(directory / EXCLUDED_NAME) if "shard" not in line]
 
 
 def is_current(path: Path, entry: Entry | None) -> bool:
@@ -120,14 +120,14 @@ def media_counts(samples: NDArray[Any], members: NDArray[Any]) -> dict[str, int]
     return {"samples": len(samples), "images": num_images, "videos": num_videos}
 
 
-def start_over(folder: Path, rules: Rules, entries: Iterable[Entry]) -> None:
-    """From here on the folder has no index, until all of it is there."""
+def start_over(directory: Path, rules: Rules, entries: Iterable[Entry]) -> None:
+    """From here on the directory has no index, until all of it is there."""
     lines = [{"version": MANIFEST_VERSION, "rules": asdict(rules)}, *(asdict(entry) for entry in entries)]
-    write_atomically(folder / INDEXING_NAME, b"".join(seal(line, indent=None) + b"\n" for line in lines))
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    write_atomically(directory / INDEXING_NAME, b"".join(seal(line, indent=None) + b"\n" for line in lines))
+    (directory / MANIFEST_NAME).unlink(missing_ok=True)
 
 
-def note(folder: Path, entry: Entry) -> None:
+def note(directory: Path, entry: Entry) -> None:
     """Put down that a shard is done."""
-    with open(folder / INDEXING_NAME, "ab") as file:
+    with open(directory / INDEXING_NAME, "ab") as file:
         file.write(seal(asdict(entry), indent=None) + b"\n")

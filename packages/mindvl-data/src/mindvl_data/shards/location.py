@@ -18,11 +18,11 @@ def is_remote(location: Location) -> bool:
     return isinstance(location, str) and "://" in location
 
 
-def join(folder: Location, name: str) -> Location:
-    """The location of `name` inside a folder."""
-    if isinstance(folder, str) and is_remote(folder):
-        return f"{folder.rstrip('/')}/{name}"
-    return Path(folder) / name
+def join(directory: Location, name: str) -> Location:
+    """The location of `name` inside a directory."""
+    if isinstance(directory, str) and is_remote(directory):
+        return f"{directory.rstrip('/')}/{name}"
+    return Path(directory) / name
 
 
 def shown(location: Location) -> str:
@@ -39,27 +39,27 @@ def beside(shard: Location, name: str, store: StoreConfig | None) -> Path:
     """The path of a file of ours that belongs to a shard: next to it, or in the cache for a shard in an object store.
 
     Raises:
-        DataError: The shard lies in an object store and no cache folder is configured.
+        DataError: The shard lies in an object store and no cache directory is configured.
     """
     if not isinstance(shard, str) or not is_remote(shard):
         return Path(shard).with_name(name)
-    return kept_folder(shard.rsplit("/", 1)[0], store) / name
+    return kept_directory(shard.rsplit("/", 1)[0], store) / name
 
 
-def kept_folder(address: str, store: StoreConfig | None) -> Path:
-    """The folder of the cache that keeps whole files of one remote folder; made if it is missing.
+def kept_directory(address: str, store: StoreConfig | None) -> Path:
+    """The directory of the cache that keeps whole files of one remote directory; made if it is missing.
 
     Raises:
-        DataError: No cache folder is configured, or it cannot be made.
+        DataError: No cache directory is configured, or it cannot be made.
     """
     if store is None or store.cache is None:
         raise DataError(
-            f"a source in an object store needs a folder on this machine for its index. {address}. "
-            "Set store.cache to a folder on a local disk."
+            f"a source in an object store needs a directory on this machine for its index. {address}. "
+            "Set store.cache to a directory on a local disk."
         )
-    folder = store.cache / "files" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:24]
+    directory = store.cache / "files" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:24]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the cache cannot be written: {error.strerror}. {folder}. Mend store.cache.") from error
-    return folder
+        raise DataError(f"the cache cannot be written: {error.strerror}. {directory}. Mend store.cache.") from error
+    return directory

@@ -38,68 +38,70 @@ class Manifest:
     videos: int
 
 
-def read_manifest(path: Path, folder: Path | str) -> Manifest:
+def read_manifest(path: Path, directory: Path | str) -> Manifest:
     """The checked content of a manifest.
 
     Args:
         path: The file, or a copy of it.
-        folder: The directory or address it belongs to, for messages.
+        directory: The directory or address it belongs to, for messages.
 
     Raises:
         DataError: It is missing, damaged, or of another version.
     """
-    again = f"Run `mindvl data index {folder}` again."
+    again = f"Run `mindvl data index {directory}` again."
     try:
         content = unseal(path, max_bytes=_MAX_BYTES, requires_checksum=False)  # older ones have none
         if content.get("version") != MANIFEST_VERSION:
             version = str(content.get("version"))[:40]
-            raise DataError(f"{folder}: index version {version} instead of {MANIFEST_VERSION}. {again}")
+            raise DataError(f"{directory}: index version {version} instead of {MANIFEST_VERSION}. {again}")
         return _checked(content)
     except FileNotFoundError as error:
         if path.with_name(INDEXING_NAME).exists():
-            raise DataError(f"{folder}: indexing has not ended. Run `mindvl data index {folder}`.") from error
-        raise DataError(f"{folder}: no index. Run `mindvl data index {folder}`.") from error
+            raise DataError(f"{directory}: indexing has not ended. Run `mindvl data index {directory}`.") from error
+        raise DataError(f"{directory}: no index. Run `mindvl data index {directory}`.") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error
     except SealError as error:
-        raise DataError(f"{folder}: {MANIFEST_NAME} is damaged: {error}. {again}") from error
+        raise DataError(f"{directory}: {MANIFEST_NAME} is damaged: {error}. {again}") from error
 
 
-def refuse_different_files(folder: Path, manifest: Manifest) -> None:
+def refuse_different_files(directory: Path, manifest: Manifest) -> None:
     """Compare names and sizes of all shards and index files with the manifest; one listing of the directory.
 
     Raises:
         DataError: A file is missing or has another size, or a shard or index file is not in the manifest.
     """
-    again = f"Run `mindvl data index {folder}`"
+    again = f"Run `mindvl data index {directory}`"
     try:
-        with os.scandir(folder) as listing:
+        with os.scandir(directory) as listing:
             files = {file.name: file for file in listing if file.name.endswith((".tar", ".idx"))}
         for entry in manifest.shards:
             for name, size in ((entry["name"], entry["bytes"]), (index_name(entry["name"]), index_bytes(entry))):
                 if name not in files:
-                    raise DataError(f"{folder / name}: is missing. Put it back, or run `mindvl data index {folder}`.")
+                    raise DataError(
+                        f"{directory / name}: is missing. Put it back, or run `mindvl data index {directory}`."
+                    )
                 if (found := files[name].stat().st_size) != size:
                     what = "shard changed since it was indexed" if name == entry["name"] else "index file is damaged"
-                    raise DataError(f"{folder / name}: {what}: {found} bytes instead of {size}. {again} again.")
+                    raise DataError(f"{directory / name}: {what}: {found} bytes instead of {size}. {again} again.")
         known = {entry["name"] for entry in manifest.shards} | manifest.empty_shards
         new = sorted(name for name, file in files.items() if name.endswith(".tar") and name not in known)
         new = [name for name in new if not files[name].is_dir()]
         if new:
             raise DataError(
-                f"{folder / new[0]}: shard is not in {MANIFEST_NAME}{_others(new)}, so its samples would never be "
+                f"{directory / new[0]}: shard is not in {MANIFEST_NAME}{_others(new)}, so its samples would never be "
                 f"used. {again}, or move the shard to another directory."
             )
         orphans = sorted(name for name in files if name.endswith(".idx") and shard_name(name) not in known)
-        orphans = [name for name in orphans if files[name].is_file() and is_index(folder / name)]
+        orphans = [name for name in orphans if files[name].is_file() and is_index(directory / name)]
         if orphans:
             raise DataError(
-                f"{folder / orphans[0]}: belongs to a shard that is neither here nor in {MANIFEST_NAME}"
+                f"{directory / orphans[0]}: belongs to a shard that is neither here nor in {MANIFEST_NAME}"
                 f"{_others(orphans)}. Put {shard_name(orphans[0])} back, then {again[0].lower()}{again[1:]}."
             )
     except OSError as error:
         raise DataError(
-            f"{error.filename or folder}: cannot be read: {error.strerror}. Check the directory."
+            f"{error.filename or directory}: cannot be read: {error.strerror}. Check the directory."
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One picture or video of a shard: what it is, whether it is whole, how large.
+"""One image or video of a shard: what it is, whether it is whole, how large.
 
 Used when shards are written and when they are indexed, so that what was written can be indexed. JPEG, PNG,
 WebP and mp4 are not decoded unless asked: sizes come from headers, and the mark that ends each format tells whether the
@@ -9,7 +9,7 @@ file was cut off.
 import numpy as np
 
 from mindvl_data.decoding import opened
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.image_files import read_jpeg_header
 from mindvl_data.images import MAX_ASPECT_RATIO, read_size
 from mindvl_data.types import MediaSize
@@ -45,20 +45,20 @@ def media_extension(content: bytes) -> str | None:
 
 
 def check_media(content: bytes, *, decode_limit: int, decode_all: bool = False) -> MediaSize:
-    """The size of a picture or video as shown.
+    """The size of an image or video as shown.
 
     Args:
-        decode_limit: Pixels; a picture that claims more is refused before anything is decoded.
+        decode_limit: Pixels; an image that claims more is refused before anything is decoded.
         decode_all: Decode every pixel, which also finds damage inside.
 
     Raises:
-        BadSample: It is damaged, cut off, of another kind, or of a shape that no budget can use.
+        SampleError: It is damaged, cut off, of another kind, or of a shape that no budget can use.
     """
     extension = media_extension(content)
     if extension is None:
-        raise BadSample(f"file of {len(content)} bytes is none of {_KINDS}")
+        raise SampleError(f"file of {len(content)} bytes is none of {_KINDS}")
     if not _is_whole(content, extension):
-        raise BadSample(f"{extension} of {len(content)} bytes is cut off: its end is missing")
+        raise SampleError(f"{extension} of {len(content)} bytes is cut off: its end is missing")
     if extension == "mp4":
         size = probe(content)
         if decode_all:
@@ -73,8 +73,8 @@ def check_media(content: bytes, *, decode_limit: int, decode_all: bool = False) 
             with opened(content, decode_limit=decode_limit) as image:
                 image.rows(0, 1)
     if max(size.height, size.width) > MAX_ASPECT_RATIO * min(size.height, size.width):
-        raise BadSample(
-            f"picture of {size.height}x{size.width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other"
+        raise SampleError(
+            f"image of {size.height}x{size.width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other"
         )
     return size
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far `data write` has come: the file `writing`, which makes a stopped write go on after its last whole shard.
 
-It lies in the folder until the last shard is whole, and is replaced after every shard. What it says of source and
+It lies in the directory until the last shard is whole, and is replaced after every shard. What it says of source and
 options is compared with the next start, since shards of two different writes must never mix.
 """
 
@@ -31,10 +31,10 @@ class Done:
 
 
 class WriteMark:
-    """The file `writing` of one folder."""
+    """The file `writing` of one directory."""
 
-    def __init__(self, folder: Path, source: dict[str, Any], options: dict[str, Any]) -> None:
-        self._path = folder / WRITING_MARK
+    def __init__(self, directory: Path, source: dict[str, Any], options: dict[str, Any]) -> None:
+        self._path = directory / WRITING_MARK
         self._said = {"version": VERSION, "source": source, "options": options}
 
     def load(self) -> Done:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from mindvl_data.errors import BadSample
+from mindvl_data.errors import SampleError
 from mindvl_data.shards.files import Content, Range, ShardFiles
 from mindvl_data.shards.index import ShardIndex
 from mindvl_data.shards.location import shown
@@ -25,26 +25,26 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
     """The bytes of one sample, in one range read, checked against the crc of the index.
 
     Raises:
-        BadSample: The bytes are not those that were indexed.
+        SampleError: The bytes are not those that were indexed.
     """
     (sample,) = read_samples(shard, [row], files)
-    if isinstance(sample, BadSample):
+    if isinstance(sample, SampleError):
         raise sample
     return sample
 
 
-def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample | BadSample]:
+def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample | SampleError]:
     """Several samples of one shard, in the order asked; neighbours are read together.
 
-    A sample whose bytes are not those that were indexed comes back as the BadSample that says so.
+    A sample whose bytes are not those that were indexed comes back as the SampleError that says so.
     """
     entries = [_entry(shard, row) for row in rows]
     ranges = [entry.range for entry in entries]
-    samples: list[RawSample | BadSample] = []
+    samples: list[RawSample | SampleError] = []
     for entry, content in zip(entries, files.read_ranges(shard.path, ranges), strict=True):
         sample = _parse(entry, content)
         # What a cache kept may be of an older shard, and a disk, a network or memory may err once: read it once more.
-        if isinstance(sample, BadSample):
+        if isinstance(sample, SampleError):
             sample = _parse(entry, files.read_again(shard.path, *entry.range))
             if isinstance(sample, RawSample):
                 logger.warning(
@@ -56,7 +56,7 @@ def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
 
 
 def read_records(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample]:
-    """The records of samples without their pictures and videos: all that measuring needs, a small part of the bytes.
+    """The records of samples without their images and videos: all that measuring needs, a small part of the bytes.
 
     They are not checked: the crc of the index covers whole samples, which are checked when they are used.
     """
@@ -97,13 +97,13 @@ def _entry(shard: ShardIndex, row: int) -> _Entry:
     )
 
 
-def _parse(entry: _Entry, content: Content) -> RawSample | BadSample:
+def _parse(entry: _Entry, content: Content) -> RawSample | SampleError:
     pieces = [bytes(content[offset : offset + length]) for offset, length in entry.pieces]
     crc = 0
     for piece in pieces:
         crc = crc32(piece, crc)  # zlib's value in a tenth of its time
     if crc != entry.crc:
-        return BadSample("contents differ from what was indexed (crc32)")
+        return SampleError("contents differ from what was indexed (crc32)")
     return RawSample(
         key=_key(content), record=pieces[0], is_json=entry.is_json, media=tuple(pieces[1:]), sizes=entry.sizes
     )

@@ -22,7 +22,7 @@ from typing import Any
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError, redact
 from mindvl_data.shards.index import write_atomically
-from mindvl_data.shards.location import Location, beside, is_remote, kept_folder, name_of
+from mindvl_data.shards.location import Location, beside, is_remote, kept_directory, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -141,14 +141,14 @@ def local_copy(address: str, sha256: str | None, store: StoreConfig | None) -> P
         DataError: It cannot be fetched, or is not the file that the manifest names.
     """
     name = name_of(address)
-    path = kept_folder(address.rsplit("/", 1)[0], store) / (f"{sha256[:16]}-{name}" if sha256 else name)
-    assert store is not None  # kept_folder refuses
+    path = kept_directory(address.rsplit("/", 1)[0], store) / (f"{sha256[:16]}-{name}" if sha256 else name)
+    assert store is not None  # kept_directory refuses
     if sha256 is not None and _is_intact(path, sha256):
         return path
     content = RemoteStore(store, lambda what, amount: None).read_whole(address)
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise DataError(
-            f"index file is not the one that the manifest names. {address}. Upload the folder again, the manifest last."
+            f"index file is not the one that the manifest names. {address}. Upload the directory again, the manifest last."
         )
     _keep(path, content)
     return path
@@ -282,7 +282,7 @@ def _refusal(error: Exception, address: str) -> DataError:
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return _RefusedError(
-            f"there is no such object. {address}. Mend the address, or upload the folder with its manifest.json and "
+            f"there is no such object. {address}. Mend the address, or upload the directory with its manifest.json and "
             "its index files."
         )
     if isinstance(error, PermissionError) or status in (401, 403) or "Credential" in type(error).__name__:

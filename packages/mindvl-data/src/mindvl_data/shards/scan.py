@@ -18,8 +18,8 @@ from mindvl_data.shards.tar import BLOCK, MAX_MEMBER_BYTES, Member, name_in_head
 Content = bytes | mmap.mmap
 
 _PLAIN = (b"0", b"\0")
-_FOLDER = b"5"
-_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders: nothing follows their header
+_DIRECTORY = b"5"
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: nothing follows their header
 _EXTENSIONS = (b"x", b"g", b"L", b"K")  # say something of the next header, or of all
 
 
@@ -128,7 +128,7 @@ def _step(content: Content, offset: int, long_name: str | None) -> _Step:
     following = body + length + (-length % BLOCK)
     if kind in _EXTENSIONS:
         return _extension(kind, content[body : body + length], offset, following, long_name)
-    if kind == _FOLDER or (name.endswith("/") and not length):
+    if kind == _DIRECTORY or (name.endswith("/") and not length):
         return _Step(next=following)
     refused = _refusal(kind, name, length, offset)
     return _Step(found=refused or Member(name=name, offset=body, length=length), next=following)

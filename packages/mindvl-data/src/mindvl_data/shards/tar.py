@@ -22,7 +22,7 @@ VIDEO_EXTENSIONS = ("mp4",)
 MEDIA_EXTENSIONS = (*IMAGE_EXTENSIONS, *VIDEO_EXTENSIONS)
 MAX_MEMBER_BYTES = 1 << 30
 SHARD_PATTERN = "*.tar"
-WRITING_MARK = "writing"  # a file of this name lies in a folder until its last shard is written
+WRITING_MARK = "writing"  # a file of this name lies in a directory until its last shard is written
 EXCLUDED_NAME = "excluded.jsonl"  # what was left out when the shards were written or indexed, and why
 
 
@@ -45,9 +45,9 @@ class Member:
 
 def split_name(name: str) -> tuple[str, str]:
     """(key, rest) of a member name: up to the first dot after the last slash, as webdataset does it."""
-    folder, slash, base = name.rpartition("/")
+    directory, slash, base = name.rpartition("/")
     stem, _, rest = base.partition(".")
-    return folder + slash + stem, rest
+    return directory + slash + stem, rest
 
 
 def name_in_header(header: bytes) -> str:

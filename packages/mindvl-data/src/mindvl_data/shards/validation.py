@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32
 
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.foreign import says_its_media
 from mindvl_data.samples import check_record_size, parse_sample
 from mindvl_data.shards.index import key_of
@@ -35,9 +35,9 @@ Excluded = dict[str, Any]  # one line of excluded.jsonl: shard, key, offset, rea
 class Rules:
     """How strictly a shard is looked at."""
 
-    decode_limit: int  # pixels; a picture that claims more is refused
+    decode_limit: int  # pixels; an image that claims more is refused
     exclude_bad: bool  # name what cannot be used, instead of refusing the shard
-    decode: bool  # decode every picture and video
+    decode: bool  # decode every image and video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class _Group:
 
 
 def validate_shard(path: Path, rules: Rules) -> ValidShard:
-    """Look at every header, record and picture of a shard.
+    """Look at every header, record and image of a shard.
 
     Raises:
         DataError: Something cannot be used, unless such samples are excluded.
@@ -78,9 +78,9 @@ def validate_shard(path: Path, rules: Rules) -> ValidShard:
         for group in _groups(found):
             try:
                 if group.reasons:
-                    raise BadSample(group.reasons[0])
+                    raise SampleError(group.reasons[0])
                 table.add(group, content, rules)
-            except BadSample as error:
+            except SampleError as error:
                 if not rules.exclude_bad:
                     raise _refusal(group, error, path) from error
                 excluded.append(_line(path, group.key, group.offset, str(error)))
@@ -109,7 +109,7 @@ class _Table:
         """Check one sample and append it.
 
         Raises:
-            BadSample: It cannot be used.
+            SampleError: It cannot be used.
         """
         members, is_json = sort_members(group.members, content)
         pieces = [content[m.offset : m.offset + m.length] for m in members]
@@ -117,14 +117,14 @@ class _Table:
         raw = RawSample(key=group.key, record=pieces[0], is_json=is_json, media=tuple(pieces[1:]), sizes=sizes)
         sample = parse_sample(raw)
         if group.is_beside_damage and not (is_json and says_its_media(json.loads(pieces[0]))):
-            raise BadSample("it stands beside a damaged place, and its text does not say how many pictures it has")
+            raise SampleError("it stands beside a damaged place, and its text does not say how many images it has")
         crc = 0
         for piece in pieces:
             crc = crc32(piece, crc)
         start, stop = min(m.offset for m in members), max(m.offset + m.length for m in members)
         limits = sample.min_pixels or 0, sample.max_pixels or 0
         if len(members) > _MAX_U16 or max(stop - start, *limits) > _MAX_U32:
-            raise BadSample(f"{len(members)} members in {stop - start} bytes are more than an index can hold")
+            raise SampleError(f"{len(members)} members in {stop - start} bytes are more than an index can hold")
         row = (start, stop - start, len(self.members), len(members), sample.has_coordinates, is_json)
         self.samples.append((*row, key_of(group.key), crc, *limits))
         for member, size in zip(members, (MediaSize(0, 0), *sizes), strict=True):
@@ -176,7 +176,7 @@ def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Memb
         content: What their offsets count in.
 
     Raises:
-        BadSample: There is not exactly one record, or a member is of no known kind.
+        SampleError: There is not exactly one record, or a member is of no known kind.
     """
     jsons = [m for m in members if m.extension == "json"]
     texts = [m for m in members if m.extension in RECORD_EXTENSIONS and m.extension != "json"]
@@ -184,15 +184,15 @@ def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Memb
     for member in members:
         if member.extension not in RECORD_EXTENSIONS + MEDIA_EXTENSIONS:
             allowed = ", ".join(RECORD_EXTENSIONS + MEDIA_EXTENSIONS)
-            raise BadSample(f"member {member.name!r} has an extension other than {allowed}")
+            raise SampleError(f"member {member.name!r} has an extension other than {allowed}")
     if len(jsons) == len(texts) == 1 and _is_metadata(jsons[0], content):
-        jsons = []  # as img2dataset writes it: a picture, its caption, and where they come from
+        jsons = []  # as img2dataset writes it: an image, its caption, and where they come from
     records = jsons + texts
     if len(records) != 1:
-        raise BadSample(f"{len(records)} records (json or txt) instead of one")
+        raise SampleError(f"{len(records)} records (json or txt) instead of one")
     numbers = [_media_number(member, is_only=len(media) == 1) for member in media]
     if sorted(numbers) != list(range(len(media))):
-        raise BadSample(f"pictures are numbered {numbers} instead of 0, 1, ...")
+        raise SampleError(f"images are numbered {numbers} instead of 0, 1, ...")
     in_order = [member for _, member in sorted(zip(numbers, media, strict=True), key=lambda pair: pair[0])]
     return records + in_order, bool(jsons)
 
@@ -202,7 +202,7 @@ def _is_metadata(member: Member, content: Content) -> bool:
     try:
         return not says_its_media(json.loads(content[member.offset : member.offset + member.length]))
     except (ValueError, RecursionError) as error:
-        raise BadSample(f"record {member.name!r} cannot be read: {error}") from error
+        raise SampleError(f"record {member.name!r} cannot be read: {error}") from error
 
 
 def _media_number(member: Member, *, is_only: bool) -> int:
@@ -210,18 +210,18 @@ def _media_number(member: Member, *, is_only: bool) -> int:
     if len(middle) == 1 and middle[0].isascii() and middle[0].isdigit():
         return int(middle[0][:9])
     if not middle or is_only:
-        return 0  # KEY.jpg, as plain webdataset folders have it
-    raise BadSample(f"member {member.name!r} is not named KEY.NUMBER.EXTENSION")
+        return 0  # KEY.jpg, as plain webdataset directories have it
+    raise SampleError(f"member {member.name!r} is not named KEY.NUMBER.EXTENSION")
 
 
 def _size(member: Member, content: bytes, rules: Rules) -> MediaSize:
     try:
         return check_media(content, decode_limit=rules.decode_limit, decode_all=rules.decode)
-    except BadSample as error:
-        raise BadSample(f"{member.name!r}: {error}") from error
+    except SampleError as error:
+        raise SampleError(f"{member.name!r}: {error}") from error
 
 
-def _refusal(group: _Group, error: BadSample, path: Path) -> DataError:
+def _refusal(group: _Group, error: SampleError, path: Path) -> DataError:
     return DataError(
         f"sample {group.key!r}: {error}. {path} at byte {group.offset}. "
         "Write the shard again without it, or leave such samples out with --exclude-bad."

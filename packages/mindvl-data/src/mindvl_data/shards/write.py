@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Source files -> shards.
 
-The first step of the line: a format reads records, this file checks them and copies pictures byte for byte. The same
+The first step of the line: a format reads records, this file checks them and copies images byte for byte. The same
 input gives the same bytes, whatever the number of threads and however often the write was stopped and went on.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindvl_data.config import ImageConfig
-from mindvl_data.errors import BadSample, DataError
+from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats import (
     FORMATS,
     WEBDATASET,
-    BadRow,
     Pipeline,
+    RecordError,
     SourceRecord,
     read_webdataset,
     webdataset_identity,
@@ -34,7 +34,7 @@ from mindvl_data.shards.progress import Done, WriteMark, source_identity
 from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
 from mindvl_data.types import RawSample
 
-_OWN_SHARDS = "shard-*.tar"  # the names given here; of an unfinished folder no other file is removed
+_OWN_SHARDS = "shard-*.tar"  # the names given here; of an unfinished directory no other file is removed
 
 WriteProgress = Callable[[int, int], None]  # (done, total) in rows of the source
 Members = list[tuple[str, bytes]]  # (end of the name, content)
@@ -62,15 +62,15 @@ def write_shards(
     allow_pipe: bool = False,
     progress: WriteProgress | None = None,
 ) -> Written:
-    """Write the records of `source` as shards in folder `out`.
+    """Write the records of `source` as shards in directory `out`.
 
-    A file `writing` lies in `out` until the last shard is whole. A folder that has it was left unfinished: indexing
+    A file `writing` lies in `out` until the last shard is whole. A directory that has it was left unfinished: indexing
     refuses it, and the same call goes on after its last whole shard.
 
     Args:
         source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
         format: One of `mindvl_data.formats.FORMATS`.
-        image_root: Where relative image names start; the source's own folder when None.
+        image_root: Where relative image names start; the source's own directory when None.
         source_name: Kept in each record; the name of `out` when None.
         workers: Threads that read and check; the shards do not depend on it.
         skip_bad: Leave out rows that cannot be used and name them in `excluded.jsonl`, instead of stopping at the
@@ -79,7 +79,7 @@ def write_shards(
         allow_pipe: Run the shell commands of `pipe:` addresses (format "webdataset").
 
     Raises:
-        DataError: A record or picture cannot be used (named by file and row), `out` holds shards already or those of
+        DataError: A record or image cannot be used (named by file and row), `out` holds shards already or those of
             an unfinished write of something else, or it cannot be written to.
     """
     out = Path(out)
@@ -114,7 +114,7 @@ def write_shards(
             mark.remove()
     except OSError as error:
         raise DataError(
-            f"shards cannot be written: {error.strerror}. {error.filename or out}. Make room or name another folder; "
+            f"shards cannot be written: {error.strerror}. {error.filename or out}. Make room or name another directory; "
             "the same command goes on after the last whole shard."
         ) from error
     return written
@@ -125,7 +125,7 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
     is_unfinished = (out / WRITING_MARK).exists()
     own = sorted(out.glob(_OWN_SHARDS)) if is_unfinished else []
     if set(out.glob(SHARD_PATTERN)) - set(own):
-        raise DataError(f"folder holds shards already. {out}. Name an empty folder, or remove them first.")
+        raise DataError(f"directory holds shards already. {out}. Name an empty directory, or remove them first.")
     done = Done() if fresh else mark.load()
     for number, path in enumerate(own[: done.shards]):
         if path.name != _shard_name(number):
@@ -152,17 +152,17 @@ def _write_all(
     total: int,
     progress: WriteProgress | None,
 ) -> Written:
-    def prepare(item: Item) -> Members | BadRow:
+    def prepare(item: Item) -> Members | RecordError:
         try:
-            return item if isinstance(item, BadRow) else _members(item, source_name)
-        except BadRow as bad:
+            return item if isinstance(item, RecordError) else _members(item, source_name)
+        except RecordError as bad:
             return bad
 
     try:
         with ThreadPoolExecutor(workers) as pool:
             prepared = _in_order(pool, prepare, rows, 4 * workers) if workers > 1 else map(prepare, rows)
             for result in prepared:
-                if not isinstance(result, BadRow):
+                if not isinstance(result, RecordError):
                     cutter.add(result)
                 elif skip_bad:
                     cutter.exclude(result)
@@ -178,8 +178,8 @@ def _write_all(
 class _ShardCutter:
     """Cuts a stream of samples into shards, and notes after each of them how far it has come."""
 
-    def __init__(self, folder: Path, mark: WriteMark, done: Done, samples_per_shard: int) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, mark: WriteMark, done: Done, samples_per_shard: int) -> None:
+        self._directory = directory
         self._mark = mark
         self._done = done
         self._samples_per_shard = samples_per_shard
@@ -190,7 +190,7 @@ class _ShardCutter:
 
     def add(self, members: Members) -> None:
         if self._writer is None:
-            self._writer = ShardWriter(self._folder / _shard_name(self._done.shards))
+            self._writer = ShardWriter(self._directory / _shard_name(self._done.shards))
         for name, content in members:
             self._writer.add(f"{self._samples:09d}.{name}", content)
         self._samples += 1
@@ -198,7 +198,7 @@ class _ShardCutter:
         if self._samples % self._samples_per_shard == 0:
             self._commit()
 
-    def exclude(self, bad: BadRow) -> None:
+    def exclude(self, bad: RecordError) -> None:
         row = {"file": str(bad.place.file), "row": bad.place.row, "reason": bad.what}
         self._excluded.append(json.dumps(row) + "\n")
         self.rows += 1
@@ -216,7 +216,7 @@ class _ShardCutter:
         """The mark comes last: what it does not name is removed at the next start."""
         lines = "".join(self._excluded).encode()
         if lines:
-            with open(self._folder / EXCLUDED_NAME, "ab") as file:
+            with open(self._directory / EXCLUDED_NAME, "ab") as file:
                 _append(file, lines)
         if self._writer is not None:
             self._writer.commit()
@@ -243,10 +243,10 @@ def _shard_name(number: int) -> str:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, function: Callable[[Item], Members | BadRow], items: Iterable[Item], ahead: int
-) -> Iterator[Members | BadRow]:
+    pool: ThreadPoolExecutor, function: Callable[[Item], Members | RecordError], items: Iterable[Item], ahead: int
+) -> Iterator[Members | RecordError]:
     """`function` over items in threads; results in the order of the items, at most `ahead` of them waiting."""
-    waiting: deque[Future[Members | BadRow]] = deque()
+    waiting: deque[Future[Members | RecordError]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
         if len(waiting) >= ahead:
@@ -265,9 +265,11 @@ def _members(record: SourceRecord, source_name: str) -> Members:
         parse_sample(RawSample(key="", record=content, is_json=True, media=tuple(media), sizes=sizes))
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise BadRow(f"text holds {half!r}, half of a character pair", record.place, "Mend or remove it.") from error
-    except (BadSample, ValueError, RecursionError) as error:
-        raise BadRow(str(error), record.place) from error
+        raise RecordError(
+            f"text holds {half!r}, half of a character pair", record.place, "Mend or remove it."
+        ) from error
+    except (SampleError, ValueError, RecursionError) as error:
+        raise RecordError(str(error), record.place) from error
     names = [f"{number}.{media_extension(medium)}" for number, medium in enumerate(media)]
     return [("json", content), *zip(names, media, strict=True)]
 
@@ -276,12 +278,12 @@ def _read_media(medium: Path | bytes, place: Place) -> bytes:
     try:
         content = medium if isinstance(medium, bytes) else medium.read_bytes()
     except OSError as error:
-        raise BadRow(
-            f"picture {error.filename} cannot be read: {error.strerror}", place, "Check the image root."
+        raise RecordError(
+            f"image {error.filename} cannot be read: {error.strerror}", place, "Check the image root."
         ) from error
-    name = "picture" if isinstance(medium, bytes) else f"picture {medium}"
+    name = "image" if isinstance(medium, bytes) else f"image {medium}"
     if len(content) > MAX_MEMBER_BYTES:
-        raise BadRow(f"{name} has {len(content)} bytes, more than {MAX_MEMBER_BYTES}", place)
+        raise RecordError(f"{name} has {len(content)} bytes, more than {MAX_MEMBER_BYTES}", place)
     if media_extension(content) is None:
-        raise BadRow(f"{name} is none of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", place, "Convert it.")
+        raise RecordError(f"{name} is none of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", place, "Convert it.")
     return content

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of a transformers folder from our configuration: MindVL, and Qwen2.5-VL as published.
+"""config.json of a transformers directory from our configuration: MindVL, and Qwen2.5-VL as published.
 
-Comes before the weights are written; folder_config.py reads it back.
+Comes before the weights are written; directory_config.py reads it back.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.families import write_language
 
-TOKENS_PER_SECOND = 2  # of the published Qwen2.5-VL folders, and of mindvl_data.positions
+TOKENS_PER_SECOND = 2  # of the published Qwen2.5-VL directories, and of mindvl_data.positions
 VISION_NORM_EPSILON = 1e-6  # stands in transformers' code, not in its configuration
 
 
@@ -24,7 +24,7 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
     """
     if config.vision.norm_epsilon != VISION_NORM_EPSILON:
         raise ModelError(
-            f"vision.norm_epsilon={config.vision.norm_epsilon}: transformers' tower always has {VISION_NORM_EPSILON}. "
+            f"vision.norm_epsilon={config.vision.norm_epsilon}: transformers' vision encoder always has {VISION_NORM_EPSILON}. "
             "A model with another one cannot be exported."
         )
     return _qwen2_5_vl(config, dtype) if config.language.kind == "qwen2" else _mindvl(config, dtype)
@@ -59,7 +59,7 @@ def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """As the published folders have it: the decoder's keys beside the model's."""
+    """As the published directories have it: the decoder's keys beside the model's."""
     tokens, vision = config.tokens, config.vision
     if vision.rotary_base != VisionConfig.rotary_base:
         raise ModelError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A section of a transformers folder's config.json, of which every key must be accounted for.
+"""A section of a transformers directory's config.json, of which every key must be accounted for.
 
-Comes before folder_config.py and families.py take what they know. A key is taken, without effect on what is computed,
+Comes before directory_config.py and families.py take what they know. A key is taken, without effect on what is computed,
 or of the only value we can compute; anything else is refused by name.
 """
 
@@ -178,7 +178,7 @@ class Keys:
             if name == "layer_types" and isinstance(value, list) and all(one == "full_attention" for one in value):
                 continue
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
-                continue  # WeightFolder gives such weights out as bfloat16
+                continue  # WeightDirectory gives such weights out as bfloat16
             if name not in _ONLY_VALUES:
                 raise WeightError(
                     f"{self.place}: key {name!r:.60} ({value!r:.60}) is not known to this version, so the model may "
@@ -194,7 +194,7 @@ def unsupported_model(error: ModelError, place: str) -> WeightError:
 
 
 def read_keys(path: Path) -> Keys:
-    """The config.json of a folder.
+    """The config.json of a directory.
 
     Raises:
         WeightError: There is none, or it is damaged.

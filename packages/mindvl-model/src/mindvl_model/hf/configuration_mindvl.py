@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of an exported MindVL model for transformers; written beside the weights as remote code.
 
-Imports transformers only, so that the folder works where mindvl is not installed.
+Imports transformers only, so that the directory works where mindvl is not installed.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ VisionConfig = Qwen2_5_VLConfig.sub_configs["vision_config"]
 
 
 class MindVLConfig(PreTrainedConfig):
-    """Vision tower of Qwen2.5-VL, a language model that transformers has, and the ids of the tokens that join them.
+    """Vision encoder of Qwen2.5-VL, a language model that transformers has, and the ids of the tokens that join them.
 
     The language model is Qwen3, Qwen3-MoE or DeepSeek-V3; text_config names it by its model_type.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a model as a folder that plain transformers loads.
+"""Write a model as a directory that plain transformers loads.
 
 Comes after training; what merge, evaluation and serving start from. A model with a Qwen2 decoder becomes a Qwen2.5-VL
-folder as published, which any tool for Qwen2.5-VL reads; one with another decoder carries three files of remote code.
+directory as published, which any tool for Qwen2.5-VL reads; one with another decoder carries three files of remote code.
 """
 
 import json
@@ -20,14 +20,14 @@ from mindvl_model.errors import ModelError
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_qwen2_5_vl_processor
 from mindvl_model.parameters import named_tensors
-from mindvl_model.weights.folder import as_dtype, sync_folder, write_weights
+from mindvl_model.weights.directory import as_dtype, sync_directory, write_weights
 from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
 
 REMOTE_CODE = ("configuration_mindvl.py", "modeling_mindvl.py", "processing_mindvl.py")
 
 
-def export_hf_folder(
+def export_hf_directory(
     model: torch.nn.Module,
     config: MindVLConfig,
     out: Path,
@@ -36,10 +36,10 @@ def export_hf_folder(
     processor: ProcessorSettings,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a whole model (one process, no layout) as a transformers folder; arguments are those of write_hf_folder."""
+    """Write a whole model (one process, no layout) as a transformers directory; arguments are those of write_hf_directory."""
     parameters = named_tensors(model)
     stored = next(iter(parameters.values())).dtype
-    write_hf_folder(
+    write_hf_directory(
         lambda name: parameters[name].detach(),
         stored,
         config,
@@ -50,7 +50,7 @@ def export_hf_folder(
     )
 
 
-def write_hf_folder(
+def write_hf_directory(
     read: Callable[[str], Tensor],
     stored: torch.dtype,
     config: MindVLConfig,
@@ -62,24 +62,24 @@ def write_hf_folder(
     shard_bytes: int = 4 << 30,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write a model, parameter by parameter, as a transformers folder; the folder appears whole or not at all.
+    """Write a model, parameter by parameter, as a transformers directory; the directory appears whole or not at all.
 
     Args:
         read: A whole parameter by its name; each is asked for once.
         stored: Their type.
-        tokenizer: A folder with a transformers tokenizer and its chat template.
+        tokenizer: A directory with a transformers tokenizer and its chat template.
         dtype: Type of the written weights; the model's own when None.
         shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
         progress: Told how many parameters are written, and how many there are.
 
     Raises:
-        ModelError: `out` exists already or cannot be written, there is no tokenizer in its folder, or transformers has
+        ModelError: `out` exists already or cannot be written, there is no tokenizer in its directory, or transformers has
             no such model.
     """
     if out.exists():
-        raise ModelError(f"{out}: exists already. Name a new folder or remove it first.")
+        raise ModelError(f"{out}: exists already. Name a new directory or remove it first.")
     if not (tokenizer / "tokenizer_config.json").is_file():
-        raise ModelError(f"{tokenizer}: no tokenizer here. Name the folder of the run's tokenizer (--tokenizer).")
+        raise ModelError(f"{tokenizer}: no tokenizer here. Name the directory of the run's tokenizer (--tokenizer).")
     document = hf_config(config, dtype or stored)
     unfinished = out.with_name(f"{out.name}.unfinished")
 
@@ -97,7 +97,7 @@ def write_hf_folder(
         unfinished.mkdir(parents=True)
         write_weights(unfinished, tensors(), shard_bytes)
         _write_documents(unfinished, document, config, tokenizer, processor)
-        sync_folder(unfinished)
+        sync_directory(unfinished)
         os.replace(unfinished, out)
     except Exception as error:
         # The tokenizer is saved by a library in Rust, which says of a full disk: "Exception: ... (os error 28)".
@@ -110,14 +110,14 @@ def write_hf_folder(
 
 
 def _write_documents(
-    folder: Path, document: dict[str, Any], config: MindVLConfig, tokenizer: Path, processor: ProcessorSettings
+    directory: Path, document: dict[str, Any], config: MindVLConfig, tokenizer: Path, processor: ProcessorSettings
 ) -> None:
     """Everything beside the weights."""
     published = document["model_type"] == "qwen2_5_vl"
     write_processor = write_qwen2_5_vl_processor if published else write_mindvl_processor
-    write_processor(folder, tokenizer, processor, config.vision)
-    (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    write_processor(directory, tokenizer, processor, config.vision)
+    (directory / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": config.tokens.end_of_turn, "pad_token_id": config.tokens.pad, "do_sample": False}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
     for name in () if published else REMOTE_CODE:
-        shutil.copyfile(Path(__file__).with_name(name), folder / name)
+        shutil.copyfile(Path(__file__).with_name(name), directory / name)

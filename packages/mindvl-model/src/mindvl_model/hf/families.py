@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """config.json of each family of language models, both ways: as transformers 5 writes it, and read as published.
 
-Comes between language_config.py and the files that read and write whole folders. A family enters LANGUAGE_JSON here.
+Comes between language_config.py and the files that read and write whole directories. A family enters LANGUAGE_JSON here.
 """
 
 import re
@@ -117,7 +117,7 @@ def _write_qwen3(language: Qwen3LanguageConfig | Qwen3MoELanguageConfig) -> dict
 
 
 def _read_qwen3_moe(text: Keys, root: Keys) -> Qwen3MoELanguageConfig:
-    # Every layer has experts here; a folder with dense layers between them says so with one of these.
+    # Every layer has experts here; a directory with dense layers between them says so with one of these.
     text.only("decoder_sparse_step", 1)
     text.only("mlp_only_layers", [], None)
     count = text.number(
@@ -285,7 +285,7 @@ def _qwen3_sizes(text: Keys, root: Keys) -> dict[str, Any]:
 
 
 def _rotary(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
-    """Base, kind, and what else is said of rotary embedding; old folders keep the base outside."""
+    """Base, kind, and what else is said of rotary embedding; old directories keep the base outside."""
     given: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         section = text.take(name, None) or {}
@@ -298,7 +298,7 @@ def _rotary(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
     said = [given.pop(name, None) for name in ("type", "rope_type")]
     kinds = {str(one) for one in said if one is not None} or {"default"}
     if len(kinds) > 1:
-        kinds -= {"default"}  # Qwen2.5-VL folders saved by transformers say mrope and default
+        kinds -= {"default"}  # Qwen2.5-VL directories saved by transformers say mrope and default
     return theta, " and ".join(sorted(kinds)), given
 
 

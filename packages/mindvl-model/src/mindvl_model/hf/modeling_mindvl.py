@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exported MindVL model in plain transformers; written beside the weights as remote code.
 
-Imports transformers only, so that the folder works where mindvl is not installed. Rotary positions of the language
+Imports transformers only, so that the directory works where mindvl is not installed. Rotary positions of the language
 model count tokens one by one, visual ones included, as in training.
 """
 
@@ -30,7 +30,7 @@ class MindVLPreTrainedModel(PreTrainedModel):
 
 
 class MindVLModel(MindVLPreTrainedModel):
-    """Vision tower and language model without the output head."""
+    """Vision encoder and language model without the output head."""
 
     def __init__(self, config: MindVLConfig) -> None:
         super().__init__(config)
@@ -107,13 +107,13 @@ class MindVLModel(MindVLPreTrainedModel):
         if int(places.sum()) != visual_tokens.shape[0]:
             raise ValueError(
                 f"{int(places.sum())} {kind} placeholders in the text, but the {kind}s give {visual_tokens.shape[0]} "
-                "visual tokens. Make text and pixel values with this folder's processor."
+                "visual tokens. Make text and pixel values with this directory's processor."
             )
         return inputs_embeds.masked_scatter(places.expand_as(inputs_embeds), visual_tokens.to(inputs_embeds))
 
 
 class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
-    """The whole model: pictures, videos and text in, text out."""
+    """The whole model: images, videos and text in, text out."""
 
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 

@@ -2,7 +2,7 @@
 """Our model beside transformers' own on the same random inputs: how far their logits lie apart.
 
 Comes after loading. The forward check of the paper (A.2): hundreds of inputs, mean absolute and mean relative error
-within five thousandths. Ours runs packed rows, theirs one call for each input: packing is part of what is compared.
+within five thousandths. Ours runs packed packs, theirs one call for each input: packing is part of what is compared.
 """
 
 import json
@@ -21,26 +21,26 @@ from torch import Tensor
 from mindvl_model.accelerator import enter
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.hf.folder_config import WHOLE_MODELS, config_from_folder, language_config_from_folder
-from mindvl_model.hf.load import load_hf_folder
+from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.parameters import PARTS, Part
+from mindvl_model.testing.packs import RandomSegment, random_segment
 from mindvl_model.testing.published import hf_inputs, pack_for
-from mindvl_model.testing.rows import RandomSegment, random_segment
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_model.weights.folder import WeightFolder, write_weights
+from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import TEXT_MODELS
 
 BOUND = 0.005  # of both errors (paper, A.2)
 ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) of what each is away from exact numbers
-INPUTS_IN_A_ROW = 4
+INPUTS_IN_A_PACK = 4
 FAMILIES = (*WHOLE_MODELS, *TEXT_MODELS)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  # read on the host
 
-Kind = Literal["text", "picture", "pictures", "video", "mixed"]
+Kind = Literal["text", "image", "images", "video", "mixed"]
 Grid = tuple[int, int, int]
-Groups = list[list[RandomSegment]]  # inputs of one row each
+Groups = list[list[RandomSegment]]  # inputs of one pack each
 Models = dict[str, Callable[[], Any]]  # what loads "theirs", in bf16 "exact", and "ours"
 
 
@@ -97,13 +97,13 @@ def check_parity(
     trust_remote_code: bool = False,
     on_inputs: Callable[[int, int], None] = lambda done, total: None,
 ) -> ParityReport:
-    """Compare the model of a transformers folder: MindVL, Qwen2.5-VL, or a language model alone (text only).
+    """Compare the model of a transformers directory: MindVL, Qwen2.5-VL, or a language model alone (text only).
 
     Both models are in memory at once, with bf16 also theirs in fp32. Families that transformers has are compared with
     its own classes, whatever code the directory carries.
 
     Args:
-        one_at_a_time: Never hold two models; theirs runs first, and its logits wait in files of the temporary folder.
+        one_at_a_time: Never hold two models; theirs runs first, and its logits wait in files of the temporary directory.
         trust_remote_code: Run the code that a MindVL directory carries; it is what ours is compared with.
         on_inputs: Told the number of inputs done, and of all; one at a time, those of every model count.
 
@@ -113,7 +113,7 @@ def check_parity(
     device = enter().device()
     from mindvl_model.megatron.process import single_process
 
-    model_type = WeightFolder(path).model_type
+    model_type = WeightDirectory(path).model_type
     if model_type not in FAMILIES:
         raise ModelError(
             f"{path / 'config.json'}: model_type={model_type!r:.60} is not supported. The check takes directories of "
@@ -126,7 +126,7 @@ def check_parity(
     if dtype != "fp32":
         models["exact"] = lambda: _load_theirs(path, model_type, torch.float32, trusted).to(device)
     models["ours"] = lambda: _load_ours(config, path, parts, DTYPES[dtype]).to(device)
-    groups = [[one for _, one in inputs[at : at + INPUTS_IN_A_ROW]] for at in range(0, len(inputs), INPUTS_IN_A_ROW)]
+    groups = [[one for _, one in inputs[at : at + INPUTS_IN_A_PACK]] for at in range(0, len(inputs), INPUTS_IN_A_PACK)]
     results: list[InputParity] = []
     with single_process(), torch.no_grad():
         compare = _in_turn if one_at_a_time else _together
@@ -151,7 +151,7 @@ def random_inputs(
     """Inputs of every kind the model takes, in turn; the same for the same seed."""
     kinds: list[Kind] = ["text"]
     if not text_only:
-        kinds += ["picture", "pictures"]
+        kinds += ["image", "images"]
         kinds += ["video", "mixed"] if config.tokens.video is not None else []
     choose = random.Random(seed)
     merge = config.vision.spatial_merge_size
@@ -163,7 +163,7 @@ def random_inputs(
     inputs: list[tuple[Kind, RandomSegment]] = []
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        images = {"picture": grids(1, 1), "pictures": grids(2, 4), "mixed": grids(1, 3)}.get(kind, [])
+        images = {"image": grids(1, 1), "images": grids(2, 4), "mixed": grids(1, 3)}.get(kind, [])
         videos = {"video": grids(1, 2, frames=4, blocks=6), "mixed": grids(1, 1, frames=3, blocks=4)}.get(kind, [])
         num_text = choose.randint(1, 60 if kind == "text" else 15)
         segment = random_segment(config, images, num_text=num_text, videos=videos, seed=choose.getrandbits(40))
@@ -178,10 +178,10 @@ def _together(
     loaded = {name: load() for name, load in models.items()}
     total = sum(map(len, groups))
     for number, group in enumerate(groups):
-        row = pack_for(loaded["theirs"], group, config)
+        pack = pack_for(loaded["theirs"], group, config)
         answers = [_ask(loaded[name], group, config, device) for name in models if name != "ours"]
-        yield from _judge(loaded["ours"], row, answers, device)
-        on_inputs(min((number + 1) * INPUTS_IN_A_ROW, total), total)
+        yield from _judge(loaded["ours"], pack, answers, device)
+        on_inputs(min((number + 1) * INPUTS_IN_A_PACK, total), total)
 
 
 def _in_turn(
@@ -190,22 +190,25 @@ def _in_turn(
     """The same with one model in memory: logits of theirs wait in files."""
     rivals = [name for name in models if name != "ours"]
     done, total = 0, len(models) * sum(map(len, groups))
-    rows: list[dict[str, Any]] = []
-    with TemporaryDirectory(prefix="mindvl-parity-") as folder:
+    packs: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="mindvl-parity-") as directory:
         for name in rivals:
             model = models[name]()
             for number, group in enumerate(groups):
                 if name == "theirs":
-                    rows.append(pack_for(model, group, config))
-                torch.save(_ask(model, group, config, device), f"{folder}/{name}-{number}")
+                    packs.append(pack_for(model, group, config))
+                torch.save(_ask(model, group, config, device), f"{directory}/{name}-{number}")
                 done += len(group)
                 on_inputs(done, total)
             del model  # before the next is loaded
         ours = models["ours"]()
         for number, group in enumerate(groups):
-            files = [Path(folder, f"{name}-{number}") for name in rivals]
+            files = [Path(directory, f"{name}-{number}") for name in rivals]
             yield from _judge(
-                ours, rows[number], [torch.load(file, map_location=device, weights_only=True) for file in files], device
+                ours,
+                packs[number],
+                [torch.load(file, map_location=device, weights_only=True) for file in files],
+                device,
             )
             for file in files:
                 file.unlink()
@@ -214,11 +217,11 @@ def _in_turn(
 
 
 def _judge(
-    ours: Any, row: dict[str, Any], answers: Sequence[list[Tensor]], device: torch.device
+    ours: Any, pack: dict[str, Any], answers: Sequence[list[Tensor]], device: torch.device
 ) -> Iterator[dict[str, float]]:
-    """Errors of each input of a row against theirs, and what rounding alone brings where the second answer is exact."""
-    row = {name: value if name in HOST_INPUTS else value.to(device) for name, value in row.items()}
-    packed: Tensor = ours.logits(**row)
+    """Errors of each input of a pack against theirs, and what rounding alone brings where the second answer is exact."""
+    pack = {name: value if name in HOST_INPUTS else value.to(device) for name, value in pack.items()}
+    packed: Tensor = ours.logits(**pack)
     theirs, exact = answers[0], answers[-1]
     for place, logits in enumerate(packed.split([len(one) for one in theirs])):
         expected = theirs[place].double()
@@ -250,11 +253,11 @@ def _errors(logits: Tensor, expected: Tensor) -> dict[str, float]:
 
 
 def _config(path: Path, model_type: str) -> tuple[MindVLConfig, tuple[Part, ...]]:
-    """The model, and which parts of it the folder has."""
+    """The model, and which parts of it the directory has."""
     if model_type not in TEXT_MODELS:
-        return config_from_folder(path), PARTS
-    # A language model alone still needs a tower to be built; no input shows it anything.
-    return replace(smallest_config(), language=language_config_from_folder(path)), ("language",)
+        return config_from_directory(path), PARTS
+    # A language model alone still needs a vision encoder to be built; no input shows it anything.
+    return replace(smallest_config(), language=language_config_from_directory(path)), ("language",)
 
 
 def _load_ours(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype: torch.dtype) -> Any:
@@ -265,7 +268,7 @@ def _load_ours(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype:
     model = MindVLModel(config, Layout(dtype=dtype))
     if parts != PARTS:
         initialize(model, config, seed=0)
-    load_hf_folder(model, config, path, parts)
+    load_hf_directory(model, config, path, parts)
     return model.eval()
 
 
@@ -286,16 +289,16 @@ def _load_theirs(path: Path, model_type: str, dtype: torch.dtype, trust_remote_c
 
 @contextmanager
 def _without_fp8(path: Path) -> Iterator[Path]:
-    """The folder, or a copy for a while with weights in bf16: transformers itself reads fp8 with more packages only."""
-    folder = WeightFolder(path)
-    if folder.config.pop("quantization_config", None) is None:
+    """The directory, or a copy for a while with weights in bf16: transformers itself reads fp8 with more packages only."""
+    directory = WeightDirectory(path)
+    if directory.config.pop("quantization_config", None) is None:
         yield path
         return
     with TemporaryDirectory(prefix="mindvl-parity-") as copy:
-        write_weights(Path(copy), ((name, folder.read(name)) for name in folder.names()))
+        write_weights(Path(copy), ((name, directory.read(name)) for name in directory.names()))
         for file in path.glob("*.py"):
             shutil.copyfile(file, Path(copy, file.name))
-        Path(copy, "config.json").write_text(json.dumps(folder.config))
+        Path(copy, "config.json").write_text(json.dumps(directory.config))
         yield Path(copy)
 
 

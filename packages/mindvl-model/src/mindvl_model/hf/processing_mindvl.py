@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processor of an exported MindVL model: text, pictures and videos to model inputs; stands beside the weights.
+"""Processor of an exported MindVL model: text, images and videos to model inputs; stands beside the weights.
 
 Imports transformers only. The image and video processors are transformers' own of Qwen2-VL, which training matches.
 """
@@ -11,7 +11,7 @@ from transformers.utils import is_torchvision_available
 
 
 class MindVLProcessor(ProcessorMixin):
-    """Puts as many placeholders into the text as each picture or video has visual tokens."""
+    """Puts as many placeholders into the text as each image or video has visual tokens."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class MindVLProcessor(ProcessorMixin):
         return names if is_torchvision_available() else [name for name in names if name != "video_processor"]
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
-        """The placeholders of one picture: patches over the size of a merge block."""
+        """The placeholders of one image: patches over the size of a merge block."""
         patches = int(image_inputs["image_grid_thw"][image_idx].prod())
         return self.image_token * (patches // self.image_processor.merge_size**2)
 

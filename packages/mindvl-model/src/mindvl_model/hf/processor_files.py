@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor of an exported folder: tokenizer, chat template, and how pictures and videos are brought to size.
+"""The processor of an exported directory: tokenizer, chat template, and how images and videos are brought to size.
 
 Comes beside the weights; written as plain JSON, so that nothing that only videos need must be installed to export.
 """
@@ -27,43 +27,43 @@ class VideoSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorSettings:
-    """How pictures and videos are brought to size when the exported model is used."""
+    """How images and videos are brought to size when the exported model is used."""
 
     min_pixels: int
     max_pixels: int
     video: VideoSettings = field(default_factory=VideoSettings)
 
 
-def write_mindvl_processor(folder: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
-    """Tokenizer and processor_config.json for the processor that stands in the folder's remote code."""
-    _write_tokenizer(folder, tokenizer)
+def write_mindvl_processor(directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
+    """Tokenizer and processor_config.json for the processor that stands in the directory's remote code."""
+    _write_tokenizer(directory, tokenizer)
     document = {
         "auto_map": {"AutoProcessor": "processing_mindvl.MindVLProcessor"},
         "processor_class": "MindVLProcessor",
-        "image_processor": _pictures(settings, vision) | {"image_processor_type": "Qwen2VLImageProcessor"},
+        "image_processor": _images(settings, vision) | {"image_processor_type": "Qwen2VLImageProcessor"},
         "video_processor": _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"},
     }
-    _write(folder / "processor_config.json", document)
+    _write(directory / "processor_config.json", document)
 
 
 def write_qwen2_5_vl_processor(
-    folder: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig
+    directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig
 ) -> None:
-    """Tokenizer and the two files of the published folders, for Qwen2_5_VLProcessor."""
-    _write_tokenizer(folder, tokenizer)
+    """Tokenizer and the two files of the published directories, for Qwen2_5_VLProcessor."""
+    _write_tokenizer(directory, tokenizer)
     named = {"processor_class": "Qwen2_5_VLProcessor"}
-    pictures = {
-        # The names that published folders have; older tools know no others.
+    images = {
+        # The names that published directories have; older tools know no others.
         "min_pixels": settings.min_pixels,
         "max_pixels": settings.max_pixels,
         "image_processor_type": "Qwen2VLImageProcessor",
     }
-    _write(folder / "preprocessor_config.json", _pictures(settings, vision) | pictures | named)
+    _write(directory / "preprocessor_config.json", _images(settings, vision) | images | named)
     videos = _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"}
-    _write(folder / "video_preprocessor_config.json", videos | named)
+    _write(directory / "video_preprocessor_config.json", videos | named)
 
 
-def _pictures(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
+def _images(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
     return _patches(vision) | {
         "size": {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
     }
@@ -98,12 +98,12 @@ def _patches(vision: VisionConfig) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(folder: Path, tokenizer: Path) -> None:
+def _write_tokenizer(directory: Path, tokenizer: Path) -> None:
     from transformers import AutoTokenizer
 
-    # False: an exported folder carries code, which its tokenizer does not need; None would ask the user.
+    # False: an exported directory carries code, which its tokenizer does not need; None would ask the user.
     read = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
-    read.save_pretrained(folder)
+    read.save_pretrained(directory)
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class DeepSeekV3Adapter:
         )
 
     def rotary_angles(self, config: DeepSeekV3LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, rope_head_dim], neighbours alike, from the first row of position_ids [3, T]."""
+        """Cosine and sine [T, rope_head_dim], neighbours alike, from the first pack of position_ids [3, T]."""
         frequencies, factor = rotary_frequencies(config)
         angles = position_ids[0].float()[:, None] * frequencies.to(position_ids.device)
         angles = angles.repeat_interleave(2, dim=-1)

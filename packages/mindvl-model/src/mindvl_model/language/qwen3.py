@@ -31,5 +31,5 @@ class Qwen3Adapter:
         )
 
     def rotary_angles(self, config: Qwen3LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first row of position_ids [3, T] is read."""
+        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first pack of position_ids [3, T] is read."""
         return rotary_tables(position_ids[0], config.head_dim, config.rotary_base)

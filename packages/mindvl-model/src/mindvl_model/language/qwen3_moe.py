@@ -51,5 +51,5 @@ class Qwen3MoEAdapter:
         )
 
     def rotary_angles(self, config: Qwen3MoELanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first row of position_ids [3, T] is read."""
+        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first pack of position_ids [3, T] is read."""
         return rotary_tables(position_ids[0], config.head_dim, config.rotary_base)

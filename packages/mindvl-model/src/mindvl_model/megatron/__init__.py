@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to megatron-core: its blocks with our operators. No other folder of the package imports it."""
+"""The door to megatron-core: its blocks with our operators. No other directory of the package imports it."""
 
 from mindvl_model import accelerator
 

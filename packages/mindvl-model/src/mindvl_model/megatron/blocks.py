@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration and construction of megatron-core's blocks for tower, projector and language model.
+"""Configuration and construction of megatron-core's blocks for vision encoder, projector and language model.
 
 Comes after spec.py; its callers hand over plain numbers and get modules back.
 """
@@ -42,7 +42,7 @@ from mindvl_model.language_config import (
 )
 from mindvl_model.layout import Layout, chunk_layers
 from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
-from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.packing import PackedSequence
 from mindvl_model.megatron.replicas import group_of_one, groups_of_one
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 from mindvl_ops.cross_entropy import loss_of_known_labels
@@ -51,7 +51,7 @@ __all__ = [
     "LanguageModel",
     "Layout",
     "MegatronModule",
-    "PackedRow",
+    "PackedSequence",
     "RMSNorm",
     "TransformerConfig",
     "build_language_model",
@@ -90,7 +90,7 @@ def transformer_config(
         "params_dtype": layout.dtype,
         "pipeline_dtype": layout.dtype,
         "bf16": layout.dtype == torch.bfloat16,
-        "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of learned tokens
+        "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of loss tokens
     }
     if layout.recompute != "none":
         shared |= _recompute_fields(layout, sizes["num_layers"])
@@ -108,7 +108,7 @@ def _recompute_fields(layout: Layout, num_layers: int) -> dict[str, Any]:
 
 
 def _pipeline_fields(layout: Layout, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
-    """Which layers stand in which chunk, embedding and vision tower before them, head and further depths after."""
+    """Which layers stand in which chunk, embedding and vision encoder before them, head and further depths after."""
     chunks = [[LayerType.decoder] * count for count in chunk_layers(num_layers, layout)]
     chunks[0].insert(0, LayerType.embedding)
     chunks[-1] += [LayerType.mtp] * num_mtp_layers + [LayerType.loss]
@@ -137,7 +137,7 @@ def mark_split_weights(model: torch.nn.Module) -> None:
 
 
 def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> TransformerBlock:
-    """All layers of the vision tower, without a norm at the end (the projector brings it).
+    """All layers of the vision encoder, without a norm at the end (the projector brings it).
 
     Args:
         whole: Not split over tensor-parallel ranks.
@@ -234,19 +234,19 @@ class LanguageModel(GPTModel):
         logits: Tensor = self.output_layer(hidden_states, weight=weight)[0]
         return logits
 
-    def _predict_further(self, hidden_states: Tensor, row: PackedRow) -> Tensor:
+    def _predict_further(self, hidden_states: Tensor, pack: PackedSequence) -> Tensor:
         """The same hidden states, whose gradient now carries the losses of all depths."""
-        assert row.input_ids is not None
-        assert row.labels is not None
-        assert row.segments is not None
+        assert pack.input_ids is not None
+        assert pack.labels is not None
+        assert pack.segments is not None
         deeper, weight = hidden_states, self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
         tallies = []
         for steps, layer in enumerate(self.mtp.layers, start=1):
-            # A picture's tokens come as their placeholder: its visual tokens may live on another stage.
-            ids = row.own_slice(shifted(row.input_ids, row.segments, steps, fill=0))
+            # An image's tokens come as their placeholder: its visual tokens may live on another stage.
+            ids = pack.own_slice(shifted(pack.input_ids, pack.segments, steps, fill=0))
             embeddings = self.embedding(input_ids=ids.unsqueeze(0), position_ids=None)
-            deeper = layer(deeper, self.scatter(embeddings), row)
-            targets = row.own_slice(shifted(row.labels, row.segments, steps, fill=IGNORE_INDEX))
+            deeper = layer(deeper, self.scatter(embeddings), pack)
+            targets = pack.own_slice(shifted(pack.labels, pack.segments, steps, fill=IGNORE_INDEX))
             losses = self.compute_language_model_loss(targets.unsqueeze(0), self._logits(deeper))
             hidden_states = MTPLossAutoScaler.apply(hidden_states, weight * losses)
             tallies.append(torch.stack((losses.detach().sum(dtype=torch.float32), (targets != IGNORE_INDEX).sum())))
@@ -265,7 +265,7 @@ class LanguageModel(GPTModel):
         return loss_of_known_labels(loss.transpose(0, 1), labels, is_known)
 
     def scatter(self, embeddings: Tensor) -> Tensor:
-        """This rank's part of the row [T, 1, H], when norms work on slices of it."""
+        """This rank's part of the pack [T, 1, H], when norms work on slices of it."""
         if self.config.sequence_parallel:
             return scatter_to_sequence_parallel_region(embeddings)
         return embeddings
@@ -310,7 +310,7 @@ def build_language_model(
     layers: Sequence[ModuleSpec] | None = None,
     mtp_layer: ModuleSpec | None = None,
 ) -> LanguageModel:
-    """The decoder, or one pipeline stage of it. Rotary angles come with the packed row, not from the model.
+    """The decoder, or one pipeline stage of it. Rotary angles come with the packed pack, not from the model.
 
     Args:
         layers: One for each layer of the whole decoder, where they are not all dense with grouped-query attention.

@@ -134,7 +134,7 @@ class ExpertTransformerLayer(TransformerLayer):
     """megatron-core's transformer layer that shows its router the packed row."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.mlp.router.row = kwargs["packed_seq_params"]
+        self.mlp.router.pack = kwargs["packed_seq_params"]
         return super().forward(*args, **kwargs)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallel inside attention: from a slice of the row with all heads to the whole row with some, and back.
+"""Context parallel inside attention: from a slice of the pack with all heads to the whole pack with some, and back.
 
-Comes around the operator in spec.py. Each rank then sees whole segments, so packed rows are computed as one process
+Comes around the operator in spec.py. Each rank then sees whole segments, so packed packs are computed as one process
 does. Source: DeepSpeed-Ulysses (arXiv 2309.14509).
 """
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
-def to_whole_row(query: Tensor, key: Tensor, value: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """[T/cp, N, D], [T/cp, Nkv, D], [T/cp, Nkv, Dv] -> the whole row and a cp-th of the heads, in one exchange.
+def to_whole_pack(query: Tensor, key: Tensor, value: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """[T/cp, N, D], [T/cp, Nkv, D], [T/cp, Nkv, Dv] -> the whole pack and a cp-th of the heads, in one exchange.
 
     Key-value heads that cannot be dealt out evenly are repeated first, each beside itself, so that every rank has those
     which its query heads look at; the gradients of the copies are added up.
@@ -36,7 +36,7 @@ def to_whole_row(query: Tensor, key: Tensor, value: Tensor, group: ProcessGroup)
 
 
 def to_own_slice(context: Tensor, group: ProcessGroup) -> Tensor:
-    """[T, N/cp, D] of the whole row -> [T/cp, N, D] of this rank's slice."""
+    """[T, N/cp, D] of the whole pack -> [T/cp, N, D] of this rank's slice."""
     size, width = group.size(), context.shape[-1]
     received: Tensor = all_to_all(group, context.reshape(size, len(context) // size, -1))
     return received.transpose(0, 1).reshape(len(context) // size, -1, width)

@@ -2,7 +2,7 @@
 """Multi-head latent attention with decoupled rotary, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.1).
 
 Takes the place of self attention in a megatron-core layer. megatron-core's own module loses parts of gradients under
-tensor parallel; here the down-projections are computed on each rank's slice of the row, so that their gradients are
+tensor parallel; here the down-projections are computed on each rank's slice of the pack, so that their gradients are
 plain sums over ranks, and what all heads share (the rotary part of the key) is gathered with a summing backward.
 """
 
@@ -21,14 +21,14 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 import mindvl_ops as ops
-from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.packing import PackedSequence
 from mindvl_model.megatron.spec import PackedAttention, RMSNorm
 
 __all__ = ["DuplicatedLinear", "LatentAttention", "MLATransformerConfig", "latent_attention"]
 
 
 class DuplicatedLinear(torch.nn.Module):
-    """A linear layer without bias that every tensor-parallel rank holds whole and applies to its slice of the row."""
+    """A linear layer without bias that every tensor-parallel rank holds whole and applies to its slice of the pack."""
 
     def __init__(self, config: TransformerConfig, input_size: int, output_size: int) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class LatentAttention(MegatronModule):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, None]:
         """[T/tp, 1, H] -> the same, and no bias."""
-        row: PackedRow = kwargs["packed_seq_params"]
-        assert row.cos is not None
-        assert row.sin is not None
+        pack: PackedSequence = kwargs["packed_seq_params"]
+        assert pack.cos is not None
+        assert pack.sin is not None
         query = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
         query = query.view(query.shape[0], -1, self.nope + self.rope)  # [T, N/tp, nope + rope]
         query_nope, query_rope = query.split((self.nope, self.rope), dim=-1)
@@ -80,14 +80,14 @@ class LatentAttention(MegatronModule):
         key_value = key_value.view(key_value.shape[0], -1, self.nope + self.value)  # [T, N/tp, nope + value]
         key_nope, value = key_value.split((self.nope, self.value), dim=-1)
         # Published weights turn neighbours; transformers sorts them into halves, which leaves the scores the same.
-        query_rope = ops.rotary(query_rope, row.cos, row.sin, interleaved=True)
-        key_rope = ops.rotary(key_rope, row.cos, row.sin, interleaved=True).expand(-1, query.shape[1], -1)
+        query_rope = ops.rotary(query_rope, pack.cos, pack.sin, interleaved=True)
+        key_rope = ops.rotary(key_rope, pack.cos, pack.sin, interleaved=True).expand(-1, query.shape[1], -1)
         context = self.core_attention(
             torch.cat((query_nope, query_rope), dim=-1).unsqueeze(1),
             torch.cat((key_nope, key_rope), dim=-1).unsqueeze(1),
             value.unsqueeze(1),
             attention_mask,
-            packed_seq_params=row,
+            packed_seq_params=pack,
         )
         return self.linear_proj(context)[0], None
 

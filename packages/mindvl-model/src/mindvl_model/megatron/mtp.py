@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction: layers that predict one token further each, inside the segments of a packed row.
+"""Multi-token prediction: layers that predict one token further each, inside the segments of a packed pack.
 
 Comes after the decoder on the last pipeline stage. Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2); what the paper
 leaves open is as transformers runs the published weights: the decoder's hidden states are taken after its last norm,
@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from mindvl_model.megatron.mla import DuplicatedLinear
-from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.packing import PackedSequence
 from mindvl_model.megatron.spec import RMSNorm
 from mindvl_ops import Segments
 
@@ -38,16 +38,16 @@ class MultiTokenLayer(MegatronModule):
         self.transformer_layer = build_module(spec, config=config, layer_number=number, vp_stage=vp_stage)
         self.final_layernorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
 
-    def forward(self, hidden_states: Tensor, embeddings: Tensor, row: PackedRow) -> Tensor:
+    def forward(self, hidden_states: Tensor, embeddings: Tensor, pack: PackedSequence) -> Tensor:
         """Both [T/tp, 1, H] -> [T/tp, 1, H] for the shared head and the next depth."""
         if self.config.recompute_granularity == "full" and self.training:
-            again: Tensor = checkpoint(partial(self._forward, row=row), False, hidden_states, embeddings)
+            again: Tensor = checkpoint(partial(self._forward, pack=pack), False, hidden_states, embeddings)
             return again
-        return self._forward(hidden_states, embeddings, row)
+        return self._forward(hidden_states, embeddings, pack)
 
-    def _forward(self, hidden_states: Tensor, embeddings: Tensor, row: PackedRow) -> Tensor:
+    def _forward(self, hidden_states: Tensor, embeddings: Tensor, pack: PackedSequence) -> Tensor:
         joined = torch.cat((self.enorm(embeddings), self.hnorm(hidden_states)), dim=-1)
-        hidden_states, _ = self.transformer_layer(self.eh_proj(joined), attention_mask=None, packed_seq_params=row)
+        hidden_states, _ = self.transformer_layer(self.eh_proj(joined), attention_mask=None, packed_seq_params=pack)
         normed: Tensor = self.final_layernorm(hidden_states)
         return normed
 

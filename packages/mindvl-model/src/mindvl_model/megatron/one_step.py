@@ -84,8 +84,8 @@ def pieces(model: torch.nn.Module) -> list[Piece]:
     ]
 
 
-def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Forward and backward over rows by megatron-core's schedule, gradients reduced; then the routers' step.
+def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Forward and backward over packs by megatron-core's schedule, gradients reduced; then the routers' step.
 
     Args:
         models: The chunks of this pipeline stage.
@@ -98,16 +98,16 @@ def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any
     config.no_sync_func = [model.no_sync for model in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     for model in wrapped:
         model.zero_grad_buffer()
-    # Stages hand on activations of one shape, so all rows are as long as the longest.
-    length = models[0].layout.padded_length(max(len(row["input_ids"]) for row in rows))
+    # Stages hand on activations of one shape, so all packs are as long as the longest.
+    length = models[0].layout.padded_length(max(len(pack["input_ids"]) for pack in packs))
     counts_labels = parallel_state.get_context_parallel_rank() == 0  # megatron-core adds up those of all peers
 
     def forward_step(batches: Any, stage: torch.nn.Module) -> tuple[Tensor, Any]:
-        row = next(batches)
-        output = stage(**row, pad_to=length)
+        pack = next(batches)
+        output = stage(**pack, pad_to=length)
 
         def report(loss_sum: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            count = (row["labels"] != -100).sum().int() * counts_labels
+            count = (pack["labels"] != -100).sum().int() * counts_labels
             return loss_sum, count, {"loss_sum": loss_sum.detach()}
 
         return output, report
@@ -116,9 +116,9 @@ def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any
         chosen = [recording.enter_context(record_routing(model)) for model in models]
         reports = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[iter(rows) for _ in models],
+            data_iterator=[iter(packs) for _ in models],
             model=wrapped,
-            num_microbatches=len(rows),
+            num_microbatches=len(packs),
             seq_length=length,
             micro_batch_size=1,
         )
@@ -132,7 +132,7 @@ def step(models: Sequence[Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any
         "load": {one.layer: one.tokens_per_expert for one in statistics},
         "bias": {one.layer: one.bias for one in statistics if one.bias is not None},
         "mtp_loss": 0.0 if mtp_loss is None else float(mtp_loss[:, 0].sum()),
-        "choices": {layer: rows for choices in chosen for layer, rows in choices.items()},
+        "choices": {layer: packs for choices in chosen for layer, packs in choices.items()},
         "dp_rank": parallel_state.get_data_parallel_rank(),
         "dp_size": parallel_state.get_data_parallel_world_size(),
     }

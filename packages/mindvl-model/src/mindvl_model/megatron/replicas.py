@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that every tensor-parallel rank holds whole while each feeds them other inputs (images that are spread).
 
-Comes around tower and projector. Their gradients are sums over the ranks, and their checkpoints have the names of the
+Comes around vision encoder and projector. Their gradients are sums over the ranks, and their checkpoints have the names of the
 split ones, so that a checkpoint loads either way.
 """
 

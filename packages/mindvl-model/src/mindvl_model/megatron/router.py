@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindvl_ops as ops
-from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.packing import PackedSequence
 
 EPSILON = 1e-20
 
@@ -39,7 +39,7 @@ class RouterStatistics:
 class Router(MegatronModule):
     """Scores [T, E] of each token, the best experts of it and their weights."""
 
-    row: PackedRow  # set by the layer before every forward
+    pack: PackedSequence  # set by the layer before every forward
     expert_bias: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -48,7 +48,7 @@ class Router(MegatronModule):
         self.num_experts: int = config.num_moe_experts
         self.layer_number = 0  # from 1, set by the layer
         self.computed_again = config.recompute_granularity == "full"
-        self.row_is_split = config.sequence_parallel or config.context_parallel_size > 1
+        self.pack_is_split = config.sequence_parallel or config.context_parallel_size > 1
         self.weight = torch.nn.Parameter(
             torch.empty(self.num_experts, config.hidden_size, dtype=config.params_dtype),
         )
@@ -79,7 +79,7 @@ class Router(MegatronModule):
         # A layer that is computed again runs twice in training: the first time without gradients, the second with.
         is_first_of_two = self.computed_again and self.training and not torch.is_grad_enabled()
         if self.recorder is not None and not is_first_of_two:
-            self.recorder(self.layer_number - 1, self._of_whole_row(experts.detach()))
+            self.recorder(self.layer_number - 1, self._of_whole_pack(experts.detach()))
         if self.training and torch.is_grad_enabled():
             weights = self._balance(logits, weights, experts)
         return weights, experts
@@ -96,10 +96,10 @@ class Router(MegatronModule):
         """Count for the statistics, and give the weights the gradient of the balancing loss.
 
         The loss is transformers': E * sum over experts of (share of assignments) * (mean probability), which is K when
-        balanced; here per row and layer, averaged over layers. It is multiplied by the row's learned tokens, because
+        balanced; here per pack and layer, averaged over layers. It is multiplied by the pack's loss tokens, because
         all losses are sums over them until they are divided once by their global count.
         """
-        config, row = self.config, self.row
+        config, pack = self.config, self.pack
         real = self._real_tokens(logits)  # [T/(cp*tp)] float32
         detached = logits.detach()
         if config.moe_router_score_function == "sigmoid":
@@ -113,14 +113,14 @@ class Router(MegatronModule):
         entropy = -(torch.xlogy(probabilities, probabilities).sum(dim=-1) * real).sum()
         counts = torch.cat((load, real.sum()[None]))
         aux_loss = counts.new_zeros(())
-        if config.moe_aux_loss_coeff and row.num_label_tokens is not None:
+        if config.moe_aux_loss_coeff and pack.num_loss_tokens is not None:
             whole = counts.clone()
-            if self.row_is_split:
+            if self.pack_is_split:
                 torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_and_context_parallel_group())
             num_tokens = whole[-1].clamp(min=1)
             mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # this rank's part of it
             loss = self.num_experts * (whole[:-1] / num_tokens * mean).sum()
-            factor = config.moe_aux_loss_coeff / config.num_layers * row.num_label_tokens
+            factor = config.moe_aux_loss_coeff / config.num_layers * pack.num_loss_tokens
             if MoEAuxLossAutoScaler.main_loss_backward_scale is None:
                 # A backward without a schedule would start it in another shape than schedules copy into it later.
                 MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=logits.device))
@@ -130,18 +130,18 @@ class Router(MegatronModule):
         self._tally = tally if self._tally is None else self._tally + tally
         return weights
 
-    def _of_whole_row(self, values: Tensor) -> Tensor:
-        """From every rank's slice [T/(cp*tp), ...] the row [T, ...], without what the model padded."""
-        if self.row_is_split:
+    def _of_whole_pack(self, values: Tensor) -> Tensor:
+        """From every rank's slice [T/(cp*tp), ...] the pack [T, ...], without what the model padded."""
+        if self.pack_is_split:
             group = parallel_state.get_tensor_and_context_parallel_group()
             values = gather_from_sequence_parallel_region(values, group=group)  # tp ranks beside each other, as in cp
-        return values[: self.row.num_tokens]
+        return values[: self.pack.num_tokens]
 
     def _real_tokens(self, logits: Tensor) -> Tensor:
         """1 for tokens, 0 for padding, [T/(cp*tp)] float32."""
-        if self.row.is_token is None:
+        if self.pack.is_token is None:
             return torch.ones(len(logits), device=logits.device)
-        real = self.row.is_token.float()
+        real = self.pack.is_token.float()
         return scatter_to_sequence_parallel_region(real) if self.config.sequence_parallel else real
 
     def take_tally(self) -> Tensor:
@@ -188,7 +188,7 @@ def record_routing(model: torch.nn.Module) -> Iterator[dict[int, list[Tensor]]]:
     """Record the experts of every token while the body runs.
 
     Yields:
-        For each layer with experts (from 0) one tensor [T, K] int32 for each row, in the order they ran.
+        For each layer with experts (from 0) one tensor [T, K] int32 for each pack, in the order they ran.
     """
     found, chosen = routers(model), dict[int, list[Tensor]]()
 

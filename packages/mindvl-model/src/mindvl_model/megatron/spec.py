@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """megatron-core layers with our operators: one ModuleSpec for vision and language.
 
-Comes after the operators, before tower and language model. The shared PackedAttention is the paper's common attention
+Comes after the operators, before vision encoder and language model. The shared PackedAttention is the paper's common attention
 patch (section 3.1.4): vision and language differ only in the segments they hand over and in being causal.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import mindvl_ops as ops
-from mindvl_model.megatron.heads import to_own_slice, to_whole_row
-from mindvl_model.megatron.packing import PackedRow
+from mindvl_model.megatron.heads import to_own_slice, to_whole_pack
+from mindvl_model.megatron.packing import PackedSequence
 from mindvl_ops import Segments
 
 
@@ -50,7 +50,7 @@ class SwiGLU(MegatronModule):
 
 
 class PackedAttention(MegatronModule):
-    """Attention inside the segments of a packed row: causal for language, full or windowed for vision."""
+    """Attention inside the segments of a packed pack: causal for language, full or windowed for vision."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class PackedAttention(MegatronModule):
         attention_mask: Tensor | None,
         attn_mask_type: AttnMaskType | None = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: PackedRow | None = None,
+        packed_seq_params: PackedSequence | None = None,
     ) -> Tensor:
         assert packed_seq_params is not None
         segments = packed_seq_params.of_layer(self.layer_number)
-        # [T/cp, 1, N, D] -> [T/cp, N, D]; the 1 is megatron's batch, a packed row is always one.
+        # [T/cp, 1, N, D] -> [T/cp, N, D]; the 1 is megatron's batch, a packed pack is always one.
         query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         if self.cp_group is not None:
-            query, key, value = to_whole_row(query, key, value, self.cp_group)
+            query, key, value = to_whole_pack(query, key, value, self.cp_group)
         if self.recomputes and self.training:
             context = checkpoint(
                 self._attend, query, key, value, segments, use_reentrant=False, preserve_rng_state=False
@@ -102,17 +102,17 @@ class PackedAttention(MegatronModule):
 
 
 class PackedSelfAttention(SelfAttention):
-    """megatron-core's self attention, turning queries and keys by the angles of the packed row."""
+    """megatron-core's self attention, turning queries and keys by the angles of the packed pack."""
 
-    _row: PackedRow
+    _pack: PackedSequence
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self._row = kwargs["packed_seq_params"]
+        self._pack = kwargs["packed_seq_params"]
         return super().forward(hidden_states, attention_mask, **kwargs)
 
     def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = super().get_query_key_value_tensors(*args, **kwargs)
-        cos, sin = self._row.cos, self._row.sin
+        cos, sin = self._pack.cos, self._pack.sin
         assert cos is not None
         assert sin is not None
         query = ops.rotary(query.squeeze(1), cos, sin).unsqueeze(1)

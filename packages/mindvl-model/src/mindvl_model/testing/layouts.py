@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss and gradients of a model in any layout, by global name, from processes over gloo: what layouts are compared by.
 
-Comes after rows.py and megatron/one_step.py. As a program it is one rank: `python -m mindvl_model.testing.layouts JOB`
+Comes after packs.py and megatron/one_step.py. As a program it is one rank: `python -m mindvl_model.testing.layouts JOB`
 with the variables of a launcher set.
 """
 
@@ -36,7 +36,7 @@ class Outcome:
     load: dict[int, Tensor]  # tokens by expert of each layer with experts
     bias: dict[int, Tensor]  # after the update
     mtp_loss: float
-    choices: dict[tuple[int, int], Tensor]  # experts [T, K] by layer and row
+    choices: dict[tuple[int, int], Tensor]  # experts [T, K] by layer and pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Job:
     """One step in one layout."""
 
     config: MindVLConfig
-    rows: Sequence[dict[str, Any]]
+    packs: Sequence[dict[str, Any]]
     weights: dict[str, Tensor]
     layout: Layout
     dp_size: int = 1
@@ -58,7 +58,7 @@ class Job:
 
 def in_one_process(
     config: MindVLConfig,
-    rows: Sequence[dict[str, Any]],
+    packs: Sequence[dict[str, Any]],
     seed: int = 0,
     *,
     trainable: Collection[Part] = PARTS,
@@ -77,17 +77,17 @@ def in_one_process(
     randomize(model, seed)
     set_trainable(model, trainable)
     weights = join([pieces(model)])
-    return _merge([step([model], rows)]), weights
+    return _merge([step([model], packs)]), weights
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path) -> list[Outcome]:
+def run_jobs(jobs: Sequence[Job], directory: Path) -> list[Outcome]:
     """Outcomes of jobs that take equally many processes, started once for all of them.
 
     Raises:
         AssertionError: A process failed, or ranks that hold the same tensor disagree about its gradient.
     """
     (world,) = {job.world_size for job in jobs}
-    file = folder / "jobs"
+    file = directory / "jobs"
     file.write_bytes(pickle.dumps(list(jobs)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -137,8 +137,8 @@ def _merge(results: Sequence[dict[str, Any]]) -> Outcome:
         choices={
             (layer, place * result["dp_size"] + result["dp_rank"]): chosen
             for result in results
-            for layer, rows in result["choices"].items()
-            for place, chosen in enumerate(rows)
+            for layer, packs in result["choices"].items()
+            for place, chosen in enumerate(packs)
         },
     )
 
@@ -163,7 +163,7 @@ def _run(file: Path) -> None:
                     content.copy_(job.weights[name][_slices(start, content)])
                 for model in models:
                     set_trainable(model, job.trainable)
-                result = step(models, job.rows[place.dp_rank :: place.dp_size])
+                result = step(models, job.packs[place.dp_rank :: place.dp_size])
                 if place.tp_rank:
                     result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # said by the first of each group
                 results.append(result)

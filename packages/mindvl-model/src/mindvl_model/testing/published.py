@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers' own classes beside ours: random ones written as folders, and the same inputs for both.
+"""Models of transformers' own classes beside ours: random ones written as directories, and the same inputs for both.
 
-Comes after tiny.py and rows.py; the rivals of tests and of `mindvl check parity`.
+Comes after tiny.py and packs.py; the rivals of tests and of `mindvl check parity`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.testing.rows import RandomSegment, normalized_pixels, pack
+from mindvl_model.testing.packs import RandomSegment, normalized_pixels, pack_segments
 
 
 def random_qwen2_5_vl(config: MindVLConfig, *, seed: int = 0) -> Any:
@@ -29,10 +29,10 @@ def random_qwen2_5_vl(config: MindVLConfig, *, seed: int = 0) -> Any:
     return model.eval()
 
 
-def save_qwen2_5_vl(config: MindVLConfig, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """The same, saved as a folder by transformers."""
+def save_qwen2_5_vl(config: MindVLConfig, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """The same, saved as a directory by transformers."""
     model = random_qwen2_5_vl(config, seed=seed).to(dtype)
-    model.save_pretrained(folder)
+    model.save_pretrained(directory)
     return model
 
 
@@ -54,12 +54,12 @@ def hf_inputs(segment: RandomSegment, config: MindVLConfig) -> dict[str, Any]:
 def pack_for(
     published: Any, segments: Sequence[RandomSegment], config: MindVLConfig, *, padding: int = 0
 ) -> dict[str, Any]:
-    """One packed row of our model, with three axes of positions as transformers' own function counts them."""
-    row = pack(segments, padding=padding, pad_id=config.tokens.pad)
+    """One packed pack of our model, with three axes of positions as transformers' own function counts them."""
+    pack = pack_segments(segments, padding=padding, pad_id=config.tokens.pad)
     if config.position_kind != "rope":
         positions = [_mrope_positions(published, segment, config) for segment in segments]
-        row["position_ids"] = torch.cat([*positions, torch.arange(padding).expand(3, -1)], dim=1)
-    return row
+        pack["position_ids"] = torch.cat([*positions, torch.arange(padding).expand(3, -1)], dim=1)
+    return pack
 
 
 def _mrope_positions(published: Any, segment: RandomSegment, config: MindVLConfig) -> Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest model in which every part still works: two layers each, windowed and full vision attention.
 
-Smaller than the named size "tiny", which is meant to learn something; comes before rows.py makes its inputs.
+Smaller than the named size "tiny", which is meant to learn something; comes before packs.py makes its inputs.
 """
 
 from dataclasses import replace

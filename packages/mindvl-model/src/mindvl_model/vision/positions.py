@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each patch lies: order inside windows, attention segments and rotary positions of a row of images.
 
-Comes after the batch's image_grid_thw, before the tower. Follows Qwen2.5-VL: patches arrive in merge-block order (2x2
+Comes after the batch's image_grid_thw, before the vision_encoder. Follows Qwen2.5-VL: patches arrive in merge-block order (2x2
 neighbours together), windows are cut on merge blocks and never cross images or frames.
 """
 
@@ -20,17 +20,17 @@ Grid = tuple[int, int, int]  # patches along time, height, width
 
 
 @dataclass(frozen=True)
-class VisionPlan:
-    """Everything the tower derives from the grids of one row, on the host."""
+class VisionLayout:
+    """Everything the vision encoder derives from the grids of one row, on the host."""
 
     order: Tensor | None  # [G] block order that puts windows together; None when every layer is full
     restore: Tensor | None  # [G] its inverse
     full: Segments  # one segment per frame
     windows: Segments  # one segment per window
-    positions: Tensor  # [P, 2] row and column of each patch, in the tower's order
+    positions: Tensor  # [P, 2] row and column of each patch, in the vision_encoder's order
 
 
-def plan_vision(grids: Sequence[Grid], config: VisionConfig) -> VisionPlan:
+def vision_layout(grids: Sequence[Grid], config: VisionConfig) -> VisionLayout:
     """Plan a row of images.
 
     Args:
@@ -43,7 +43,7 @@ def plan_vision(grids: Sequence[Grid], config: VisionConfig) -> VisionPlan:
     full = [height * width for time, height, width in grids for _ in range(time)]
     if not windowed:
         whole = Segments(tuple(full))
-        return VisionPlan(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
+        return VisionLayout(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
     orders: list[np.ndarray] = []
     lengths: list[int] = []
     first_block = 0
@@ -54,7 +54,7 @@ def plan_vision(grids: Sequence[Grid], config: VisionConfig) -> VisionPlan:
         first_block += len(order)
     order = np.concatenate(orders)
     by_block = np.concatenate(positions).reshape(-1, merge**2, 2)[order]
-    return VisionPlan(
+    return VisionLayout(
         order=torch.from_numpy(order),
         restore=torch.from_numpy(np.argsort(order)),
         full=Segments(tuple(full)),

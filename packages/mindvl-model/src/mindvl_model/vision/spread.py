@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which frames of a row each tensor- and context-parallel peer encodes, and whether that is faster than splitting.
+"""Which frames of a pack each tensor- and context-parallel peer encodes, and whether that is faster than splitting.
 
 Comes after the batch's grids, before positions.py plans what is left for this peer. Host arithmetic from the grids
-alone, so that all peers, which hold the same row, agree without a message. A picture is one frame; attention of the
-tower never crosses frames, so a video can be taken apart.
+alone, so that all peers, which hold the same pack, agree without a message. An image is one frame; attention of the
+vision encoder never crosses frames, so a video can be taken apart.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
-from mindvl_model.flops import row_flops
+from mindvl_model.flops import pack_flops
 from mindvl_model.layout import Layout
 from mindvl_model.vision.positions import Grid
 
 FLOPS_PER_BYTE = 2000.0  # what a device computes while it sends one byte to a neighbour: 400 TFLOP/s at 200 GB/s
-FRAMES_PER_ROW = 8.0  # pictures of about a thousand visual tokens in a row of 8,192
-TOKENS_ALONG_SIDE = 32  # visual tokens along each side of such a picture
+FRAMES_PER_PACK = 8.0  # images of about a thousand visual tokens in a pack of 8,192
+TOKENS_ALONG_SIDE = 32  # visual tokens along each side of such an image
 
 
 @dataclass(frozen=True)
 class PeerPart:
-    """What one peer encodes of a row, and where everybody's visual tokens go."""
+    """What one peer encodes of a pack, and where everybody's visual tokens go."""
 
-    grids: list[Grid]  # its frames, those of pictures first
-    image_ranges: list[tuple[int, int]]  # first and end of its patches among those of all pictures
+    grids: list[Grid]  # its frames, those of images first
+    image_ranges: list[tuple[int, int]]  # first and end of its patches among those of all images
     video_ranges: list[tuple[int, int]]  # and of all videos
     num_tokens: int  # visual tokens of this peer
     slot: int  # of the peer with the most: gathered parts have this length each
-    order: Tensor  # [G] where each visual token of the row lies in what was gathered, [peers * slot]
+    order: Tensor  # [G] where each visual token of the pack lies in what was gathered, [peers * slot]
 
 
 def deal_frames(patches: Sequence[int], num_peers: int) -> list[list[int]]:
@@ -83,32 +83,32 @@ def plan_peer(images: Sequence[Grid], videos: Sequence[Grid], merge: int, peer: 
 
 
 def take_ranges(patches: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
-    """Rows of these ranges end to end, [P, ...] -> [P of the part, ...]."""
+    """Packs of these ranges end to end, [P, ...] -> [P of the part, ...]."""
     return torch.cat([patches[:0], *(patches[start:end] for start, end in ranges)])
 
 
-def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_row: float = FRAMES_PER_ROW) -> bool:
-    """Whether each peer should encode a part of the pictures instead of a part of each layer.
+def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_pack: float = FRAMES_PER_PACK) -> bool:
+    """Whether each peer should encode a part of the images instead of a part of each layer.
 
     Split, a tp rank computes 1/tp of every layer and every cp rank all of it again; each layer sends the hidden states
     of all patches four times (two sums forward, two backward). Spread, a peer computes 1/(tp*cp) of the frames, times
     what the fullest has more than the mean, and the visual tokens are gathered once and their gradients once. The
-    price is memory: every tp rank holds the whole tower with its gradients, in the type of training and float32.
+    price is memory: every tp rank holds the whole vision encoder with its gradients, in the type of training and float32.
 
     Args:
-        frames_per_row: Pictures and frames of videos in one row; with fewer than peers some have nothing to do.
+        frames_per_pack: Images and frames of videos in one pack; with fewer than peers some have nothing to do.
     """
     vision, peers = config.vision, layout.tp_size * layout.cp_size
     if peers == 1:
         return False
     if vision.num_heads % layout.tp_size or vision.ffn_hidden_size % layout.tp_size:
-        return True  # the tower cannot be split at all
+        return True  # the vision encoder cannot be split at all
     side = TOKENS_ALONG_SIDE * vision.spatial_merge_size
     patches = side * side
-    work = row_flops(config, (), [(1, side, side)])
+    work = pack_flops(config, (), [(1, side, side)])
     flops = (work.vision.total + work.projector.total) / patches
     # Of the mean: some have no frame where there are fewer than peers, and frames differ in size.
-    fullest = max(1.0, peers / frames_per_row) + (peers - 1) / (2 * max(peers, frames_per_row))
+    fullest = max(1.0, peers / frames_per_pack) + (peers - 1) / (2 * max(peers, frames_per_pack))
     bytes_split = 4 * 2 * vision.num_layers * vision.hidden_size * (layout.tp_size > 1)
     bytes_spread = 2 * 2 * config.language.hidden_size / vision.spatial_merge_size**2
     time_split = flops / layout.tp_size + bytes_split * FLOPS_PER_BYTE

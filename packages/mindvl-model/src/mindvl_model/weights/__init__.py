@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights between our parameters and a transformers folder."""
+"""Weights between our parameters and a transformers directory."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-scaled fp8 weights of DeepSeek-V3, back to bfloat16.
 
-Read by folder.py beside a weight. Format: NAME holds float8_e4m3fn [out, in], NAME_scale_inv float32 with one factor
+Read by directory.py beside a weight. Format: NAME holds float8_e4m3fn [out, in], NAME_scale_inv float32 with one factor
 for each block of 128 x 128 (weight_block_size); value = stored * factor (DeepSeek-V3, inference/fp8_cast_bf16.py).
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON of a model directory that somebody else wrote, read within bounds: size, depth, no key twice.
 
-Comes before folder.py reads headers and indexes, and before hf/config_keys.py reads configurations. mindvl_merge, which
+Comes before directory.py reads headers and indexes, and before hf/config_keys.py reads configurations. mindvl_merge, which
 knows no other package of ours, has its own reader with the same rules.
 """
 

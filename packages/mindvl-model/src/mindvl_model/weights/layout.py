@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a parameter is cut over tensor- and expert-parallel ranks, and which blocks of stored tensors one rank needs.
 
-Comes after rules.py names the tensors; folder.py reads no more than these blocks. Cuts are megatron-core's, by the name
+Comes after rules.py names the tensors; directory.py reads no more than these blocks. Cuts are megatron-core's, by the name
 of the layer: what joins whole tensors into a parameter joins blocks of them into the piece of one rank.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight rules of the families with experts: Qwen3-MoE and DeepSeek-V3, under the names of their published folders.
+"""Weight rules of the families with experts: Qwen3-MoE and DeepSeek-V3, under the names of their published directories.
 
-Comes after rules.py, before names.py lists all families. Folders hold one matrix [out, in] for each expert, we hold
+Comes after rules.py, before names.py lists all families. Directories hold one matrix [out, in] for each expert, we hold
 [experts, in, out]; the layers of multi-token prediction follow the last decoder layer (DeepSeek-V3: layer 61).
 """
 
@@ -36,7 +36,7 @@ def qwen3_moe_rules(config: Qwen3MoELanguageConfig) -> Iterator[WeightRule]:
 def deepseek_v3_rules(config: DeepSeekV3LanguageConfig) -> Iterator[WeightRule]:
     """Every parameter and routing bias of a DeepSeek-V3 decoder.
 
-    Its folder repeats embedding and head in every layer of multi-token prediction; they are one parameter here.
+    Its directory repeats embedding and head in every layer of multi-token prediction; they are one parameter here.
     """
     extra = [f"{PREFIX}layers.{config.num_layers + depth}." for depth in range(config.num_mtp_layers)]
     yield _repeated(
@@ -111,7 +111,7 @@ def _experts(ours: str, theirs: str, num_experts: int) -> Iterator[WeightRule]:
 
 
 def _repeated(param_name: str, hf_names: tuple[str, ...]) -> WeightRule:
-    """One parameter that the folder holds several times."""
+    """One parameter that the directory holds several times."""
 
     def join(tensors: list[Tensor]) -> Tensor:
         for name, tensor in zip(hf_names, tensors, strict=True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a transformers folder make which of our parameters, and how, in both directions.
+"""Which tensors of a transformers directory make which of our parameters, and how, in both directions.
 
-Pure functions of configuration and tensors. The folder's names are those of Qwen2.5-VL in transformers 5
+Pure functions of configuration and tensors. The directory's names are those of Qwen2.5-VL in transformers 5
 (model.visual.*, model.language_model.*, lm_head.weight), with Qwen3's norms of queries and keys.
 """
 
@@ -22,7 +22,7 @@ TEXT_MODELS = (
     "qwen3",
     "qwen3_moe",
     "deepseek_v3",
-)  # folders of a language model alone, whose names start with "model."
+)  # directories of a language model alone, whose names start with "model."
 
 
 def weight_rules(config: MindVLConfig) -> list[WeightRule]:
@@ -31,10 +31,10 @@ def weight_rules(config: MindVLConfig) -> list[WeightRule]:
 
 
 def canonical_name(hf_name: str, model_type: str) -> str:
-    """The name that a tensor of a folder has in ours.
+    """The name that a tensor of a directory has in ours.
 
-    Folders of text models and published Qwen2.5-VL folders have the decoder under "model.", the latter the tower under
-    "visual."; folders saved by some versions of transformers have our names already.
+    Directories of text models and published Qwen2.5-VL directories have the decoder under "model.", the latter the
+    vision encoder under "visual."; directories saved by some versions of transformers have our names already.
     """
     if hf_name.startswith("visual."):
         return f"model.{hf_name}"
@@ -45,7 +45,7 @@ def canonical_name(hf_name: str, model_type: str) -> str:
 
 
 def published_name(hf_name: str) -> str:
-    """The name that a tensor of ours has in the published folders of Qwen2.5-VL."""
+    """The name that a tensor of ours has in the published directories of Qwen2.5-VL."""
     return hf_name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
 
 
@@ -72,7 +72,7 @@ def _vision(config: VisionConfig) -> Iterator[WeightRule]:
             yield WeightRule(
                 f"{ours}self_attention.linear_qkv.{kind}",
                 (f"{theirs}attn.qkv.{kind}",),
-                # The folder holds all queries, all keys, all values; megatron wants q, k, v of one head together.
+                # The directory holds all queries, all keys, all values; megatron wants q, k, v of one head together.
                 lambda tensors: _by_head(tensors[0], heads, size),
                 lambda tensor: [_swap_heads(tensor, tensor.shape[0] // (3 * size), 3, size)],
                 sections=3,

@@ -15,15 +15,15 @@ from mindvl_model.language_config import GroupedQueryConfig
 
 @dataclass(frozen=True)
 class WeightRule:
-    """One parameter of ours and the tensors of the folder it is made of.
+    """One parameter of ours and the tensors of the directory it is made of.
 
     Both functions take whole tensors as well as one rank's blocks of them (layout.py).
     """
 
     param_name: str
     hf_names: tuple[str, ...]
-    join: Callable[[list[Tensor]], Tensor]  # folder -> ours
-    split: Callable[[Tensor], list[Tensor]]  # ours -> folder
+    join: Callable[[list[Tensor]], Tensor]  # directory -> ours
+    split: Callable[[Tensor], list[Tensor]]  # ours -> directory
     sections: int = 1  # equal parts along the rows of each stored tensor, such as all queries, all keys, all values
 
 

@@ -31,10 +31,10 @@ _DTYPES = {
 }
 
 
-def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = 4 << 30) -> None:
-    """Write named tensors as safetensors into an existing folder, in shards that hold at most shard_bytes.
+def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = 4 << 30) -> None:
+    """Write named tensors as safetensors into an existing directory, in shards that hold at most shard_bytes.
 
-    A tensor larger than that gets a shard of its own. The caller publishes the folder by renaming it.
+    A tensor larger than that gets a shard of its own. The caller publishes the directory by renaming it.
     """
     names: list[list[str]] = []
     total_bytes = 0
@@ -45,11 +45,11 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
             names.append(shard.close())
             shard = None
         if shard is None:
-            shard = _Shard(folder / f"shard-{len(names)}.tmp")
+            shard = _Shard(directory / f"shard-{len(names)}.tmp")
         shard.add(name, data)
         total_bytes += data.nbytes
-    names.append((shard or _Shard(folder / f"shard-{len(names)}.tmp")).close())
-    _name_files(folder, names, total_bytes)
+    names.append((shard or _Shard(directory / f"shard-{len(names)}.tmp")).close())
+    _name_files(directory, names, total_bytes)
 
 
 class _Shard:
@@ -90,12 +90,12 @@ def _entry_bytes(name: str) -> int:
     return 6 * len(name) + 160  # a name as JSON escapes it at worst; type, shape and two offsets
 
 
-def _name_files(folder: Path, names: list[list[str]], total_bytes: int) -> None:
+def _name_files(directory: Path, names: list[list[str]], total_bytes: int) -> None:
     weight_map: dict[str, str] = {}
     for number, held in enumerate(names):
         file = SINGLE if len(names) == 1 else f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
-        (folder / f"shard-{number}.tmp").rename(folder / file)
+        (directory / f"shard-{number}.tmp").rename(directory / file)
         weight_map.update(dict.fromkeys(held, file))
     if len(names) > 1:
         text = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, indent=2, sort_keys=True)
-        (folder / INDEX).write_text(text + "\n")
+        (directory / INDEX).write_text(text + "\n")

@@ -15,14 +15,14 @@ _FINE_BINDING = 5  # cores a device needs before torch_npu gives each of its thr
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorePlan:
+class CoreAssignment:
     """Cores of each process of a host."""
 
     cores: tuple[frozenset[int], ...]  # by local rank; empty: not bound
     why: tuple[str, ...]  # by local rank, in words
 
 
-def plan_cores(topology: Topology, devices: Sequence[int], *, kind: str) -> CorePlan:
+def assign_cores(topology: Topology, devices: Sequence[int], *, kind: str) -> CoreAssignment:
     """Cores for one process on each of `devices`.
 
     Devices at the same node share its cores evenly, in order. A device without a core of its own node within what the
@@ -50,14 +50,14 @@ def plan_cores(topology: Topology, devices: Sequence[int], *, kind: str) -> Core
             why.append(f"{kind} {index}: cores {format_cores(part)} of its node")
         else:
             why.append(f"{kind} {index}: no core of its node ({format_cores(near[index])}) is free for this process")
-    return CorePlan(cores=tuple(cores), why=tuple(why))
+    return CoreAssignment(cores=tuple(cores), why=tuple(why))
 
 
-def _plan_for_cpu(topology: Topology, num_ranks: int) -> CorePlan:
+def _plan_for_cpu(topology: Topology, num_ranks: int) -> CoreAssignment:
     nodes = [sorted(cores & topology.allowed) for _, cores in sorted(topology.nodes.items())]
     ordered = [core for node in nodes for core in node] or sorted(topology.allowed)
     parts = [_part(ordered, rank, num_ranks) for rank in range(num_ranks)]
-    return CorePlan(
+    return CoreAssignment(
         cores=tuple(parts),
         why=tuple(f"rank {rank}: cores {format_cores(part) or 'of the system'}" for rank, part in enumerate(parts)),
     )
@@ -68,7 +68,7 @@ def _part(cores: Sequence[int], number: int, count: int) -> frozenset[int]:
     return frozenset(cores[len(cores) * number // count : len(cores) * (number + 1) // count])
 
 
-def cpu_affinity_conf(plan: CorePlan, devices: Sequence[int]) -> str | None:
+def cpu_affinity_conf(plan: CoreAssignment, devices: Sequence[int]) -> str | None:
     """The value of CPU_AFFINITY_CONF that says the same to torch_npu; None when a device is not bound.
 
     Mode 2 gives each of its threads a core of its own, mode 1 all of them the range: mode 2 needs five cores a device.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .affinity import bind_thread, cpu_affinity_conf, plan_cores, visible_devices
+from .affinity import assign_cores, bind_thread, cpu_affinity_conf, visible_devices
 from .env import Device, missing_variables
 from .topology import Topology, ask_npu_smi, read_topology
 
@@ -51,7 +51,7 @@ def prepare_process(
         host = topology or _this_host(kind)
         if binding == "on" or kind != "cpu" or len(host.nodes) > 1:
             devices = visible_devices(environment, kind, num_local_ranks)
-            plan = plan_cores(host, devices, kind=kind)
+            plan = assign_cores(host, devices, kind=kind)
             cores = plan.cores[local_rank]
             logger.info("cores: %s", plan.why[local_rank])
             conf = cpu_affinity_conf(plan, devices) if kind == "npu" else None

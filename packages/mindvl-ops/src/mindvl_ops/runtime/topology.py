@@ -48,8 +48,8 @@ def read_topology(
         npu_smi: Output of `npu-smi info -t topo`, used for NPUs whose node sysfs does not know; None: none.
     """
     nodes = {
-        int(folder.name.removeprefix("node")): parse_cores(_text(folder / "cpulist"))
-        for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+        int(directory.name.removeprefix("node")): parse_cores(_text(directory / "cpulist"))
+        for directory in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     }
     usable = os.sched_getaffinity(0) if allowed is None else set(allowed)
     devices = _pci_devices(root / "sys/bus/pci/devices", nodes)
@@ -102,10 +102,10 @@ def format_cores(cores: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
-def _pci_devices(folder: Path, nodes: Mapping[int, frozenset[int]]) -> list[Device]:
+def _pci_devices(directory: Path, nodes: Mapping[int, frozenset[int]]) -> list[Device]:
     counts: dict[DeviceKind, int] = {"npu": 0, "cuda": 0}
     found = []
-    for device in sorted(folder.glob("*")) if folder.is_dir() else ():
+    for device in sorted(directory.glob("*")) if directory.is_dir() else ():
         vendor, model = _text(device / "vendor"), _text(device / "device")
         if vendor == _HUAWEI and model in _NPU_DEVICES:
             kind: DeviceKind = "npu"

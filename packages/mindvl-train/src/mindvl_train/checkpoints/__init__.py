@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: written whole or not at all, found again, loaded into any layout, made into folders for transformers."""
+"""Checkpoints: written whole or not at all, found again, loaded into any layout, made into directories for transformers."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of any layout to a transformers folder, one parameter at a time; convert.py is the way back.
+"""A checkpoint of any layout to a transformers directory, one parameter at a time; convert.py is the way back.
 
 Comes after training; needs one process and the memory of two of the largest parameters.
 """
@@ -22,7 +22,7 @@ def export_checkpoint(
     shard_bytes: int = 4 << 30,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the newest checkpoint of a run folder, or a checkpoint, as a folder that transformers loads.
+    """Write the newest checkpoint of a run directory, or a checkpoint, as a directory that transformers loads.
 
     Args:
         tokenizer, min_pixels, max_pixels: In place of what the run was trained with.
@@ -34,10 +34,10 @@ def export_checkpoint(
         ModelError: The destination exists.
     """
     enter()
-    from mindvl_model.hf.export import write_hf_folder
+    from mindvl_model.hf.export import write_hf_directory
     from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.process import single_process
-    from mindvl_train.checkpoints.folder import newest_checkpoint, read_manifest
+    from mindvl_train.checkpoints.directory import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.restore import WeightReader
     from mindvl_train.errors import DamagedCheckpointError
     from mindvl_train.layouts import DTYPES
@@ -46,30 +46,30 @@ def export_checkpoint(
     checkpoint = newest_checkpoint(source)
     manifest = read_manifest(checkpoint)
     config = model_config(manifest)
-    picture_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    image_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     try:
         stored, told = DTYPES[manifest["run"]["precision"]], manifest["run"]["data"]
         tokenizer = tokenizer or (None if told["tokenizer"] is None else Path(told["tokenizer"]))
-        for name, size in picture_sizes.items():
+        for name, size in image_sizes.items():
             known = None if size else told["image"].get(name)
-            picture_sizes[name] = size if known is None else int(known)
+            image_sizes[name] = size if known is None else int(known)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamagedCheckpointError(f"{checkpoint}: manifest.json: the section of the run lacks {error!r}") from error
     if tokenizer is None:
         raise ModelError(f"{checkpoint}: was converted without a tokenizer. Name one (--tokenizer).")
-    if None in picture_sizes.values():
-        raise ModelError(f"{checkpoint}: was converted without picture sizes. Name --min-pixels and --max-pixels.")
+    if None in image_sizes.values():
+        raise ModelError(f"{checkpoint}: was converted without image sizes. Name --min-pixels and --max-pixels.")
     with single_process():
         places = stored_parameters(config, stored)
 
         reader = WeightReader(checkpoint)
-        write_hf_folder(
+        write_hf_directory(
             lambda name: reader.read(name, places[name]),
             stored,
             config,
             destination,
             tokenizer=tokenizer,
-            processor=ProcessorSettings(**picture_sizes),  # type: ignore[arg-type]
+            processor=ProcessorSettings(**image_sizes),  # type: ignore[arg-type]
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
             progress=progress,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint into a run, or its weights alone: any layout, looked at for damage first.
 
-Comes after the model is built and before the first step; folder.py finds what is read here.
+Comes after the model is built and before the first step; directory.py finds what is read here.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindvl_model import config_from_json
-from mindvl_train.checkpoints.folder import manifest_of, plain_json, read_json, read_manifest
+from mindvl_train.checkpoints.directory import manifest_of, plain_json, read_json, read_manifest
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, wanted_pieces
 from mindvl_train.megatron.tensor_files import ForeignTensorsError, StoredParameter, TensorReader

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints saved whole or not at all, in the foreground or beside training.
 
-Comes after a step; folder.py finds and restore.py loads what is saved here. Every process writes its own boxes of the
-tensors and a list of them; when all lists are there, the first process joins them and gives the folder its name. In
+Comes after a step; directory.py finds and restore.py loads what is saved here. Every process writes its own boxes of the
+tensors and a list of them; when all lists are there, the first process joins them and gives the directory its name. In
 the background a thread does so from a copy in host memory. It uses no collective, which could meet one of training;
 whether it failed is agreed upon when the next checkpoint begins, or at the end.
 """
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindvl_train.checkpoints.folder import complete_checkpoints, manifest_of
+from mindvl_train.checkpoints.directory import complete_checkpoints, manifest_of
 from mindvl_train.checkpoints.integrity import seal, sync, write_json
 from mindvl_train.config import CheckpointConfig
 from mindvl_train.errors import CheckpointError
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Saver:
-    """Saves a run's checkpoints under one folder. Every process has one and calls it at the same points.
+    """Saves a run's checkpoints under one directory. Every process has one and calls it at the same points.
 
     At the end of its with block the last checkpoint is complete.
 
@@ -49,9 +49,9 @@ class Saver:
         described: What manifests say of the run: configuration and parents, plain JSON values.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, described: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, config: CheckpointConfig, described: dict[str, Any]) -> None:
         self.stall_s = 0.0  # how long the last save kept training waiting
-        self._folder, self._config, self._described = folder, config, described
+        self._directory, self._config, self._described = directory, config, described
         self._copies: list[Tensor] = []
         self._writing: _Writing | None = None
         self._thread: threading.Thread | None = None
@@ -79,7 +79,7 @@ class Saver:
         """
         began = time.monotonic()
         self.finish()
-        writing = _Writing(self._folder, self._config, f"step-{state.step:08d}")
+        writing = _Writing(self._directory, self._config, f"step-{state.step:08d}")
         self._writing = writing
         self._agree(writing.prepare)
         pieces, documents = self._agree(lambda: self._contents(state))
@@ -146,7 +146,7 @@ class Saver:
             self._thread = None
         if writing.is_first:
             shutil.rmtree(writing.unfinished, ignore_errors=True)
-        kept = complete_checkpoints(self._folder)
+        kept = complete_checkpoints(self._directory)
         raise CheckpointError(
             f"{writing.final}: could not be saved ({said}). Look at the disk's free space; "
             + (f"the run can go on from {kept[-1].name}." if kept else "there is no older checkpoint.")
@@ -184,7 +184,7 @@ class Saver:
 class _Writing:
     """One checkpoint while it is written."""
 
-    folder: Path
+    directory: Path
     config: CheckpointConfig
     name: str
     rank: int = field(default_factory=dist.get_rank)
@@ -199,20 +199,20 @@ class _Writing:
 
     @property
     def final(self) -> Path:
-        return self.folder / self.name
+        return self.directory / self.name
 
     @property
     def unfinished(self) -> Path:
-        return self.folder / f"{self.name}.unfinished"
+        return self.directory / f"{self.name}.unfinished"
 
     @property
     def lists(self) -> Path:
         return self.unfinished / "written"
 
     def prepare(self) -> None:
-        """Make the folder; what an attempt before left is not mistaken for ours."""
+        """Make the directory; what an attempt before left is not mistaken for ours."""
         if self.is_first:
-            for left in self.folder.glob("step-*.unfinished"):
+            for left in self.directory.glob("step-*.unfinished"):
                 shutil.rmtree(left)
             self.lists.mkdir(parents=True)
             (self.unfinished / "tensors").mkdir()
@@ -249,7 +249,7 @@ class _Writing:
             time.sleep(0.05)
 
     def publish(self, documents: dict[str, dict[str, Any]]) -> None:
-        """When all lists are there: join them, name the folder, drop what is no longer kept."""
+        """When all lists are there: join them, name the directory, drop what is no longer kept."""
         if not self.is_first:
             return
         lists = [read_list(self.lists / f"{rank:05d}.json") for rank in range(self.world_size)]
@@ -261,7 +261,7 @@ class _Writing:
         if self.final.exists():
             _drop(self.final)
         os.replace(self.unfinished, self.final)
-        sync(self.folder)
+        sync(self.directory)
         try:
             for left in self._to_drop():
                 _drop(left)
@@ -269,7 +269,7 @@ class _Writing:
             logger.warning("%s is saved, but an older checkpoint could not be removed (%s)", self.final, error)
 
     def _to_drop(self) -> list[Path]:
-        found = complete_checkpoints(self.folder)
+        found = complete_checkpoints(self.directory)
         place = found.index(self.final) + 1
         every = self.config.keep_every_steps
         older = found[: max(0, place - self.config.keep_last)]

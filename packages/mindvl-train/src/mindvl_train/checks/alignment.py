@@ -93,12 +93,12 @@ class AlignmentReport:
 
 
 def check_alignment(
-    config: RunConfig, folder: Path, *, on_step: Callable[[int], None] = lambda done: None
+    config: RunConfig, directory: Path, *, on_step: Callable[[int], None] = lambda done: None
 ) -> AlignmentReport:
     """Train schedule.steps steps of a recipe twice, in one process; in bf16 a third time, plainly in fp32.
 
     Args:
-        folder: An empty one for the weights that all start from, and for our run.
+        directory: An empty one for the weights that all start from, and for our run.
         on_step: Told the number of finished steps; those of all sides count (`num_steps`).
 
     Raises:
@@ -108,23 +108,25 @@ def check_alignment(
     steps = config.schedule.steps
     config = replace(
         apart(config),
-        out=folder / "ours",
+        out=directory / "ours",
         parallel=ParallelConfig(),
         metrics=MetricsConfig(every_steps=1, tensorboard=False),
         checkpoints=CheckpointConfig(every_steps=steps, keep_last=1),
     )
     _refuse_what_plain_training_lacks(config)
-    write_start(config, folder / "start")
+    write_start(config, directory / "start")
     from mindvl_train.run import run_training
 
     run_training(config, resume="never", on_step=lambda step, loss: on_step(step))
     ours = [(line["loss"], line["grad_norm"]) for line in read_metrics(config.out / "metrics.jsonl")]
-    theirs = _train_plainly(config, folder / "start", lambda step: on_step(steps + step))
+    theirs = _train_plainly(config, directory / "start", lambda step: on_step(steps + step))
     bounds = ALIGNMENT_BOUNDS
     if config.precision == "bf16":
         exact = replace(config, precision="fp32")
-        bounds = _noise_bounds(theirs, _train_plainly(exact, folder / "start", lambda step: on_step(2 * steps + step)))
-    parameter, difference = _worst_parameter(theirs, _exported(config, folder / "end"))
+        bounds = _noise_bounds(
+            theirs, _train_plainly(exact, directory / "start", lambda step: on_step(2 * steps + step))
+        )
+    parameter, difference = _worst_parameter(theirs, _exported(config, directory / "end"))
     return AlignmentReport(
         phase=config.phase,
         precision=config.precision,
@@ -155,7 +157,7 @@ def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
 def write_start(config: RunConfig, start: Path) -> None:
     """The weights of a run before its first step, as a transformers directory."""
     device = enter().device()
-    from mindvl_model.hf.export import export_hf_folder
+    from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.megatron.process import single_process
     from mindvl_train.run import model_config_of
     from mindvl_train.weights import build_models
@@ -163,7 +165,7 @@ def write_start(config: RunConfig, start: Path) -> None:
     model_config = model_config_of(config)
     with single_process():
         model = build_models(config, model_config, device, load_init=True)[0]
-        export_hf_folder(
+        export_hf_directory(
             model,
             model_config,
             start,
@@ -195,12 +197,12 @@ def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None
     found, windows_cut = [], False
     with Loader(
         config.data,
-        packs_per_step=config.packs_per_step,
+        global_batch_size=config.global_batch_size,
         position_kind=model_config.position_kind,
         vocab_size=model_config.language.vocab_size,
     ) as source:
         for step in range(config.schedule.steps):
-            packs: list[Batch] = [next(source) for _ in range(config.packs_per_step)]
+            packs: list[Batch] = [next(source) for _ in range(config.global_batch_size)]
             windows_cut = windows_cut or exercises_windows(packs, model_config.vision)
             found.append(plain.step(packs, learning_rate(config.schedule, step)))
             on_step(step + 1)
@@ -227,9 +229,9 @@ def _noise_bounds(rounded: _Plain, exact: _Plain) -> dict[str, float]:
 
 def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
     """The fp32 parameters at the end of our run, by the names that transformers gives them."""
-    from mindvl_model.hf.export import write_hf_folder
+    from mindvl_model.hf.export import write_hf_directory
     from mindvl_model.megatron.process import single_process
-    from mindvl_train.checkpoints.folder import newest_checkpoint
+    from mindvl_train.checkpoints.directory import newest_checkpoint
     from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.checkpoint import STATE
     from mindvl_train.megatron.tensor_files import TensorReader, stored_parameters
@@ -246,7 +248,7 @@ def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
         found = replace(place, key=kept, dtype=torch.float32) if kept in reader.tensors else place
         return reader.read(found).float()
 
-    write_hf_folder(
+    write_hf_directory(
         read, torch.float32, model_config, end, tokenizer=config.data.tokenizer, processor=_processor(config)
     )
     return dict(load_plain(end, trust_remote_code=True).named_parameters())

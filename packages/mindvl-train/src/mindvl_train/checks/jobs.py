@@ -22,31 +22,31 @@ def apart(config: RunConfig) -> RunConfig:
     return replace(
         config,
         data=replace(config.data, audit_log=None, quarantine_log=None),
-        faults=replace(config.faults, on_bad_step="stop"),
+        faults=replace(config.faults, on_anomalous_step="stop"),
     )
 
 
-def run_job(program: str, task: Any, folder: Path, *, processes: int, num_cores: int) -> list[Any]:
+def run_job(program: str, task: Any, directory: Path, *, processes: int, num_cores: int) -> list[Any]:
     """Run a task on every rank and return what the ranks found, in their order.
 
     Args:
         program: Module whose `be_one_rank` call takes the task.
-        folder: Made for the job; is left with its files.
+        directory: Made for the job; is left with its files.
         num_cores: Shared by the processes.
 
     Raises:
         TrainError: A rank failed, with the words of the first one.
     """
-    folder.mkdir(parents=True)
-    job = folder / "job"
+    directory.mkdir(parents=True)
+    job = directory / "job"
     job.write_bytes(pickle.dumps(task))
     try:
         launch([sys.executable, "-m", program, str(job)], processes, threads_per_process=max(1, num_cores // processes))
     except TrainError as error:
         # The first in time: those that come after may have lost a peer only.
-        said = sorted(folder.glob("problem-*"), key=lambda path: path.stat().st_mtime_ns)
+        said = sorted(directory.glob("problem-*"), key=lambda path: path.stat().st_mtime_ns)
         raise TrainError(said[0].read_text() if said else str(error)) from None
-    return [pickle.loads((folder / f"result-{rank:04d}").read_bytes()) for rank in range(processes)]
+    return [pickle.loads((directory / f"result-{rank:04d}").read_bytes()) for rank in range(processes)]
 
 
 def be_one_rank(work: Callable[[Any], Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove that samples in one row do not see each other: on the user's model and data, in any layout.
+"""Prove that samples in one pack do not see each other: on the user's model and data, in any layout.
 
-A packed row and its samples one by one must give the same loss and gradients; a sample whose tokens and pixels are
-changed must change no other's loss; and a row whose lengths are left out must differ, or the check could not fail. As
+A packed pack and its samples one by one must give the same loss and gradients; a sample whose tokens and pixels are
+changed must change no other's loss; and a pack whose lengths are left out must differ, or the check could not fail. As
 a program this file is one rank: `python -m mindvl_train.checks.packing JOB`.
 """
 
@@ -28,7 +28,7 @@ from mindvl_train.config import Precision, RunConfig
 from mindvl_train.errors import TrainError
 
 _SHOWS = 3.0  # what must change changes by this many times what must not may; fresh weights change little
-_ROWS = 8  # of which the one with most samples is taken
+_PACKS = 8  # of which the one with most samples is taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class PackingReport:
 
     layout: str
     processes: int
-    samples: int = 0  # in the row
+    samples: int = 0  # in the pack
     tokens: int = 0
     loss: float = math.nan  # of all samples, packed against one by one
     gradient: float = math.nan  # of the worst parameter, element by element
@@ -66,7 +66,7 @@ class PackingReport:
 def check_packing(
     config: RunConfig,
     layouts: Sequence[str],
-    folder: Path,
+    directory: Path,
     *,
     num_cores: int,
     precision: Precision = "fp32",
@@ -75,20 +75,22 @@ def check_packing(
     """Take a pack of the run's data and compare, in processes of their own for each layout.
 
     Args:
-        folder: Of the jobs; empty.
+        directory: Of the jobs; empty.
         precision: Of weights and activations. In bf16 the pack is also computed in fp32, to know the rounding noise.
 
     Raises:
         TrainError: A layout is not possible.
     """
-    plain = replace(apart(config), precision=precision, packs_per_step=_ROWS)
+    plain = replace(apart(config), precision=precision, global_batch_size=_PACKS)
     runs = {name: in_layout(plain, name) for name in layouts}
     reports = []
     for name, (run, processes) in runs.items():
         on_layout(name)
         report = PackingReport(layout=name, processes=processes)
         try:
-            found = run_job("mindvl_train.checks.packing", run, folder / name, processes=processes, num_cores=num_cores)
+            found = run_job(
+                "mindvl_train.checks.packing", run, directory / name, processes=processes, num_cores=num_cores
+            )
         except TrainError as error:
             reports.append(replace(report, problem=str(error)))
             continue
@@ -98,72 +100,72 @@ def check_packing(
     return reports
 
 
-def alone(row: Batch, number: int) -> Batch:
-    """One sample of a row as a row of its own."""
-    start, stop = row.cu_seqlens[number : number + 2].tolist()
-    before, segment = row.segments[:number], row.segments[number]
+def alone(pack: Batch, number: int) -> Batch:
+    """One sample of a pack as a pack of its own."""
+    start, stop = pack.cu_seqlens[number : number + 2].tolist()
+    before, segment = pack.segments[:number], pack.segments[number]
     images, image_grids = _media(
-        row.pixel_values, row.image_grid_thw, sum(one.num_images for one in before), segment.num_images
+        pack.pixel_values, pack.image_grid_thw, sum(one.num_images for one in before), segment.num_images
     )
     videos, video_grids = _media(
-        row.pixel_values_videos, row.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos
+        pack.pixel_values_videos, pack.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos
     )
-    labels = row.labels[start:stop]
+    labels = pack.labels[start:stop]
     return replace(
-        row,
-        input_ids=row.input_ids[start:stop],
+        pack,
+        input_ids=pack.input_ids[start:stop],
         labels=labels,
-        position_ids=row.position_ids[:, start:stop],
+        position_ids=pack.position_ids[:, start:stop],
         cu_seqlens=torch.tensor([0, stop - start], dtype=torch.int32),
         max_seqlen=stop - start,
         pixel_values=images,
         image_grid_thw=image_grids,
         pixel_values_videos=videos,
         video_grid_thw=video_grids,
-        num_label_tokens=int((labels != -100).sum()),
+        num_loss_tokens=int((labels != -100).sum()),
         segments=(segment,),
     )
 
 
-def poisoned(row: Batch, number: int, config: MindVLConfig) -> Batch:
-    """The same row, with other text and inverted pixels in one sample; what is learned stays."""
-    start, stop = row.cu_seqlens[number : number + 2].tolist()
+def poisoned(pack: Batch, number: int, config: MindVLConfig) -> Batch:
+    """The same pack, with other text and inverted pixels in one sample; what is learned stays."""
+    start, stop = pack.cu_seqlens[number : number + 2].tolist()
     special = torch.tensor([token for token in vars(config.tokens).values() if token is not None])
-    is_text = ~torch.isin(row.input_ids, special.to(row.input_ids.device))
-    words = row.input_ids[is_text].unique()
-    if len(words) == 1:  # the one word of this row has no other to become
+    is_text = ~torch.isin(pack.input_ids, special.to(pack.input_ids.device))
+    words = pack.input_ids[is_text].unique()
+    if len(words) == 1:  # the one word of this pack has no other to become
         ordinary = torch.ones(config.language.vocab_size, dtype=torch.bool).index_fill_(0, special, value=False)
         words = torch.cat((words, ordinary.nonzero()[:2, 0])).unique()
-    ids = row.input_ids.clone()
+    ids = pack.input_ids.clone()
     inside = is_text.clone()
     inside[:start], inside[stop:] = False, False
-    # Each word becomes the next one that this row has, so that all stay words of the vocabulary.
+    # Each word becomes the next one that this pack has, so that all stay words of the vocabulary.
     ids[inside] = words[(torch.searchsorted(words, ids[inside]) + 1) % len(words)]
-    before, segment = row.segments[:number], row.segments[number]
-    pixels, videos = row.pixel_values.clone(), row.pixel_values_videos.clone()
+    before, segment = pack.segments[:number], pack.segments[number]
+    pixels, videos = pack.pixel_values.clone(), pack.pixel_values_videos.clone()
     for values, grids, first, count in (
-        (pixels, row.image_grid_thw, sum(one.num_images for one in before), segment.num_images),
-        (videos, row.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos),
+        (pixels, pack.image_grid_thw, sum(one.num_images for one in before), segment.num_images),
+        (videos, pack.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos),
     ):
         own, _ = _media(values, grids, first, count)
         own.copy_(255 - own)  # a view
-    return replace(row, input_ids=ids, pixel_values=pixels, pixel_values_videos=videos)
+    return replace(pack, input_ids=ids, pixel_values=pixels, pixel_values_videos=videos)
 
 
-def without_lengths(row: Batch) -> Batch:
-    """The same row as if it were one sample."""
-    length = len(row.input_ids)
-    return replace(row, cu_seqlens=torch.tensor([0, length], dtype=torch.int32), max_seqlen=length)
+def without_lengths(pack: Batch) -> Batch:
+    """The same pack as if it were one sample."""
+    length = len(pack.input_ids)
+    return replace(pack, cu_seqlens=torch.tensor([0, length], dtype=torch.int32), max_seqlen=length)
 
 
 def _media(values: Tensor, grids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Views of the patches [P, patch_dim] and grids [count, 3] of some pictures of a row."""
+    """Views of the patches [P, patch_dim] and grids [count, 3] of some images of a pack."""
     ends = torch.cat((grids.new_zeros(1), grids.prod(dim=1).cumsum(0)))
     return values[int(ends[first]) : int(ends[first + count])], grids[first : first + count]
 
 
 class _Rank:
-    """One process of a layout: its chunks, and what rows come to on them."""
+    """One process of a layout: its chunks, and what packs come to on them."""
 
     def __init__(self, config: RunConfig, model_config: MindVLConfig, place: Any) -> None:
         from mindvl_train.megatron.whole_gradients import with_whole_gradients
@@ -174,12 +176,12 @@ class _Rank:
         for model in self.models:
             model.zero_grad_buffer()  # type: ignore[operator]
 
-    def run(self, rows: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, packs: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Losses of all samples, end to end (zeros but on the last stage), and the gradients of the mean loss."""
         from mindvl_train.megatron.pipeline import forward_backward
         from mindvl_train.megatron.whole_gradients import sum_over_context, take_gradients
 
-        forward_backward(self.models, rows, self.place.device)
+        forward_backward(self.models, packs, self.place.device)
         gradients = take_gradients(self.models)
         chunks: list[Any] = [model.module for model in self.models]
         found = [losses for chunk in chunks for losses in chunk.take_segment_losses()]
@@ -195,16 +197,16 @@ def _check(config: RunConfig) -> dict[str, Any]:
 
     accelerator = enter()
     model_config = _without_balancing(model_config_of(config))
-    row = _row(config, model_config)
-    number = len(row.segments)
+    pack = _pack(config, model_config)
+    number = len(pack.segments)
     with process_groups(accelerator, config.seed, config.parallel) as place:
-        exact = None if config.precision == "fp32" else _packed_in_fp32(config, model_config, place, row)
+        exact = None if config.precision == "fp32" else _packed_in_fp32(config, model_config, place, pack)
         rank = _Rank(config, model_config, place)
-        packed, packed_gradients = rank.run([row])
-        singly, single_gradients = rank.run([alone(row, sample) for sample in range(number)])
-        poisons = [rank.run([poisoned(row, sample, model_config)])[0] for sample in range(number)]
+        packed, packed_gradients = rank.run([pack])
+        singly, single_gradients = rank.run([alone(pack, sample) for sample in range(number)])
+        poisons = [rank.run([poisoned(pack, sample, model_config)])[0] for sample in range(number)]
         controls = [
-            rank.run([without_lengths(row) if place.pp_rank == stage else row])[0].sum()
+            rank.run([without_lengths(pack) if place.pp_rank == stage else pack])[0].sum()
             for stage in range(place.pp_size)
         ]
         noise = None if exact is None else _differences(exact[1], packed_gradients, place.device)
@@ -215,11 +217,11 @@ def _check(config: RunConfig) -> dict[str, Any]:
             packed = packed[:number]
             changes = torch.stack([_relative(one[:number], packed) for one in poisons])  # [changed sample, sample]
             own = torch.eye(number, dtype=torch.bool)
-            learns = torch.tensor([alone(row, sample).num_label_tokens > 0 for sample in range(number)])
+            learns = torch.tensor([alone(pack, sample).num_loss_tokens > 0 for sample in range(number)])
             loss_noise = None if exact is None else float(_relative(packed.sum(), exact[0][:number].sum()))
             result |= {
                 "samples": number,
-                "tokens": len(row.input_ids),
+                "tokens": len(pack.input_ids),
                 "loss": float(_relative(singly.sum(), packed.sum())),
                 "loss_bound": bound_of(loss_noise),
                 "neighbour": float(changes[~own].max()),
@@ -227,41 +229,41 @@ def _check(config: RunConfig) -> dict[str, Any]:
                 "neighbour_bound": FP32_BOUND if exact is None else BF16_NEIGHBOUR,
                 "poisoned": float(changes[own][learns].min()),
                 "control": float(torch.stack([_relative(one, packed.sum()) for one in controls]).min()),
-                "note": window_note([row], model_config.vision),
+                "note": window_note([pack], model_config.vision),
             }
     return result
 
 
 def _packed_in_fp32(
-    config: RunConfig, model_config: MindVLConfig, place: Any, row: Batch
+    config: RunConfig, model_config: MindVLConfig, place: Any, pack: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses and gradients of the pack, computed from the same weights in fp32."""
-    return _Rank(replace(config, precision="fp32"), model_config, place).run([row])
+    return _Rank(replace(config, precision="fp32"), model_config, place).run([pack])
 
 
 def _without_balancing(config: MindVLConfig) -> MindVLConfig:
-    """The loss that balances experts looks at a whole row, so it may differ; all else may not."""
+    """The loss that balances experts looks at a whole pack, so it may differ; all else may not."""
     if isinstance(config.language, Qwen3MoELanguageConfig):
         return replace(config, language=replace(config.language, aux_loss_weight=0.0))
     return config
 
 
-def _row(config: RunConfig, model_config: MindVLConfig) -> Batch:
-    """The row with most samples of the first step."""
+def _pack(config: RunConfig, model_config: MindVLConfig) -> Batch:
+    """The pack with most samples of the first step."""
     with Loader(
         config.data,
-        packs_per_step=_ROWS,
+        global_batch_size=_PACKS,
         position_kind=model_config.position_kind,
         vocab_size=model_config.language.vocab_size,
     ) as loader:
-        rows = [next(loader) for _ in range(_ROWS)]
-    row = max(rows, key=lambda row: len(row.segments))
-    if len(row.segments) < 2:
+        packs = [next(loader) for _ in range(_PACKS)]
+    pack = max(packs, key=lambda pack: len(pack.segments))
+    if len(pack.segments) < 2:
         raise TrainError(
-            f"data: none of the first {_ROWS} rows has two samples, so there is nothing to keep apart. "
+            f"data: none of the first {_PACKS} packs has two samples, so there is nothing to keep apart. "
             "Raise data.packing.seq_length."
         )
-    return row
+    return pack
 
 
 def _relative(actual: Tensor, expected: Tensor) -> Tensor:

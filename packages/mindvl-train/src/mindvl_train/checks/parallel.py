@@ -82,7 +82,7 @@ def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     """The run in another layout, and the number of its processes.
 
     Raises:
-        TrainError: The layout is not possible on this model or with these rows; the message says why.
+        TrainError: The layout is not possible on this model or with these packs; the message says why.
     """
     parallel, dp_size = parse_layout(name)
     kept = config.parallel
@@ -100,7 +100,7 @@ def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
 def check_parallel(
     config: RunConfig,
     layouts: Sequence[str],
-    folder: Path,
+    directory: Path,
     *,
     steps: int,
     num_cores: int,
@@ -110,7 +110,7 @@ def check_parallel(
     """Train `steps` steps in one process and in each layout, and compare.
 
     Args:
-        folder: Of all runs; empty.
+        directory: Of all runs; empty.
         num_cores: Shared by the processes of a run.
         precision: Of weights and activations. In bf16 one more run, in one process and fp32, measures the rounding
             noise that bounds the differences.
@@ -121,11 +121,11 @@ def check_parallel(
     """
     short = _short(config, steps, precision)
     runs = {name: in_layout(short, name) for name in ("one", *layouts)}  # all are found possible before any runs
-    note = note_without_windows(short, num_packs=steps * short.packs_per_step)
+    note = note_without_windows(short, num_packs=steps * short.global_batch_size)
 
     def train(name: str, run: RunConfig, processes: int) -> Path:
         on_layout(name)
-        place = folder / name.replace(" ", "-")
+        place = directory / name.replace(" ", "-")
         task = replace(run, out=place / "run")
         run_job("mindvl_train.checks.parallel", task, place, processes=processes, num_cores=num_cores)
         return task.out

@@ -2,7 +2,7 @@
 """Training as most people write it: transformers' own model, one call for each sample, torch's AdamW.
 
 The rival of alignment.py and of the step benchmark; nothing of ours is in it but the samples. Comes after a model was
-written as a transformers folder.
+written as a transformers directory.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from torch import Tensor
 from mindvl_data import Batch
 from mindvl_model import MindVLConfig, VisionConfig
 from mindvl_model.hf.pretrained import from_pretrained
-from mindvl_model.testing.rows import normalized_pixels
+from mindvl_model.testing.packs import normalized_pixels
 from mindvl_train.config import OptimizerConfig, Part, RunConfig
 
 IGNORE_INDEX = -100
@@ -35,7 +35,7 @@ class PlainTraining:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         model_config: MindVLConfig,
         config: RunConfig,
         device: torch.device,
@@ -52,7 +52,7 @@ class PlainTraining:
         """
         self.config, self.device, self.precision = model_config, device, config.precision
         self.clip = config.optimizer.clip_grad_norm
-        self.model = load_plain(folder, trust_remote_code=trust_remote_code).to(device).train()
+        self.model = load_plain(directory, trust_remote_code=trust_remote_code).to(device).train()
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(part_of(name) in config.trained_parts)
         self.optimizer = adamw(self.model, config.optimizer)
@@ -62,10 +62,10 @@ class PlainTraining:
         language: Any = self.model.model.language_model
         language.register_forward_pre_hook(self._keep_positions, with_kwargs=True)
 
-    def step(self, rows: Sequence[Batch], learning_rate: float) -> tuple[float, float]:
+    def step(self, packs: Sequence[Batch], learning_rate: float) -> tuple[float, float]:
         """Update once with the samples of these packs; returns the mean loss and the gradient norm before clipping."""
         loss_sum = torch.zeros((), device=self.device)
-        for sample in itertools.chain.from_iterable(samples_of(row, self.config) for row in rows):
+        for sample in itertools.chain.from_iterable(samples_of(pack, self.config) for pack in packs):
             inputs = {name: value.to(self.device) for name, value in sample.items()}
             labels, positions = inputs.pop("labels"), inputs.pop("packed_positions")
             with self._autocast():
@@ -75,7 +75,7 @@ class PlainTraining:
             if loss.requires_grad:  # a text teaches a frozen language model nothing
                 loss.backward()
             loss_sum += loss.detach()
-        num_labels = max(1, sum(row.num_label_tokens for row in rows))
+        num_labels = max(1, sum(pack.num_loss_tokens for pack in packs))
         trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         for parameter in trained:
             assert parameter.grad is not None
@@ -120,13 +120,13 @@ class PlainTraining:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def load_plain(folder: Path, *, trust_remote_code: bool = False) -> Any:
+def load_plain(directory: Path, *, trust_remote_code: bool = False) -> Any:
     """A transformers directory in fp32; arguments and errors are those of PlainTraining."""
     from transformers import AutoModelForImageTextToText
 
     return from_pretrained(
         AutoModelForImageTextToText,
-        folder,
+        directory,
         trust_remote_code=trust_remote_code,
         dtype=torch.float32,
         use_safetensors=True,
@@ -151,17 +151,17 @@ def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
 
 
-def samples_of(row: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]:
+def samples_of(pack: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]:
     """Each sample of a pack alone, as keyword arguments of a transformers model, with two more for the caller.
 
     Those two are `labels` [S], and `packed_positions` [3, S]: the positions in the pack, which transformers is not
     given, since it computes its own. Padding and other segments without a loss token are left out: they add nothing to
     loss or gradients.
     """
-    inputs = row.model_inputs()
+    inputs = pack.model_inputs()
     images = _Media(inputs["pixel_values"], inputs["image_grid_thw"], config.vision)
     videos = _Media(inputs["pixel_values_videos"], inputs["video_grid_thw"], config.vision)
-    seconds = torch.tensor(row.seconds_per_grid)
+    seconds = torch.tensor(pack.seconds_per_grid)
     borders = inputs["cu_seqlens"].tolist()
     for start, end in itertools.pairwise(borders):
         ids, labels = inputs["input_ids"][start:end], inputs["labels"][start:end]

@@ -21,7 +21,7 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 SMALL = 1e-4  # of the largest gradient of all: what is smaller is compared with this, as it is made of rounding
 _MOMENT = "optimizer.state.exp_avg."  # after one step it is the gradient times 1 - beta1
 _FIGURES = (  # besides loss, norm and routers; times, memory and load balance differ between layouts by nature
-    "label_tokens",
+    "loss_tokens",
     "tokens",
     "learning_rate",
     "skipped_steps",

@@ -43,7 +43,7 @@ def note_without_windows(config: RunConfig, *, num_packs: int) -> str:
     model_config = model_config_of(config)
     with Loader(
         config.data,
-        packs_per_step=config.packs_per_step,
+        global_batch_size=config.global_batch_size,
         position_kind=model_config.position_kind,
         with_pixels=False,
     ) as loader:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds ranks that are slow at their own work, for which all others wait in every step.
 
-Runs beside the loop, on every rank. A rank's own work is from the first row of a step to the moment before gradients
+Runs beside the loop, on every rank. A rank's own work is from the first pack of a step to the moment before gradients
 are reduced: data, forward, backward. Tensor, pipeline and context peers wait for each other inside of that, so a slow
 rank shows as a group of slow ones; the machine they share, or their common group, is the place to look at.
 """
@@ -20,7 +20,7 @@ import torch.distributed as dist
 logger = logging.getLogger(__name__)
 
 SLOW_SHARE = 0.2  # above the median of all ranks
-SLOW_WINDOWS = 3  # reports in a row; one may be a save of another job or a collection of garbage
+SLOW_WINDOWS = 3  # consecutive reports; one may be a save of another job or a collection of garbage
 
 
 class Stragglers:
@@ -34,7 +34,7 @@ class Stragglers:
         self._every_steps, self._device = every_steps, device
         self._started: Any = None
         self._spans: list[tuple[Any, Any]] = []
-        self._in_a_row = [0] * dist.get_world_size()
+        self._consecutive = [0] * dist.get_world_size()
         self._hosts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(self._hosts, f"{socket.gethostname()}, process {os.getpid()}")
 
@@ -65,12 +65,12 @@ class Stragglers:
 
     def _compare(self, seconds: Sequence[float]) -> list[str]:
         slow, usual = slow_ranks(seconds), median(seconds)
-        self._in_a_row = [windows + 1 if rank in slow else 0 for rank, windows in enumerate(self._in_a_row)]
+        self._consecutive = [windows + 1 if rank in slow else 0 for rank, windows in enumerate(self._consecutive)]
         return [
             f"rank {rank} ({self._hosts[rank]}) is slow: {seconds[rank]:.4g} s of its own work in a step, the median "
-            f"rank {usual:.4g} s, for {self._in_a_row[rank] * self._every_steps} steps; all others wait for it"
+            f"rank {usual:.4g} s, for {self._consecutive[rank] * self._every_steps} steps; all others wait for it"
             for rank in slow
-            if self._in_a_row[rank] % SLOW_WINDOWS == 0
+            if self._consecutive[rank] % SLOW_WINDOWS == 0
         ]
 
     def _now(self) -> Any:

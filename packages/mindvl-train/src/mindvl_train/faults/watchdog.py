@@ -47,7 +47,7 @@ class Watchdog:
     """Told what the process does; ends it when one part takes too long. Use as a context.
 
     Args:
-        out: Folder of the run; OUT/heartbeat/ and OUT/logs/ are written.
+        out: Directory of the run; OUT/heartbeat/ and OUT/logs/ are written.
         speaks_for_machine: Whether it also looks who is behind and shows its stacks; one process of each machine is
             enough, as every look reads the heartbeats of all.
         limit_s: Seconds one part of a step may take; three times as many before the first step is done, and a

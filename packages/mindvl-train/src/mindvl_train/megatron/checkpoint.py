@@ -116,19 +116,19 @@ def set_optimizer_steps(optimizer: Any, steps: int) -> None:
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The elements from start to end of a row-major array as boxes (offset, size), in order."""
+    """The elements from start to end of a pack-major array as boxes (offset, size), in order."""
     if start >= end:
         return
     if len(shape) < 2:
         yield ((), ()) if not shape else ((start,), (end - start,))
         return
-    row = math.prod(shape[1:])
-    (first, in_first), (last, in_last) = divmod(start, row), divmod(end, row)
+    pack = math.prod(shape[1:])
+    (first, in_first), (last, in_last) = divmod(start, pack), divmod(end, pack)
     if first == last:
         yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, in_last))
         return
     if in_first:
-        yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, row))
+        yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, pack))
         first += 1
     if first < last:
         yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])

@@ -44,8 +44,8 @@ def make_groups(seed: int, parallel: ParallelConfig, patience: timedelta) -> dic
     }
 
 
-def group_of_row_peers(patience: timedelta) -> dist.ProcessGroup:
-    """The processes that train the same rows as this one, able to talk over the host; all processes must ask."""
+def model_parallel_group(patience: timedelta) -> dist.ProcessGroup:
+    """The processes that train the same packs as this one, able to talk over the host; all processes must ask."""
     mine: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
     dist.all_gather_object(mine, mine[0])
     members = [[rank for rank, dp_rank in enumerate(mine) if dp_rank == each] for each in range(max(mine) + 1)]

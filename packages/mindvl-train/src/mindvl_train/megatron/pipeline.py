@@ -37,11 +37,11 @@ def forward_backward(
 ) -> Tensor:
     """Run all microbatches and leave their gradients reduced.
 
-    Gradients are sums over learned tokens, divided once by their global count (megatron's per-token loss).
+    Gradients are sums over loss tokens, divided once by their global count (megatron's per-token loss).
 
     Args:
         models: The chunks of this pipeline stage.
-        microbatches: Rows of one step, on the host; each is copied to the device when its turn comes.
+        microbatches: Packs of one step, on the host; each is copied to the device when its turn comes.
         before_reduce: Called when the own work is done and the ranks wait for each other.
 
     Returns:
@@ -56,7 +56,7 @@ def forward_backward(
     for model in models:
         config: Any = model.config
         config.finalize_model_grads_func = finish
-    # Context-parallel peers compute parts of one row, and megatron-core adds up the counts of all of them.
+    # Context-parallel peers compute parts of one pack, and megatron-core adds up the counts of all of them.
     counts_labels = parallel_state.get_context_parallel_rank() == 0
 
     longest = max(len(batch.model_inputs()["input_ids"]) for batch in microbatches)
@@ -69,7 +69,7 @@ def forward_backward(
         output = stage(**batch.model_inputs(), **padding)
 
         def report(loss_sum: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            count = batch.num_label_tokens if counts_labels else 0
+            count = batch.num_loss_tokens if counts_labels else 0
             tokens = torch.full((), count, dtype=torch.int, device=loss_sum.device)  # copies nothing
             return loss_sum, tokens, {"loss_sum": loss_sum.detach()}
 

@@ -65,9 +65,9 @@ class ChunkWriter:
         file_bytes: A file that would grow beyond this is followed by another one; None: one file.
     """
 
-    def __init__(self, folder: Path, rank: int = 0, file_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, rank: int = 0, file_bytes: int | None = None) -> None:
         self.chunks: list[Chunk] = []
-        self._folder, self._rank, self._file_bytes = folder, rank, file_bytes
+        self._directory, self._rank, self._file_bytes = directory, rank, file_bytes
         self._count = 0
         self._file: BinaryIO | None = None
 
@@ -88,7 +88,7 @@ class ChunkWriter:
         if self._file is None:
             self._name = f"__{self._rank}_{self._count}{SUFFIX}"
             self._count += 1
-            self._file = (self._folder / self._name).open("xb")
+            self._file = (self._directory / self._name).open("xb")
         start = self._file.tell()
         counted = _Counted(self._file)
         try:
@@ -139,20 +139,20 @@ class _Counted:
 
 
 def write_tensors(
-    folder: Path, places: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
+    directory: Path, places: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
 ) -> None:
-    """Write parameters of a whole model into an existing folder, in files of at most file_bytes (or one tensor).
+    """Write parameters of a whole model into an existing directory, in files of at most file_bytes (or one tensor).
 
     Args:
         tensors: Name of a parameter, first row of this piece of it, the piece [rows, ...].
     """
-    with ChunkWriter(folder, file_bytes=file_bytes) as writer:
+    with ChunkWriter(directory, file_bytes=file_bytes) as writer:
         for name, first_row, tensor in tensors:
             place = places[name]
             offset = (*place.position, *((first_row, *(0,) * (tensor.ndim - 1)) if tensor.ndim else ()))
             content = tensor.detach().to(place.dtype).contiguous()[(None,) * len(place.stack)]
             writer.add(Piece(place.key, (*place.stack, *place.shape), offset, content))
-    write_index(folder, writer.chunks)
+    write_index(directory, writer.chunks)
 
 
 class ForeignTensorsError(Exception):
@@ -165,9 +165,9 @@ class TensorReader:
     What it raises is among checkpoint.DAMAGE, a ForeignTensorsError, or an OSError of a disk that does not answer.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tensors = read_index(folder)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tensors = read_index(directory)
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -221,7 +221,7 @@ class TensorReader:
         return piece.key
 
     def _load(self, chunk: Chunk) -> Tensor:
-        with (self._folder / chunk.file).open("rb") as file:
+        with (self._directory / chunk.file).open("rb") as file:
             file.seek(chunk.start)
             held = os.fstat(file.fileno()).st_size - chunk.start
             content = file.read(max(0, min(chunk.length, held)))  # read() makes room for all that it is asked for

@@ -91,7 +91,7 @@ def read_list(path: Path) -> list[Chunk]:
     return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
 
 
-def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
+def write_index(directory: Path, chunks: Iterable[Chunk]) -> None:
     """Make one checkpoint of the boxes of all processes."""
     tensors: dict[str, TensorStorageMetadata] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
@@ -108,21 +108,21 @@ def write_index(folder: Path, chunks: Iterable[Chunk]) -> None:
         info.__dict__["crc32"] = chunk.crc32  # an attribute more is pickled with it, and ignored by torch's reader
         stored[MetadataIndex(chunk.key, offset)] = info
     content = pickle.dumps(Metadata(dict(tensors), storage_data=stored), protocol=_PROTOCOL)
-    (folder / INDEX).write_bytes(content)
+    (directory / INDEX).write_bytes(content)
     # What megatron-core's loader wants beside torch's index.
-    save_config(CheckpointingConfig("torch_dist"), str(folder))
+    save_config(CheckpointingConfig("torch_dist"), str(directory))
     nothing = io.BytesIO()  # torch.save into a file says RuntimeError of a full disk
     torch.save({}, nothing)
-    (folder / "common.pt").write_bytes(nothing.getvalue())
+    (directory / "common.pt").write_bytes(nothing.getvalue())
 
 
-def read_index(folder: Path) -> dict[str, StoredTensor]:
+def read_index(directory: Path) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint by key; runs no code that the file brings with it.
 
     Raises:
         ValueError: It is not an index that `write_index` wrote.
     """
-    content = (folder / INDEX).read_bytes()
+    content = (directory / INDEX).read_bytes()
     try:
         for opcode, _, _ in pickletools.genops(content):
             if opcode.name not in _OPCODES:

@@ -23,7 +23,7 @@ from mindvl_model.counts import num_mtp_layers
 from mindvl_model.parameters import PARTS
 from mindvl_train.megatron.checkpoint import unwrap
 from mindvl_train.megatron.part_norms import squared_norms
-from mindvl_train.metrics.row_tally import MODALITIES, RowCounts, RowTally, RunFacts
+from mindvl_train.metrics.pack_tally import MODALITIES, PackCounts, PackTally, RunFacts
 from mindvl_train.metrics.step_clock import PHASES, StepClock
 from mindvl_train.metrics.step_split import RankTime, split_step
 from mindvl_train.parallel import Place
@@ -66,8 +66,8 @@ class Metrics:
         for model in self._models:
             model.take_segment_losses()  # of whoever ran the model before
         self._steps = 0
-        self._counts = [0, 0]  # learned tokens, tokens
-        self._tally = RowTally(facts)
+        self._counts = [0, 0]  # loss tokens, tokens
+        self._tally = PackTally(facts)
         self._start_anew()
 
     def begin(self, part: str, step: int) -> None:
@@ -80,10 +80,10 @@ class Metrics:
         """Count one step and report when it is due; returns the mean loss since the last report when it was."""
         self._clock.stop()
         self._loss_sum += step.loss_sum
-        counted = (step.num_label_tokens, step.num_tokens)
+        counted = (step.num_loss_tokens, step.num_tokens)
         self._counts = [before + now for before, now in zip(self._counts, counted, strict=True)]
         self._steps += 1
-        self._tally.add_step(step.rows)
+        self._tally.add_step(step.packs)
         self._take_losses(step)
         if state.step % self.every_steps == 0 or report_now:
             return self._report(state, step)
@@ -108,54 +108,54 @@ class Metrics:
 
     def _take_losses(self, step: StepReport) -> None:
         """What the models kept of a step; those of a step that was left out are dropped, as they may be no numbers."""
-        by_row = [losses for model in self._models for losses in model.take_segment_losses()]
+        by_pack = [losses for model in self._models for losses in model.take_segment_losses()]
         of_mtp = [tally for model in self._models if (tally := model.take_mtp_loss()) is not None]
         if not step.was_applied:
             return
         for tally in of_mtp:
             self._mtp += tally
-        for row, losses in zip(step.rows, by_row, strict=True) if by_row else ():
-            self._classes += self._tally.classes(row)
-            self._segment_losses.append(losses[:, : len(row.segments)])
+        for pack, losses in zip(step.packs, by_pack, strict=True) if by_pack else ():
+            self._classes += self._tally.classes(pack)
+            self._segment_losses.append(losses[:, : len(pack.segments)])
 
     def _start_anew(self) -> None:
         self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._place.device)
         self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._place.device)
         self._counts = [0, 0]
-        self._tally = RowTally(self._facts)
-        self._segment_losses: list[Tensor] = []  # [2, samples] of each row, where this rank computes losses
+        self._tally = PackTally(self._facts)
+        self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, where this rank computes losses
         self._classes: list[int] = []  # of all those samples
         self._since, self._saving_s = time.perf_counter(), 0.0
         self._steps = 0
 
     def _report(self, state: TrainState, step: StepReport) -> float:
         elapsed = time.perf_counter() - self._since - self._saving_s
-        (label_tokens, tokens), counts, tokens_by_source = self._reduced_counts()
+        (loss_tokens, tokens), counts, tokens_by_source = self._reduced_counts()
         sums = self._reduced_sums(state, step)
         ranks = self._gathered()
-        state.label_tokens += label_tokens
+        state.loss_tokens += loss_tokens
         state.tokens += tokens
         if state.placeholders is not None:
             state.placeholders += counts.placeholders
-        loss = float(sums["loss"][0]) / label_tokens if label_tokens else math.nan  # all steps were left out
+        loss = float(sums["loss"][0]) / loss_tokens if loss_tokens else math.nan  # all steps were left out
         report: dict[str, Any] = {
             "step": state.step,
             "loss": loss,
             "learning_rate": step.learning_rate,
             "grad_norm": step.grad_norm,
-            "label_tokens": state.label_tokens,
+            "loss_tokens": state.loss_tokens,
             "tokens": state.tokens,
             "patches_per_step": counts.visual_tokens * self._facts.model.vision.spatial_merge_size**2 / self._steps,
             "tokens_per_s": tokens / elapsed,
             "samples_per_s": counts.samples / elapsed,
             "seconds_per_step": elapsed / self._steps,
-            "fill": counts.sample_tokens / max(1, counts.rows * self._facts.seq_length),
+            "packing_efficiency": counts.sample_tokens / max(1, counts.packs * self._facts.seq_length),
             "checkpoint_s": self._saving_s,
             "skipped_steps": state.skipped,
             "since_last": {
                 "steps": self._steps,
                 **asdict(counts),
-                "label_tokens": label_tokens,
+                "loss_tokens": loss_tokens,
                 "tokens": tokens,
                 "tflop": float(sums["tflop"][0]),
             },
@@ -176,16 +176,16 @@ class Metrics:
         self._start_anew()
         return loss
 
-    def _reduced_counts(self) -> tuple[list[int], RowCounts, list[int]]:
-        """Over all ranks: learned tokens and tokens; counts of rows; tokens by source."""
-        # The step counts its rows on one of the ranks that train them; so does this.
-        speaks = int(self._place.counts_rows)
-        of_rows = [*asdict(self._tally.counts).values(), *self._tally.tokens_by_source]
-        values = torch.tensor([*self._counts, *(speaks * value for value in of_rows)], device=self._place.device)
+    def _reduced_counts(self) -> tuple[list[int], PackCounts, list[int]]:
+        """Over all ranks: loss tokens and tokens; counts of packs; tokens by source."""
+        # The step counts its packs on one of the ranks that train them; so does this.
+        speaks = int(self._place.counts_packs)
+        of_packs = [*asdict(self._tally.counts).values(), *self._tally.tokens_by_source]
+        values = torch.tensor([*self._counts, *(speaks * value for value in of_packs)], device=self._place.device)
         dist.all_reduce(values)
         reduced = values.tolist()
-        end = len(self._counts) + len(fields(RowCounts))
-        return reduced[: len(self._counts)], RowCounts(*reduced[len(self._counts) : end]), reduced[end:]
+        end = len(self._counts) + len(fields(PackCounts))
+        return reduced[: len(self._counts)], PackCounts(*reduced[len(self._counts) : end]), reduced[end:]
 
     def _reduced_sums(self, state: TrainState, step: StepReport) -> dict[str, Tensor]:
         """Everything that is added up over ranks as a fraction, in one collective; on the host."""
@@ -193,7 +193,7 @@ class Metrics:
         is_counted = place.tp_rank == 0  # tensor-parallel peers have the same losses
         pieces = {
             "loss": self._loss_sum.reshape(1),
-            "tflop": torch.tensor([place.counts_rows * sum(map(sum, self._tally.work))], dtype=torch.float64),
+            "tflop": torch.tensor([place.counts_packs * sum(map(sum, self._tally.work))], dtype=torch.float64),
             "classes": is_counted * self._sums_by_class().flatten(),
             "norms": squared_norms(state.optimizer, state.models) if self._models else torch.zeros(len(PARTS)),
             "mtp": is_counted * self._mtp.flatten(),
@@ -206,7 +206,7 @@ class Metrics:
         return {name: together[start:end] for name, (start, end) in zip(pieces, pairwise(ends), strict=True)}
 
     def _sums_by_class(self) -> Tensor:
-        """Sum of losses and learned tokens [classes, 2] of this rank."""
+        """Sum of losses and loss tokens [classes, 2] of this rank."""
         sums = torch.zeros(len(self._facts.sources) * len(MODALITIES), 2, device=self._place.device)
         if self._segment_losses:
             numbers = torch.tensor(self._classes, dtype=torch.int64, device=self._place.device)
@@ -251,15 +251,15 @@ class Metrics:
         phases = ranks[:, 4:phases_end]
         if not bool(phases.isnan().any()):
             times = [
-                RankTime(int(row[0]), int(row[1]), dict(zip(PHASES, values, strict=True)))
-                for row, values in zip(ranks.tolist(), phases.tolist(), strict=True)
+                RankTime(int(pack[0]), int(pack[1]), dict(zip(PHASES, values, strict=True)))
+                for pack, values in zip(ranks.tolist(), phases.tolist(), strict=True)
             ]
             result["step_split"] = vars(split_step(times))
         return result
 
 
 def _losses(classes: Tensor, sources: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Mean losses from sums [sources, modalities, 2] of losses and learned tokens; what has no tokens is left out."""
+    """Mean losses from sums [sources, modalities, 2] of losses and loss tokens; what has no tokens is left out."""
     by_source, by_modality = classes.sum(dim=1).tolist(), classes.sum(dim=0).tolist()
     return {
         "loss_by_source": {name: loss / count for name, (loss, count) in zip(sources, by_source, strict=True) if count},
@@ -284,14 +284,14 @@ def _norms(squares: Tensor, grad_norm: float) -> dict[str, dict[str, float]]:
 
 def _routers(figures: Tensor) -> dict[str, dict[str, dict[str, float]]]:
     """Figures of each layer with experts, by name; a layer without them has no load."""
-    layers = [(str(layer), row) for layer, row in enumerate(figures.tolist()) if row[0]]
+    layers = [(str(layer), pack) for layer, pack in enumerate(figures.tolist()) if pack[0]]
     if not layers:
         return {}
     return {
         "routers": {
-            name: {layer: row[place] for layer, row in layers}
+            name: {layer: pack[place] for layer, pack in layers}
             for place, name in enumerate(_ROUTER_FIGURES)
-            if place < 2 or any(row[place] for _, row in layers)
+            if place < 2 or any(pack[place] for _, pack in layers)
         }
     }
 

@@ -15,14 +15,14 @@ import torch
 from mindvl_data import DataConfig, redact
 from mindvl_model import MindVLConfig
 from mindvl_model.counts import count_parameters
-from mindvl_model.flops import row_flops
+from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS
-from mindvl_train.checkpoints.folder import plain_json
+from mindvl_train.checkpoints.directory import plain_json
 from mindvl_train.checkpoints.integrity import write_json
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import find_device, name_of
 from mindvl_train.metrics.commit import commit
-from mindvl_train.metrics.row_tally import RunFacts
+from mindvl_train.metrics.pack_tally import RunFacts
 from mindvl_train.parallel import Place
 
 FILE = "run.json"
@@ -60,7 +60,7 @@ def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_st
     counts = count_parameters(model)
     by_part = {"vision": counts.vision, "projector": counts.projector, "language": counts.language + counts.mtp}
     peak, peak_source = _peak(config, place.device)
-    dense = row_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts)
+    dense = pack_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts)
     card = {
         "format": FORMAT,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -75,10 +75,10 @@ def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_st
             "language_for_one_token": counts.activated,
         },
         "model": plain_json(model),
-        "flops": {"formula": FLOPS_FORMULA, "of_a_full_row_of_text": dense.total},
+        "flops": {"formula": FLOPS_FORMULA, "of_a_full_pack_of_text": dense.total},
         "precision": config.precision,
         "layout": {**plain_json(config.parallel), "dp_size": place.dp_size, "recompute": plain_json(config.recompute)},
-        "schedule": {**plain_json(config.schedule), "packs_per_step": config.packs_per_step},
+        "schedule": {**plain_json(config.schedule), "global_batch_size": config.global_batch_size},
         "optimizer": plain_json(config.optimizer),
         "seeds": {"weights": config.seed, "data": config.data.seed},
         "init": plain_json(config.init),

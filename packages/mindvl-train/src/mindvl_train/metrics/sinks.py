@@ -63,13 +63,13 @@ class TensorBoard:
     all that follow from TensorBoard.
     """
 
-    def __init__(self, folder: Path, resumed_step: int) -> None:
+    def __init__(self, directory: Path, resumed_step: int) -> None:
         from tensorboard.compat.proto import event_pb2
 
         self._event: Any = event_pb2.Event
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("ab", buffering=0)
+        self._file = (directory / name).open("ab", buffering=0)
         self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         # What an earlier start reported of this step and later ones is not shown.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -108,7 +108,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Every number of a report, under one id for each folder, so that a resumed run goes on in its own curves.
+    """Every number of a report, under one id for each directory, so that a resumed run goes on in its own curves.
 
     Weights & Biases keeps what a run reported after the step it is resumed from and takes no second value for it.
 

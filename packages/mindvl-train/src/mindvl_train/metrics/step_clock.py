@@ -2,7 +2,7 @@
 """Where the time of a measured step went on this rank.
 
 Told by the loop which part of the step begins, by collectives.py when the process waits for others, and by hooks when
-the vision tower runs. At every moment exactly one phase runs, the innermost one, so the seconds of all phases add up to
+the vision encoder runs. At every moment exactly one phase runs, the innermost one, so the seconds of all phases add up to
 the step. step_split.py makes a report of the seconds of all ranks.
 """
 
@@ -83,8 +83,8 @@ class StepClock:
 
     def _separate_vision(self, model: torch.nn.Module) -> None:
         """Backward reaches the projector last, after the whole language model, because forward ran it first."""
-        tower, projector = getattr(model, "vision", None), getattr(model, "projector", None)
-        if tower is None or projector is None:
+        vision_encoder, projector = getattr(model, "vision", None), getattr(model, "projector", None)
+        if vision_encoder is None or projector is None:
             return
 
         def leave_projector(module: torch.nn.Module, given: Any, output: Tensor) -> None:
@@ -93,7 +93,7 @@ class StepClock:
                 output.register_hook(lambda gradient: self._switch("vision"))
 
         model.register_forward_pre_hook(lambda module, given: self._switch("language"))
-        tower.register_forward_pre_hook(lambda module, given: self._switch("vision"))
+        vision_encoder.register_forward_pre_hook(lambda module, given: self._switch("vision"))
         projector.register_forward_hook(leave_projector)
 
     def _switch(self, name: Phase) -> None:

@@ -21,10 +21,10 @@ _BUSY: tuple[Phase, ...] = ("data", "vision", "language", "optimizer", "host")
 class StepSplit:
     """Seconds of one step, averaged over ranks; all fields together are the step."""
 
-    vision: float  # tower and projector, forward and backward, the mean over ranks
+    vision: float  # vision encoder and projector, forward and backward, the mean over ranks
     language: float  # likewise; with everything of the model that is not vision
-    data_wait: float  # for rows, and for the slowest rank's rows
-    vision_imbalance: float  # waiting because the slowest rank had more pictures
+    data_wait: float  # for packs, and for the slowest rank's packs
+    vision_imbalance: float  # waiting because the slowest rank had more images
     language_imbalance: float  # waiting because the slowest rank had more of the language model's work
     pipeline_bubble: float  # waiting for other stages, but for their being slower
     exposed_communication: float  # all other time in collectives

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pack samples into packs of two budgets, tokens and patches.
+
+Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each
+pack starts with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual
+density is nearest to what the pack still wants until a good two thirds are free, and is then completed exactly:
+a bitset of reachable sums over the candidates nearest in density, then whatever largest sample still fits. No random
+draw: the packs depend on the input alone.
+"""
+
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Item = TypeVar("Item")
+
+_STEER_UNTIL = 0.7  # share of the pack left to exact completion
+_STEER_CANDIDATES = 96  # oldest samples considered while steering
+_SUM_CANDIDATES = 64  # samples whose sums are searched
+_AGE_WEIGHT = 0.60  # density error that being the newest candidate instead of the oldest makes up for, while steering
+_SMALL_BUFFER = 32  # samples; smaller buffers have their size from the start, larger ones begin with a quarter
+_PACKS_PER_PLACE = 16  # packs after which a buffer grows by one sample
+_SUM_AGE_WEIGHT = 0.12  # the same among candidates of the completion
+
+
+class Packer(Generic[Item]):
+    """A buffer of samples and the packs made from it; knows lengths alone, so it serves any project.
+
+    Give it samples until it is full, take one pack, and go on; at the end of the data take packs until one is empty. No
+    sample is split, lost or repeated, and none waits for more packs than the buffer has places.
+
+        packer = Packer(capacity=8192, max_patches=16_000, patches_per_token=1.4, buffer_size=256)
+        for name, tokens, patches in samples:
+            packer.add(name, tokens, patches)
+            if packer.is_full:
+                train_on(packer.next_pack())
+        while pack := packer.next_pack():
+            train_on(pack)
+
+    The state is `items` and `num_packs`: the same items, added in the same order with the same lengths, give the same
+    packs. The buffer begins small and grows to its size: what is hard to place collects in it slowly, and a large one
+    that is filled at once would give the short samples away first.
+
+    Args:
+        capacity: Tokens in a pack.
+        max_patches: Patches in a pack; 0 for text alone. Any other cost of a sample serves as well as patches. A sample
+            that alone has more shares its pack only with samples that have none.
+        patches_per_token: Patches per token that the mixture has on average; packs are steered towards it.
+        buffer_size: Samples to choose from; more fill packs better and let samples wait longer.
+
+    Attributes:
+        num_packs: Packs made so far; set it when a state is restored.
+    """
+
+    def __init__(self, *, capacity: int, max_patches: int, patches_per_token: float, buffer_size: int) -> None:
+        self._capacity = capacity
+        self._max_patches = max_patches
+        self._density = patches_per_token
+        self._buffer_size = buffer_size
+        self._first_size = max(buffer_size // 4, min(buffer_size, _SMALL_BUFFER))
+        self.num_packs = 0
+        self._items: list[Item] = []
+        self._lengths = np.zeros(buffer_size, np.int64)
+        self._patches = np.zeros(buffer_size, np.int64)
+
+    @property
+    def is_full(self) -> bool:
+        count = len(self._items)
+        return count >= self._buffer_size or count >= self._first_size + self.num_packs // _PACKS_PER_PLACE
+
+    @property
+    def items(self) -> list[Item]:
+        """What waits, oldest first."""
+        return list(self._items)
+
+    def add(self, item: Item, length: int, patches: int) -> None:
+        """Put one sample into the buffer.
+
+        Raises:
+            ValueError: It does not fit into an empty pack, or the buffer is full.
+        """
+        if not 0 < length <= self._capacity or patches < 0:
+            raise ValueError(
+                f"sample {item!r} of {length} tokens and {patches} patches fits no pack of {self._capacity} tokens. "
+                "Leave it out or make packs larger."
+            )
+        if self.is_full:
+            raise ValueError(f"buffer of {len(self._items)} samples is full at {item!r}. Take a pack first.")
+        self._lengths[len(self._items)] = length
+        self._patches[len(self._items)] = patches
+        self._items.append(item)
+
+    def next_pack(self) -> list[Item]:
+        """Take one pack out of the buffer; empty when the buffer is."""
+        count = len(self._items)
+        if not count:
+            return []
+        pack = _Pack(self._lengths[:count], self._patches[:count], self._capacity, self._max_patches, self._density)
+        pack.take(0)
+        pack.steer()
+        pack.complete()
+        pack.fill()
+        self.num_packs += 1
+        taken = [self._items[number] for number in pack.chosen]
+        keep = np.flatnonzero(pack.waiting)
+        self._items = [self._items[number] for number in keep.tolist()]
+        self._lengths[: len(keep)] = self._lengths[keep]
+        self._patches[: len(keep)] = self._patches[keep]
+        return taken
+
+
+class _Pack:
+    """One pack while it is being filled."""
+
+    def __init__(
+        self,
+        lengths: NDArray[np.int64],
+        patches: NDArray[np.int64],
+        capacity: int,
+        max_patches: int,
+        density: float,
+    ) -> None:
+        self.lengths, self.patches = lengths, patches
+        self.capacity, self.density = capacity, density
+        self.free_tokens, self.free_patches = capacity, max_patches
+        self.wanted_patches = density * capacity
+        self.waiting = np.ones(len(lengths), np.bool_)
+        self.chosen: list[int] = []
+        # Positive where a sample is denser than the mixture; constant per sample, so computed once per pack.
+        self.excess = patches - density * lengths
+
+    def take(self, number: int) -> None:
+        self.chosen.append(number)
+        self.waiting[number] = False
+        self.free_tokens -= int(self.lengths[number])
+        self.free_patches = max(0, self.free_patches - int(self.patches[number]))  # the first can have more
+        self.wanted_patches -= int(self.patches[number])
+
+    def fitting(self) -> NDArray[np.intp]:
+        fits = (self.lengths <= self.free_tokens) & (self.patches <= self.free_patches) & self.waiting
+        return np.flatnonzero(fits)
+
+    def steer(self) -> None:
+        """Take samples that bring the pack's density to the mixture's, older ones first among equals."""
+        # In patches, so that it can be compared with the excess without dividing.
+        scale = max(self.density, 1e-9) * self.capacity
+        while self.free_tokens >= _STEER_UNTIL * self.capacity:
+            candidates = self.fitting()[:_STEER_CANDIDATES]
+            if not candidates.size:
+                return
+            gap = self.wanted_patches - self.density * self.free_tokens
+            error = np.abs(gap - self.excess[candidates]) / scale
+            error += _AGE_WEIGHT / _STEER_CANDIDATES * _RAMP[: candidates.size]
+            self.take(int(candidates[error.argmin()]))
+
+    def complete(self) -> None:
+        """Take the subset that comes nearest to filling the pack, preferring samples of the density still wanted."""
+        candidates = self.fitting()
+        if not candidates.size:
+            return
+        need = self.wanted_patches / self.free_tokens
+        error = np.abs(self.patches[candidates] - need * self.lengths[candidates]) / (
+            max(self.density, 1e-9) * self.capacity
+        )
+        error += _SUM_AGE_WEIGHT / candidates.size * np.arange(candidates.size)
+        candidates = candidates[np.argsort(error, kind="stable")[:_SUM_CANDIDATES]]
+        for count in (candidates.size, candidates.size // 2, candidates.size // 4):
+            # Fewer candidates means densities nearer to the wanted one, so a sum more likely to be within the patches.
+            subset = largest_sum(self.lengths[candidates[:count]].tolist(), self.free_tokens)
+            chosen = candidates[subset]
+            if int(self.patches[chosen].sum()) <= self.free_patches:
+                for number in chosen.tolist():
+                    self.take(number)
+                return
+
+    def fill(self) -> None:
+        """Take the largest sample that fits until none does."""
+        while self.free_tokens > 0 and (candidates := self.fitting()).size:
+            self.take(int(candidates[self.lengths[candidates].argmax()]))
+
+
+_RAMP = np.arange(_STEER_CANDIDATES)
+
+
+def largest_sum(lengths: list[int], limit: int) -> list[int]:
+    """Positions of a subset of `lengths` whose sum is as near to `limit` as any can be without passing it.
+
+    Bit s of an integer says whether sum s can be reached, so adding a length is one shift and one or.
+    """
+    mask = (1 << (limit + 1)) - 1
+    reachable = [1]
+    for length in lengths:
+        reachable.append(reachable[-1] | (reachable[-1] << length) & mask)
+        if reachable[-1] >> limit:
+            break
+    total = reachable[-1].bit_length() - 1
+    chosen = []
+    for number in range(len(reachable) - 2, -1, -1):
+        if not (reachable[number] >> total) & 1:
+            chosen.append(number)
+            total -= lengths[number]
+    return chosen

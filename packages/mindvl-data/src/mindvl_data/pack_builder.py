@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned pack -> Batch: read, encode, decode, collate; a sample that cannot be used becomes a placeholder.
+
+Comes after the plan; the loader calls it from its threads. It keeps nothing between packs.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mindvl_data.collate import collate
+from mindvl_data.config import DataConfig
+from mindvl_data.encode import Encoding, decode_sample, encode_sample, image_patches, placeholder
+from mindvl_data.errors import SampleError
+from mindvl_data.order.data_order import OrderedSample, Pack
+from mindvl_data.order.sources import SourceIndex
+from mindvl_data.patches import PatchRoom, Scratch
+from mindvl_data.positions import PositionKind
+from mindvl_data.quarantine import FAILED_ELSEWHERE, FailedSample
+from mindvl_data.shards.files import ShardFiles
+from mindvl_data.shards.location import shown
+from mindvl_data.shards.reading import read_samples
+from mindvl_data.tokenization import Tokenizer
+from mindvl_data.types import Batch, PackedSample, RawSample, Segment, TokenizedSample
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 5 * 8  # ids, labels and three axes of positions, int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltPack:
+    """A pack as it is handed out, and what was wrong in it."""
+
+    batch: Batch
+    bad: tuple[FailedSample, ...]
+    num_bytes: int  # of its tensors
+
+
+class PackBuilder:
+    """Makes packs of a plan; any thread may call it.
+
+    Args:
+        with_pixels: False makes packs with grids and without patches.
+        vocab_size: Tokens in the model's embedding; ids beyond it are refused.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        sources: Sequence[SourceIndex],
+        *,
+        tokenizer: Tokenizer,
+        files: ShardFiles,
+        position_kind: PositionKind,
+        with_pixels: bool = True,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._config = config
+        self._with_pixels = with_pixels
+        self._vocab_size = vocab_size
+        self._sources = sources
+        self._tokenizer = tokenizer
+        self._files = files
+        self._position_kind: PositionKind = position_kind
+        self._of_thread = threading.local()
+
+    def expected_bytes(self, pack: Pack) -> int:
+        """About how many bytes the pack's tensors will have, from the plan alone.
+
+        The plan does not tell images from videos, whose patches are twice as large: that is known once it is made.
+        """
+        patches, tokens = sum(sample.patches for sample in pack), sum(sample.length for sample in pack)
+        patches *= self._with_pixels
+        return patches * self._config.image.patch_dim + tokens * _BYTES_PER_TOKEN
+
+    def make(self, step: int, pack: Pack, refused: Collection[int] = ()) -> BuiltPack:
+        """The pack as tensors.
+
+        Args:
+            refused: Places in the pack of samples that count as bad, whatever they are.
+
+        Raises:
+            DataError: A shard cannot be read, or an id lies outside the vocabulary. What is wrong with one sample only
+                is not raised but told.
+        """
+        found = [
+            (planned, raw, SampleError(FAILED_ELSEWHERE) if place in refused else self._encode(planned, raw))
+            for place, (planned, raw) in enumerate(zip(pack, self._read(pack), strict=True))
+        ]
+        num_patches = self._with_pixels * sum(
+            image_patches(raw, encoding)
+            for _, raw, encoding in found
+            if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
+        )
+        room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
+        made = [self._use(planned, raw, encoding, room, step) for planned, raw, encoding in found]
+        batch = collate(
+            PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
+            step=step,
+            position_kind=self._position_kind,
+            pad_id=self._tokenizer.pad_id,
+            image_pad_id=self._tokenizer.image_pad_id,
+            video_pad_id=self._tokenizer.video_pad_id,
+            pad_multiple=self._config.packing.pad_multiple,
+            patch_dim=self._config.image.patch_dim,
+            spatial_merge_size=self._config.image.spatial_merge_size,
+            pixel_values=room.since(0),
+            vocab_size=self._vocab_size,
+        )
+        tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+        return BuiltPack(
+            batch=batch, bad=tuple(m[2] for m in made if m[2] is not None), num_bytes=sum(t.nbytes for t in tensors)
+        )
+
+    def _read(self, pack: Pack) -> list[RawSample | SampleError]:
+        """The bytes of all samples of the pack, in its order; those of one shard are read together."""
+        by_shard: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for place, planned in enumerate(pack):
+            by_shard[planned.source, planned.shard].append(place)
+        found: dict[int, RawSample | SampleError] = {}
+        for (source, shard), places in by_shard.items():
+            index = self._sources[source].index.shards[shard]
+            found.update(
+                zip(places, read_samples(index, [pack[p].sample_index for p in places], self._files), strict=True)
+            )
+        return [found[place] for place in range(len(pack))]
+
+    def _scratch(self) -> Scratch:
+        if not hasattr(self._of_thread, "scratch"):
+            self._of_thread.scratch = Scratch()
+        scratch: Scratch = self._of_thread.scratch
+        return scratch
+
+    def _encode(self, planned: OrderedSample, raw: RawSample | SampleError) -> Encoding | SampleError:
+        """Without pixels, so that the room for the pack's patches is known before the first is decoded."""
+        if isinstance(raw, SampleError):
+            return raw
+        try:
+            encoding = encode_sample(raw, rules=self._sources[planned.source].rules, tokenizer=self._tokenizer)
+        except SampleError as error:
+            return error
+        if encoding.num_tokens != planned.length:
+            return SampleError(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
+        if encoding.num_patches > planned.patches:
+            return SampleError(f"{encoding.num_patches} patches instead of the planned {planned.patches}")
+        return encoding
+
+    def _use(
+        self,
+        planned: OrderedSample,
+        raw: RawSample | SampleError,
+        encoding: Encoding | SampleError,
+        room: PatchRoom,
+        step: int,
+    ) -> tuple[TokenizedSample, Segment, FailedSample | None]:
+        source = self._sources[planned.source]
+        shard = source.index.shards[planned.shard]
+        key = raw.key if isinstance(raw, RawSample) else ""
+        bad: FailedSample | None = None
+        try:
+            if isinstance(encoding, SampleError):
+                raise encoding
+            assert isinstance(raw, RawSample)
+            tokenized = decode_sample(
+                raw, encoding, tokenizer=self._tokenizer, room=room, with_pixels=self._with_pixels
+            )
+        except SampleError as error:
+            logger.warning(
+                "bad sample: %s. source %s, %s pack %d, key %r. A zero-loss placeholder takes its place.",
+                error, source.name, shown(shard.path), planned.sample_index, key,
+            )  # fmt: skip
+            bad = FailedSample(
+                step=step, source=source.name, shard=shard.name, sample_index=planned.sample_index, key=key, reason=str(error),
+                epoch=planned.epoch,
+            )  # fmt: skip
+            patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
+            tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)
+        segment = Segment(
+            source=source.name, epoch=planned.epoch, shard=shard.name, sample_index=planned.sample_index, key=key,
+            length=planned.length, num_images=len(tokenized.image_grid_thw),
+            num_videos=len(tokenized.video_grid_thw), bad=bad is not None,
+        )  # fmt: skip
+        return tokenized, segment, bad

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our configuration from a transformers directory: MindVL, Qwen2.5-VL of any naming generation, a language model alone.
+
+Comes before a model is built for a directory's weights. Every key of config.json must be known: taken, without effect on
+what is computed, or of the only value we can compute; anything else is refused by name.
+"""
+
+import logging
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.hf.config_json import TOKENS_PER_SECOND
+from mindvl_model.hf.config_keys import MAX_LAYERS, Keys, read_keys, unsupported_model
+from mindvl_model.hf.families import read_language
+from mindvl_model.language_config import DeepSeekV3LanguageConfig, LanguageConfig
+from mindvl_model.weights.directory import stored_names
+from mindvl_model.weights.json_file import read_json
+from mindvl_model.weights.names import TEXT_MODELS, canonical_name, further_layer
+
+logger = logging.getLogger(__name__)
+
+WHOLE_MODELS = ("mindvl", "qwen2_5_vl")
+
+
+def config_from_directory(path: Path) -> MindVLConfig:
+    """The configuration of a whole model: a MindVL or a Qwen2.5-VL directory.
+
+    Raises:
+        WeightError: The directory is another one, or config.json has a key or a value we do not know.
+    """
+    keys = read_keys(path)
+    kind = keys.take("model_type", None)
+    if kind not in WHOLE_MODELS:
+        more = "It holds a language model alone: name it as init.language." if kind in TEXT_MODELS else "Name one."
+        raise WeightError(
+            f"{keys.place}: model_type={kind!r:.60} is not supported as a whole model, only "
+            f"{' and '.join(WHOLE_MODELS)} are. {more}"
+        )
+    nested = kind == "mindvl" or keys.take("text_config", None) is not None
+    text = keys.section("text_config") if nested else keys  # published directories have the decoder's keys at the top
+    vision = keys.section("vision_config")
+    family = _family(text) if kind == "mindvl" else "qwen2"
+    try:
+        vision_encoder, language = _vision(vision, path), read_language(family, text, keys)
+        language = _without_absent_mtp(language, path, kind)
+        config = MindVLConfig(vision=vision_encoder, language=language, tokens=_tokens(keys, text, path))
+    except ModelError as error:
+        raise _located(error, keys) from error
+    if vision.take("out_hidden_size", language.hidden_size) != language.hidden_size:
+        raise WeightError(
+            f"{vision.place}: out_hidden_size={vision.values['out_hidden_size']!r:.60} is not supported: it must be "
+            f"the language model's hidden_size, {language.hidden_size}. Name another directory."
+        )
+    if kind == "mindvl":
+        vision.take("tokens_per_second", None)  # read with three axes only
+    else:
+        vision.values = {"tokens_per_second": 4} | vision.values  # transformers' default; published directories have 2
+        vision.only("tokens_per_second", TOKENS_PER_SECOND)
+    for section in (text, vision, keys):
+        section.refuse_the_rest()
+    return config
+
+
+def language_config_from_directory(path: Path) -> LanguageConfig:
+    """The configuration of a language model: of a directory of it alone, or the half of a whole model's.
+
+    Raises:
+        WeightError: The directory is another one, or config.json has a key or a value we do not know.
+    """
+    keys = read_keys(path)
+    kind = keys.take("model_type", None)
+    if kind in WHOLE_MODELS:
+        return config_from_directory(path).language
+    if kind not in TEXT_MODELS:
+        raise WeightError(
+            f"{keys.place}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *WHOLE_MODELS))} "
+            "are. Name a directory of one of them."
+        )
+    language = read_language(kind, keys, keys)
+    keys.refuse_the_rest()
+    return _without_absent_mtp(language, path, kind)
+
+
+def _family(text: Keys) -> str:
+    """Of a MindVL directory's decoder; transformers 5 writes it, and so do we."""
+    family = text.take("model_type", None)
+    if family not in TEXT_MODELS:
+        raise WeightError(
+            f"{text.place}: model_type={family!r:.60} is not supported, only {', '.join(TEXT_MODELS)} are. "
+            "Name another directory."
+        )
+    return str(family)
+
+
+def _vision(keys: Keys, path: Path) -> VisionConfig:
+    # Defaults are those of transformers' configuration, because published directories leave out what equals them.
+    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.place}: rope_parameters")
+    rope.only("rope_type", "axial", "default")
+    theta = rope.number("rope_theta", VisionConfig.rotary_base, whole=False)
+    rope.refuse_the_rest()
+    vision = VisionConfig(
+        hidden_size=keys.number("hidden_size"),
+        num_layers=keys.number("depth", 32, most=MAX_LAYERS),
+        num_heads=keys.number("num_heads", 16),
+        ffn_hidden_size=keys.number("intermediate_size", 3420),
+        full_attention_layers=keys.numbers("fullatt_block_indexes", (7, 15, 23, 31)),
+        window_size=keys.number("window_size", 112),
+        patch_size=keys.number("patch_size", 14),
+        temporal_patch_size=keys.number("temporal_patch_size", 2),
+        spatial_merge_size=keys.number("spatial_merge_size", 2),
+        in_channels=keys.number("in_channels", keys.take("in_chans", 3)),
+        rotary_base=theta,
+        init_std=keys.number("initializer_range", 0.02, whole=False, least=0),
+    )
+    return _with_image_settings(vision, path)
+
+
+def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
+    """The same with the directory's mean and standard deviation of pixels, where it has a processor."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if not (path / name).is_file():
+            continue
+        stored = read_json(path / name)
+        images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
+        if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
+            continue
+        same = {
+            "patch_size": "patch_size",
+            "merge_size": "spatial_merge_size",
+            "temporal_patch_size": "temporal_patch_size",
+        }
+        for theirs, ours in same.items():
+            if images.get(theirs, getattr(vision, ours)) != getattr(vision, ours):
+                raise WeightError(
+                    f"{path / name}: {theirs}={images[theirs]!r:.60}, but config.json has "
+                    f"{ours}={getattr(vision, ours)}. Fetch both files again."
+                )
+        pixels = Keys(images, str(path / name))
+        mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
+        if not all(deviation):
+            raise pixels.unsupported("image_std", deviation, "a list of 3 numbers above 0")
+        return replace(vision, image_mean=mean, image_std=deviation)
+    return vision
+
+
+def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    generation = generation if isinstance(generation, dict) else {}
+
+    def first(name: str) -> Any:
+        found = [place[name] for place in (keys.values, text.values, generation) if place.get(name) is not None]
+        return found[0] if found else None
+
+    end, pad = first("eos_token_id"), first("pad_token_id")
+    if pad is None:
+        pad = first("bos_token_id")  # <|endoftext|> is both in Qwen's tokenizers
+    if end is None or pad is None:
+        name = "eos_token_id" if end is None else "pad_token_id"
+        raise WeightError(f"{keys.place}: {name} is missing. Add the id from the directory's tokenizer.")
+    ends = Keys({"eos_token_id": end[0] if isinstance(end, list) and end else end, "pad_token_id": pad}, keys.place)
+    has_video = keys.take("video_token_id", None) is not None
+    return TokenConfig(
+        image=keys.number("image_token_id", least=0),
+        vision_start=keys.number("vision_start_token_id", least=0),
+        vision_end=keys.number("vision_end_token_id", least=0),
+        end_of_turn=ends.number("eos_token_id", least=0),
+        pad=ends.number("pad_token_id", least=0),
+        video=keys.number("video_token_id", least=0) if has_video else None,
+    )
+
+
+def _located(error: ModelError, keys: Keys) -> WeightError:
+    return error if isinstance(error, WeightError) else unsupported_model(error, keys.place)
+
+
+def _without_absent_mtp(language: LanguageConfig, path: Path, model_type: str) -> LanguageConfig:
+    """transformers leaves out the layers of multi-token prediction when it saves, but keeps their number."""
+    if not isinstance(language, DeepSeekV3LanguageConfig) or not language.num_mtp_layers:
+        return language
+    names = stored_names(path)
+    if names is None or any(further_layer(canonical_name(name, model_type), language) for name in names):
+        return language
+    _warn_of_absent_mtp(path)
+    return replace(language, num_mtp_layers=0)
+
+
+@cache  # once, however often a process reads the configuration
+def _warn_of_absent_mtp(path: Path) -> None:
+    logger.warning(
+        "%s: config.json has num_nextn_predict_layers, but the weights have no layers of multi-token prediction "
+        "(transformers leaves them out when it saves). The model is loaded without them.",
+        path,
+    )

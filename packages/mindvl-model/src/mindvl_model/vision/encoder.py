@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vision transformer of Qwen2.5-VL on megatron-core layers.
+
+Comes after the batch (uint8 patches), before the projector. Images keep their own resolution and are packed end to end;
+patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import mindvl_ops as ops
+from mindvl_model.config import VisionConfig
+from mindvl_model.errors import ModelError
+from mindvl_model.layout import Layout
+from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, build_vision_block, transformer_config
+from mindvl_model.vision.positions import VisionLayout, rotary_angles
+
+
+class PatchEmbedding(torch.nn.Module):
+    """Normalise uint8 patches and embed them by a matmul with the Conv3d kernel.
+
+    A module of its own, so that whatever waits for parameters before a module runs waits for the kernel, too.
+    """
+
+    pixel_scale: Tensor
+    pixel_shift: Tensor
+
+    def __init__(self, config: VisionConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.vision = config
+        patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        self.weight = torch.nn.Parameter(torch.empty(config.hidden_size, patch_dim, dtype=dtype))
+        mean = torch.tensor(config.image_mean).repeat_interleave(config.patch_size**2)
+        std = torch.tensor(config.image_std).repeat_interleave(config.patch_size**2)
+        self.register_buffer("pixel_scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("pixel_shift", -mean / std, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PatchEmbedding":
+        """Move and convert, but keep what normalises pixels in float32: in 16 bits it would shift every image."""
+        exact = {"pixel_scale": self.pixel_scale, "pixel_shift": self.pixel_shift}
+        super()._apply(fn, recurse)
+        for name, values in exact.items():
+            moved = getattr(self, name)
+            if moved.dtype != values.dtype:
+                setattr(self, name, values.to(moved.device))
+        return self
+
+    def forward(self, pixel_values: Tensor, pixel_values_videos: Tensor | None = None) -> Tensor:
+        """[P_images, C*patch*patch] and [P_videos, C*temporal_patch*patch*patch] -> [P_images + P_videos, H]."""
+        hidden = self._embed(pixel_values)
+        if pixel_values_videos is not None and len(pixel_values_videos):
+            hidden = torch.cat((hidden, self._embed_videos(pixel_values_videos)))
+        return hidden
+
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """A still image fills the temporal patch with copies of itself, so slices of the kernel over time are summed.
+
+        That is half the work of copying the pixels.
+        """
+        config, weight = self.vision, self.weight
+        if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
+            raise ModelError(
+                f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. "
+                "Check the image settings."
+            )
+        pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
+        over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
+        kernel = (config.in_channels, config.patch_size, config.patch_size)
+        return ops.patch_embed(pixels.to(weight.dtype), over_time.reshape(weight.shape[0], -1), kernel=kernel)
+
+    def _embed_videos(self, pixel_values_videos: Tensor) -> Tensor:
+        config, weight = self.vision, self.weight
+        if pixel_values_videos.shape[-1] != weight.shape[1]:
+            raise ModelError(
+                f"pixel_values_videos: patches of {pixel_values_videos.shape[-1]} values, but this model takes "
+                f"{config.in_channels} x {config.temporal_patch_size} x {config.patch_size} x {config.patch_size} "
+                "uint8 pixels. Check the video settings."
+            )
+        shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
+        pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
+        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        return ops.patch_embed(torch.addcmul(shift, pixels, scale).flatten(1).to(weight.dtype), weight, kernel=kernel)
+
+
+class VisionEncoder(MegatronModule):
+    """Patches -> hidden states, in the order of the plan (windows together)."""
+
+    def __init__(self, config: VisionConfig, layout: Layout) -> None:
+        block_config = transformer_config(
+            layout.of_vision,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_heads,
+            ffn_hidden_size=config.ffn_hidden_size,
+            layernorm_epsilon=config.norm_epsilon,
+            add_bias_linear=True,
+            sequence_parallel=False,
+        )
+        super().__init__(config=block_config)
+        self.vision = config
+        self.patch_embed = PatchEmbedding(config, layout.dtype)
+        self.blocks = build_vision_block(block_config, whole=layout.spread_images)
+
+    def forward(self, pixel_values: Tensor, plan: VisionLayout, pixel_values_videos: Tensor | None = None) -> Tensor:
+        """Hidden states [P, H] in the order of plan, from uint8 patches in merge-block order, videos after images.
+
+        Args:
+            pixel_values: [P_images, C*patch*patch].
+            pixel_values_videos: [P_videos, C*temporal_patch*patch*patch].
+        """
+        hidden: Tensor = self.patch_embed(pixel_values, pixel_values_videos)
+        merge_unit = self.vision.spatial_merge_size**2
+        if plan.order is not None:
+            order = plan.order.to(hidden.device)
+            hidden = hidden.view(-1, merge_unit, hidden.shape[-1])[order].view(hidden.shape)
+        cos, sin = rotary_angles(plan.positions.to(hidden.device), self.vision.head_dim, self.vision.rotary_base)
+        pack = PackedSequence(
+            segments=plan.windows,
+            segments_by_layer={layer + 1: plan.full for layer in self.vision.full_attention_layers},
+            cos=cos,
+            sin=sin,
+        )
+        return self.blocks(hidden.unsqueeze(1), None, packed_seq_params=pack).squeeze(1)  # [P, 1, H] inside

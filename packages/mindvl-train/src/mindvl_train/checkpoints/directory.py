@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a run's checkpoints: what is in one, and which there are.
+
+One directory per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, layout, versions,
+parents), `ledger.json` (position in the data), `tensors/` (weights and optimizer, torch's distributed format under
+megatron-core's names) and `files.json` (what all of it was when it was finished). A directory is complete when it has its
+final name; while being written (saving.py) it ends in `.unfinished` and is never chosen. restore.py loads one.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mindvl_train.checkpoints.integrity import find_damage, seal, write_json
+from mindvl_train.errors import CheckpointError, DamagedCheckpointError
+from mindvl_train.state import TrainState
+
+FORMAT = 2
+_COMPLETE = re.compile(r"step-(\d{8})")
+_VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "megatron-core", "transformers")
+
+
+def save_weights(directory: Path, described: dict[str, Any], write: Callable[[Path], None]) -> Path:
+    """A checkpoint of weights alone, before the first step, in a new directory that the caller publishes.
+
+    Args:
+        write: Fills tensors/.
+    """
+    checkpoint = directory / "step-00000000"
+    (checkpoint / "tensors").mkdir(parents=True)
+    write(checkpoint / "tensors")
+    counters = dict.fromkeys(("step", "tokens", "loss_tokens"), 0)
+    write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
+    seal(checkpoint)
+    return checkpoint
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _COMPLETE.fullmatch(path.name))
+
+
+def newest_first(directory: Path) -> list[Path]:
+    """Complete checkpoints of a run, newest first, as the first process sees them; called by every process."""
+    seen = [complete_checkpoints(directory)[::-1]]
+    dist.broadcast_object_list(seen)
+    return seen[0]
+
+
+def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written; the first call of whoever reads one.
+
+    Args:
+        verify: Compare sizes and checksums of all files. False only where another process does so.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or is not as it was written.
+        CheckpointError: The checkpoint is of a format this version does not read, or the disk does not answer.
+    """
+    manifest = read_json(checkpoint / "manifest.json")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint}: format {manifest.get('format')}, but this version reads {FORMAT}. "
+            "Read it with the mindvl version named in its manifest.json."
+        )
+    try:
+        damage = find_damage(checkpoint) if verify else None
+    except OSError as error:  # nothing is known to be wrong with the checkpoint, so no older one takes its place
+        raise CheckpointError(
+            f"{checkpoint}: its files cannot be read now ({error}). Start again; if it stays so, name an older "
+            "checkpoint."
+        ) from error
+    missing = [name for name in ("model", "run") if not isinstance(manifest.get(name), dict)]
+    if damage is None and missing:
+        damage = f"manifest.json has no section {missing[0]!r}"
+    if damage is not None:
+        raise DamagedCheckpointError(f"{checkpoint}: {damage}")
+    return manifest
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest complete checkpoint of a run directory, or the path itself when it is one.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if _COMPLETE.fullmatch(path.name):
+        return path
+    found = complete_checkpoints(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"{path}: no complete checkpoint here. Name a run directory or one of its checkpoints.")
+    return found[-1]
+
+
+def plain_json(value: Any) -> Any:
+    """Dataclasses, paths and tuples as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def manifest_of(state: TrainState, described: dict[str, Any], optimizer_steps: int) -> dict[str, Any]:
+    """What a checkpoint of this state says of itself.
+
+    Args:
+        optimizer_steps: Updates the optimizer has made; fewer than state.step where steps were left out.
+    """
+    device = next(state.models[0].parameters()).device.type
+    return {
+        "format": FORMAT,
+        "optimizer_steps": optimizer_steps,
+        "world_size": dist.get_world_size(),
+        "device": device,
+        "versions": _versions(),
+        **state.counters(),
+        **described,
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: It is not there, or not what was written.
+        CheckpointError: The disk does not answer.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DamagedCheckpointError(f"{path}: there is no such file") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read now ({error}). Start again, or look at the disk.") from error
+    if not isinstance(document, dict):
+        raise DamagedCheckpointError(f"{path}: holds {type(document).__name__} in place of a mapping")
+    return document

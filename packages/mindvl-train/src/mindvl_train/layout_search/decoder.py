@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of the language model: embedding, decoder layers, multi-token prediction, head with the loss.
+
+Comes after attention.py; stages.py puts them on pipeline stages. Each function names what the module of the same name
+in mindvl_model.megatron keeps.
+"""
+
+from dataclasses import replace
+from math import lcm
+
+from mindvl_model import DeepSeekV3LanguageConfig, Qwen2LanguageConfig, Qwen3MoELanguageConfig
+from mindvl_model.counts import layers_of, mtp_layer, num_mtp_layers
+from mindvl_model.language_config import GroupedQueryConfig
+from mindvl_train.layout_search.attention import Core, Heads, attention_core
+from mindvl_train.layout_search.blocks import Block, Setting, Traffic, gated_activation, joined
+
+_CHUNK = {"cpu": 4 * 2**20, "cuda": 64 * 2**20, "npu": 64 * 2**20}  # bytes of logits that the loss works on at once
+
+
+def embedding_block(setting: Setting) -> Block:
+    """Embedding, with visual tokens put at their places."""
+    language, wide = setting.model.language, setting.wide
+    weights = language.vocab_size * language.hidden_size // setting.tp_size
+    trained = "language" in setting.trained
+    pack = wide * setting.pack.tokens * language.hidden_size
+    visual = wide * setting.pack.patches // setting.model.vision.spatial_merge_size**2 * language.hidden_size
+    angles = 2 * 4 * setting.tokens * _rotary_width(setting)
+    gradient = setting.weight_gradient(weights) if trained else 0.0
+    return Block(
+        name="embedding",
+        part="language",
+        dense=weights,
+        trained=trained,
+        kept=angles + (visual if setting.gradient_arrives else 0.0),
+        boundary=0.0,
+        forward_peak=3 * pack,
+        backward_peak=max(gradient + pack, 2 * pack),
+        elementwise=4 * pack,
+        weights=trained,
+        inputs=setting.gradient_arrives,
+    )
+
+
+def decoder_layer(setting: Setting, number: int) -> Block:
+    """Layer `number` of the decoder, from 0."""
+    language = setting.model.language
+    dense = not isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig) or (
+        isinstance(language, DeepSeekV3LanguageConfig) and number < language.num_dense_layers
+    )
+    return _layer(setting, "dense layer" if dense else "expert layer", dense=dense)
+
+
+def mtp_block(setting: Setting) -> Block | None:
+    """All depths of multi-token prediction with their losses; None where the model has none."""
+    language = setting.model.language
+    depths = num_mtp_layers(language)
+    if not depths or mtp_layer(language) is None:
+        return None
+    hidden, wide, tokens = language.hidden_size, setting.wide, setting.sliced
+    layer = _layer(setting, "prediction", dense=False)
+    pack = wide * tokens * hidden
+    trained = "language" in setting.trained
+    # Two norms keep their inputs, the second one that of the final norm of the decoder; the join, the norm at the end.
+    join = replace(
+        layer,
+        dense=2 * hidden**2 + 3 * hidden,
+        experts=0,
+        kept=(3 + 2 * trained) * pack + 12 * tokens,
+        boundary=pack,
+        forward_peak=6 * pack,
+        backward_peak=4 * pack,
+        matmul=2 * tokens * 2 * hidden * hidden,
+        attention=0.0,
+        elementwise=8 * pack,
+        sent=Traffic(),
+    )
+    head = replace(head_block(setting), dense=0, name="prediction head")
+    return joined("prediction", [join, layer, replace(head, dense=0)] * depths)
+
+
+def head_block(setting: Setting) -> Block:
+    """Norm at the end, logits and the loss over them."""
+    language, wide = setting.model.language, setting.wide
+    hidden, vocabulary = language.hidden_size, language.vocab_size / setting.tp_size
+    trained = "language" in setting.trained
+    pack, logits = wide * setting.sliced * hidden, setting.tokens * vocabulary
+    whole_pack = wide * setting.tokens * hidden
+    chunks = (1 if wide == 4 else 2) * _CHUNK[setting.kernels]
+    if setting.tp_size > 1:  # megatron-core's loss works in place on float32 logits, and keeps them
+        kept, forward, backward = 4 * logits, logits * (wide if wide < 4 else 0), logits * (wide if wide < 4 else 0)
+    elif wide == 4 and 4 * logits <= _CHUNK[setting.kernels]:  # PyTorch's own
+        kept, forward, backward = 4 * logits, 4 * logits, 8 * logits
+    else:
+        kept, forward, backward = wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
+    gradient = setting.weight_gradient(vocabulary * hidden) if trained else 0.0
+    held = (1 + trained) * pack + 4 * setting.sliced
+    return Block(
+        name="head",
+        part="language",
+        dense=hidden + (0 if language.tie_embeddings else round(hidden * vocabulary)),
+        trained=trained,
+        kept=held + kept,
+        boundary=pack,
+        forward_peak=held + kept + forward,
+        backward_peak=max(backward, wide * logits - kept + gradient + 2 * whole_pack),
+        matmul=2 * setting.tokens * hidden * vocabulary,
+        elementwise=4 * wide * logits,
+        sent=Traffic(tp=setting.ring(setting.tp_size) * whole_pack),
+        weights=trained,
+        inputs=trained or setting.gradient_arrives,
+    )
+
+
+def _layer(setting: Setting, name: str, *, dense: bool) -> Block:
+    latent = isinstance(setting.model.language, DeepSeekV3LanguageConfig)
+    attention = _latent_attention(setting) if latent else _grouped_attention(setting)
+    mlp = _dense_mlp(setting) if dense else _expert_mlp(setting)
+    both = joined(name, [attention, mlp])
+    return replace(both, boundary=setting.wide * setting.sliced * setting.model.language.hidden_size)
+
+
+def _base(setting: Setting, name: str) -> Block:
+    trained = "language" in setting.trained
+    return Block(
+        name=name,
+        part="language",
+        trained=trained,
+        weights=trained,
+        inputs=trained or setting.gradient_arrives,
+    )
+
+
+def _core(setting: Setting, heads: Heads) -> tuple[Core, float, float]:
+    """(core, bytes sent over context-parallel ranks, what these keep beside it) from the heads of one tensor rank."""
+    cp, wide = setting.cp_size, setting.wide
+    lengths = setting.pack.segments
+    if missing := setting.tokens * cp - setting.pack.tokens:
+        lengths = (*lengths, missing)
+    if cp == 1:
+        return attention_core(setting, lengths, heads), 0.0, 0.0
+    shared = Heads(
+        query=heads.query / cp, key=lcm(int(heads.key), cp) / cp, width=heads.width, value=heads.value
+    )  # on this rank, of the whole pack
+    core = attention_core(setting, lengths, shared)
+    whole = wide * sum(lengths)
+    sent = setting.ring(cp) * whole * (shared.numbers + shared.query * shared.value)
+    # One buffer holds what arrived, and queries, keys and values are views of it; the output is kept on its own.
+    received = whole * shared.numbers if core.holds_values else 0.0
+    views = whole * (shared.query + shared.key) * shared.width if core.holds_values else 0.0
+    output = whole * shared.query * shared.value if core.holds_values and not setting.selective else 0.0
+    return replace(core, holds_values=False), sent, received - views + output
+
+
+def _grouped_attention(setting: Setting) -> Block:
+    language, wide, tp = setting.model.language, setting.wide, setting.tp_size
+    assert isinstance(language, GroupedQueryConfig)
+    hidden, width, tokens = language.hidden_size, language.head_dim, setting.tokens
+    heads = Heads(query=language.num_heads / tp, key=language.num_kv_heads / tp, width=width, value=width)
+    core, sent, exchanged = _core(setting, heads)
+    trained = "language" in setting.trained
+    pack, whole_pack = wide * setting.sliced * hidden, wide * tokens * hidden
+    projection, output = wide * tokens * heads.numbers, wide * tokens * heads.query * width
+    normed = not isinstance(language, Qwen2LanguageConfig)
+    kept = pack + 4 * setting.sliced + core.kept + exchanged
+    kept += (pack + output) * trained  # inputs of both matrices
+    kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output  # of the core's backward alone
+    if normed or core.holds_values:
+        kept += projection
+    if normed:  # queries are copied out of the projection where there are several groups, and normed with the keys
+        kept += (output if heads.key > 1 else 0.0) + 4 * tokens * (heads.query + heads.key)
+    counts = layers_of(language)[0]
+    gradient = setting.weight_gradient(hidden * heads.numbers) if trained else 0.0
+    return replace(
+        _base(setting, "attention"),
+        dense=_split(counts.attention, tp, whole=2 * width if normed else 0) + counts.norms // 2,
+        kept=kept,
+        forward_peak=kept + 2 * pack + projection,
+        backward_peak=2 * pack + max(core.peak + output, projection * 2 + gradient),
+        matmul=2 * tokens * hidden * (heads.numbers + heads.query * width),
+        attention=4 * _pairs(setting) * heads.query * width / setting.cp_size,
+        elementwise=7 * pack + (6 if normed else 3) * wide * tokens * (heads.query + heads.key) * width,
+        sent=Traffic(tp=2 * setting.ring(tp) * whole_pack, cp=sent),
+    )
+
+
+def _latent_attention(setting: Setting) -> Block:
+    language, wide, tp = setting.model.language, setting.wide, setting.tp_size
+    assert isinstance(language, DeepSeekV3LanguageConfig)
+    hidden, tokens, sliced = language.hidden_size, setting.tokens, setting.sliced
+    q_rank, kv_rank, rope = language.q_lora_rank, language.kv_lora_rank, language.rope_head_dim
+    width, value = language.nope_head_dim + rope, language.value_head_dim
+    heads = Heads(query=language.num_heads / tp, key=language.num_heads / tp, width=width, value=value)
+    core, sent, exchanged = _core(setting, heads)
+    trained = "language" in setting.trained
+    pack, whole_pack = wide * sliced * hidden, wide * tokens * hidden
+    key_value = wide * tokens * heads.key * (language.nope_head_dim + value)
+    output = wide * tokens * heads.query * value
+    queries = wide * tokens * heads.query * width
+    kept = pack + wide * sliced * (q_rank + kv_rank + rope) + 12 * sliced + core.kept + exchanged
+    kept += trained * (pack + wide * sliced * (q_rank + kv_rank) + output)
+    kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output
+    kept += key_value if core.holds_values else 0.0
+    down = hidden * (q_rank + kv_rank + rope)
+    up = q_rank * heads.query * width + kv_rank * heads.key * (language.nope_head_dim + value)
+    out = heads.query * value * hidden
+    gathered = wide * tokens * (q_rank + kv_rank + rope)
+    gradient = setting.weight_gradient(max(out, hidden * q_rank)) if trained else 0.0
+    return replace(
+        _base(setting, "attention"),
+        dense=round(down + up + out) + q_rank + kv_rank + hidden,
+        kept=kept,
+        forward_peak=kept + 2 * pack + 2 * queries + key_value,
+        backward_peak=2 * pack + max(core.peak + output, 2 * queries + 2 * key_value + gradient),
+        matmul=2 * sliced * down + 2 * tokens * (up + out),
+        attention=2 * _pairs(setting) * heads.query * (width + value) / setting.cp_size,
+        elementwise=7 * pack + 6 * queries + 4 * key_value,
+        sent=Traffic(tp=setting.ring(tp) * (gathered + whole_pack), cp=sent),
+    )
+
+
+def _dense_mlp(setting: Setting) -> Block:
+    language, tp = setting.model.language, setting.tp_size
+    block = _gated_mlp(setting, language.ffn_hidden_size)
+    return replace(block, dense=3 * language.hidden_size * language.ffn_hidden_size // tp + language.hidden_size)
+
+
+def _gated_mlp(setting: Setting, ffn_size: int) -> Block:
+    """A norm and a gated MLP split over tensor-parallel ranks; its parameters are the caller's to count."""
+    hidden, wide, tokens = setting.model.language.hidden_size, setting.wide, setting.tokens
+    trained, ffn = "language" in setting.trained, ffn_size / setting.tp_size
+    pack, values = wide * setting.sliced * hidden, wide * tokens * ffn
+    forward, backward = gated_activation(setting, tokens, ffn)
+    gathered = 0.0 if setting.tp_size == 1 else wide * tokens * hidden
+    gradient = setting.weight_gradient(2 * hidden * ffn) if trained else 0.0
+    kept = pack + 4 * setting.sliced + 2 * values + trained * (pack + values)
+    return replace(
+        _base(setting, "mlp"),
+        kept=kept,
+        forward_peak=pack + 2 * values + pack + max(forward, gathered) + pack,
+        backward_peak=2 * pack + gathered + max(backward, gradient + values),
+        matmul=6 * tokens * hidden * ffn,
+        elementwise=7 * pack + 3 * values,
+        sent=Traffic(tp=2 * setting.ring(setting.tp_size) * wide * tokens * hidden),
+    )
+
+
+def _expert_mlp(setting: Setting) -> Block:
+    """Router, packs to the ranks of their experts and back, the experts, and a shared one where the model has it."""
+    language, wide = setting.model.language, setting.wide
+    assert isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig)
+    hidden, ffn, chosen = language.hidden_size, language.expert_ffn_hidden_size, language.experts_per_token
+    tokens, trained = setting.sliced, "language" in setting.trained
+    pack, packs = wide * tokens * hidden, tokens * chosen
+    arrived = packs * (setting.expert_imbalance if setting.ep_size > 1 else 1.0)
+    softmax = isinstance(language, Qwen3MoELanguageConfig)
+    routing = tokens * (4 * language.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * packs
+    kept = 2 * pack + 4 * tokens + routing + wide * (arrived * (hidden + 3 * ffn) + packs * hidden)
+    forward, backward = gated_activation(setting, arrived, ffn)
+    sent = 2 * setting.ring(setting.ep_size) * wide * packs * hidden
+    counts = layers_of(language)[-1]
+    gradient = setting.weight_gradient(2 * hidden * ffn * language.num_experts / setting.ep_size) if trained else 0.0
+    factor = 2 if wide == 2 and setting.kernels != "npu" else 1  # sums over a token's experts are made in float32
+    combine = 2 * factor * wide * packs * hidden
+    exchange = wide * arrived * hidden
+    block = replace(
+        _base(setting, "experts"),
+        dense=counts.router + hidden,
+        experts=counts.experts // setting.ep_size,
+        kept=kept,
+        routed=kept - 2 * pack,
+        forward_peak=kept + 2 * pack + max(combine, forward, exchange),
+        backward_peak=2 * pack
+        + max(combine + exchange, exchange + backward, exchange + gradient + wide * arrived * ffn),
+        matmul=2 * tokens * hidden * language.num_experts + 6 * arrived * hidden * ffn,
+        elementwise=7 * pack + 8 * wide * packs * hidden + 3 * wide * arrived * ffn,
+        sent=Traffic(ep=sent),
+    )
+    if not counts.shared_experts:
+        return block
+    shared = _gated_mlp(setting, counts.shared_experts // (3 * hidden))
+    # Its input is the norm's output, which the router keeps already.
+    shared = replace(
+        shared, dense=counts.shared_experts // setting.tp_size, kept=shared.kept - (1 + trained) * pack - 4 * tokens
+    )
+    return joined("experts", [block, shared])
+
+
+def _pairs(setting: Setting) -> int:
+    return setting.pack.causal_pairs
+
+
+def _rotary_width(setting: Setting) -> int:
+    language = setting.model.language
+    return language.rope_head_dim if isinstance(language, DeepSeekV3LanguageConfig) else language.head_dim
+
+
+def _split(parameters: int, tp_size: int, whole: int) -> int:
+    """Parameters of one rank, of which `whole` stand on every one."""
+    return (parameters - whole) // tp_size + whole

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run real training steps of a layout and read off the most memory each rank held, by the parts a plan has.
+
+Beside memory.py, whose figures this checks. On a device the peak is what its allocator reports. On a CPU every
+allocation of PyTorch's allocator is recorded (torch.profiler), those inside of kernels and of other threads too; not
+seen are Python, NumPy and the buffers of gloo. As a program it is one rank, with the variables of a launcher set:
+`python -m mindvl_train.layout_search.measure JOB`.
+"""
+
+import gc
+import json
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mindvl_model import MindVLConfig, TokenConfig, enter
+from mindvl_model.layout import chunk_layers
+from mindvl_train.config import RunConfig
+from mindvl_train.devices import DEVICES
+from mindvl_train.launch import launch
+from mindvl_train.layout_search.blocks import Kernels, Setting
+from mindvl_train.layout_search.memory import Ledger, Memory
+from mindvl_train.layout_search.packs import Pack
+from mindvl_train.layout_search.questions import request_of
+from mindvl_train.layout_search.stages import parts_of
+from mindvl_train.layout_search.step_time import Machine
+from mindvl_train.layouts import layout_of
+
+IGNORE_INDEX = -100
+_SPECIAL = 7  # lower ids may be special tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Bytes on one rank."""
+
+    pp_rank: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    inputs: float
+    activations: float  # kept and temporary: the peak less all that is there between steps
+    base: float  # what else was there between steps
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.parameters + self.gradients + self.optimizer + self.inputs + self.activations + self.base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is measured."""
+
+    run: RunConfig  # its parallel, recompute, optimizer, precision and trained parts
+    model: MindVLConfig
+    pack: Pack
+    num_microbatches: int
+
+
+def job_of(config: RunConfig, num_processes: int) -> Job:
+    """A run in its own layout, on the fullest pack that its recipe allows, without a tokenizer."""
+    # Of a request the pack alone is wanted, which is the same on every machine.
+    pack = request_of(config, Machine(device=DEVICES[0], num_devices=num_processes)).full_pack
+    special = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
+    dp_size = max(1, num_processes // config.parallel.model_parallel_size)
+    return Job(
+        run=config,
+        model=replace(config.model.resolve(), tokens=special),
+        pack=pack,
+        num_microbatches=max(1, config.global_batch_size // dp_size),
+    )
+
+
+def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> list[Measured]:
+    """Two steps in fresh processes on this machine; the peak of the second one of every rank, in order of ranks.
+
+    Raises:
+        TrainError: A process failed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "job"
+        path.write_bytes(pickle.dumps(job))
+        command = [sys.executable, "-m", "mindvl_train.layout_search.measure", str(path)]
+        launch(command, num_processes, threads_per_process=threads_per_process)
+        return [Measured(**json.loads(Path(f"{path}.{rank}").read_text())) for rank in range(num_processes)]
+
+
+def predict(job: Job, num_processes: int, kernels: Kernels) -> list[Memory]:
+    """What memory.py says of the same ranks."""
+    run, layout = job.run, layout_of(job.run)
+    parallel = run.parallel
+    setting = Setting(
+        model=job.model,
+        pack=job.pack,
+        trained=run.trained_parts,
+        wide=4 if run.precision == "fp32" else 2,
+        kernels=kernels,
+        tp_size=parallel.tp_size,
+        cp_size=parallel.cp_size,
+        ep_size=parallel.ep_size,
+        spread_images=layout.spread_images,
+        selective=run.recompute.kind == "selective",
+    )
+    ledger, size = Ledger(setting), parallel.pp_size
+    chunks = parts_of(setting).chunks(chunk_layers(job.model.language.num_layers, layout))
+    by_stage = [
+        ledger.rank(
+            parallel,
+            run.recompute,
+            chunks[rank::size],
+            pp_rank=rank,
+            dp_size=num_processes // parallel.model_parallel_size,
+            num_microbatches=job.num_microbatches,
+            offload=run.optimizer.offload,
+        )
+        for rank in range(size)
+    ]
+    # Pipeline ranks are the outermost coordinate.
+    return [by_stage[rank * size // num_processes] for rank in range(num_processes)]
+
+
+@dataclass(frozen=True)
+class RandomBatch:
+    """A packed pack of a given form, with random content."""
+
+    inputs: dict[str, Any]
+
+    @classmethod
+    def of(cls, pack: Pack, model: MindVLConfig, seed: int = 0) -> Self:
+        """Placeholders stand at the start, every other token is learned."""
+        generator = torch.Generator().manual_seed(seed)
+        vision = model.vision
+        ids = torch.randint(_SPECIAL, model.language.vocab_size, (pack.tokens,), generator=generator)
+        ids[torch.isin(ids, torch.tensor([token for token in vars(model.tokens).values() if token is not None]))] = 0
+        visual = pack.patches // vision.spatial_merge_size**2
+        ids[:visual] = model.tokens.image
+        labels = torch.where(torch.arange(pack.tokens) % 2 == 0, ids, IGNORE_INDEX)
+        labels[:visual] = IGNORE_INDEX
+        shape = (pack.patches, vision.in_channels * vision.patch_size**2)
+        return cls(
+            {
+                "input_ids": ids,
+                "labels": labels,
+                "position_ids": torch.cat([torch.arange(length) for length in pack.segments]).expand(3, -1),
+                "cu_seqlens": torch.tensor([0, *pack.segments]).cumsum(0).to(torch.int32),
+                "max_seqlen": max(pack.segments),
+                "pixel_values": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8),
+                "image_grid_thw": torch.tensor(list(pack.grids), dtype=torch.int64).reshape(-1, 3),
+            }
+        )
+
+    @property
+    def segments(self) -> Sequence[Any]:
+        """Nobody asks where random samples are from."""
+        return ()
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Loss tokens."""
+        return int((self.inputs["labels"] != IGNORE_INDEX).sum())
+
+    def to(self, device: torch.device) -> "RandomBatch":
+        """A copy on a device, on a CPU too, but for what the model reads on the host."""
+        stays = {"cu_seqlens", "image_grid_thw"}
+        moved = {
+            name: value.to(device, copy=True) if isinstance(value, Tensor) and name not in stays else value
+            for name, value in self.inputs.items()
+        }
+        return RandomBatch(moved)
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Arguments of the model."""
+        return dict(self.inputs)
+
+
+def rank_main(path: Path) -> None:
+    """One rank of measure()."""
+    job: Job = pickle.loads(path.read_bytes())
+    accelerator = enter()
+    # Imported here: these modules import megatron-core, which must find the device settled.
+    from mindvl_ops import select_backends
+    from mindvl_train.parallel import process_groups
+
+    select_backends(job.run.ops, accelerator.kind)
+    with process_groups(accelerator, job.run.seed, job.run.parallel) as place:
+        recorder = _CpuRecorder() if place.device.type == "cpu" else _DeviceRecorder(place.device)
+        measured = _measure_steps(job, place, recorder)
+        Path(f"{path}.{place.rank}").write_text(json.dumps(vars(replace(measured, pp_rank=place.pp_rank))))
+
+
+def _measure_steps(job: Job, place: Any, recorder: Any) -> Measured:
+    from mindvl_model.parameters import initialize
+    from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
+    from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
+    from mindvl_train.weights import build_models
+
+    with recorder:
+        chunks = build_models(job.run, job.model, place.device, load_init=False)
+        for chunk in chunks:
+            initialize(chunk, job.model, job.run.seed)
+        models = wrap_models(chunks, overlap=job.run.parallel.overlap and place.dp_size * place.cp_size > 1)
+        optimizer = build_optimizer(models, job.run.optimizer)
+        prepare_schedule(models, optimizer)
+        pack = RandomBatch.of(job.pack, job.model)
+        microbatches = [pack] * job.num_microbatches
+        for _ in range(2):
+            gc.collect()  # what building and the first step left behind in cycles is nobody's part
+            recorder.begin_step()
+            for model in models:
+                model.zero_grad_buffer()  # type: ignore[operator]
+            optimizer.zero_grad()
+            forward_backward(models, microbatches, place.device)
+            update(optimizer, 1e-4, gradient_norm(optimizer))
+            finish_router_step(models, was_applied=True)
+            recorder.end_step()
+        parts = _persistent(chunks, optimizer)
+    between, peak = recorder.result()
+    parts["inputs"] = inputs = _bytes(pack.to(place.device).inputs.values())
+    if place.device.type == "cpu":  # the pack that waits there is no part of the device's memory
+        waiting = _bytes(pack.inputs.values())
+        between, peak = between - waiting, peak - waiting
+    return Measured(
+        pp_rank=0,
+        **parts,
+        activations=peak - between - inputs,
+        base=between - sum(parts[name] for name in ("parameters", "gradients", "optimizer")),
+    )
+
+
+def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, float]:
+    """Bytes of parameters, gradient buffers and optimizer state, each storage once."""
+    weights: list[Tensor] = [*(p for chunk in chunks for p in chunk.parameters())]
+    weights += [buffer for chunk in chunks for buffer in chunk.buffers()]
+    held: list[Any] = [getattr(p, "main_grad", None) for chunk in chunks for p in chunk.parameters()]
+    buffers = [gradient for gradient in held if gradient is not None]
+    state: list[Tensor] = []
+    for part in optimizer.chained_optimizers:
+        inner = getattr(part, "optimizer", None)
+        if inner is None:
+            continue
+        state += [p for group in inner.param_groups for p in group["params"]]
+        state += [value for held in inner.state.values() for value in held.values() if isinstance(value, Tensor)]
+    seen: set[int] = set()
+    named = {"parameters": weights, "gradients": buffers, "optimizer": state}
+    device = weights[0].device.type
+    return {name: _bytes((t for t in tensors if t.device.type == device), seen) for name, tensors in named.items()}
+
+
+def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
+    """Of the storages of tensors; those seen before are left out."""
+    seen = set() if seen is None else seen
+    total = 0
+    for value in values:
+        if isinstance(value, Tensor) and (place := value.untyped_storage().data_ptr()) not in seen:
+            seen.add(place)
+            total += value.untyped_storage().nbytes()
+    return float(total)
+
+
+class _DeviceRecorder:
+    """The device's allocator counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module: Any = torch.get_device_module(device)
+        self._between = self._peak = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def begin_step(self) -> None:
+        self._module.synchronize()
+        self._between = float(self._module.memory_allocated())
+        self._module.reset_peak_memory_stats()
+
+    def end_step(self) -> None:
+        self._module.synchronize()
+        self._peak = float(self._module.max_memory_allocated())
+
+    def result(self) -> tuple[float, float]:
+        """(bytes between steps, at the fullest moment of the last step)."""
+        return self._between, self._peak
+
+
+class _CpuRecorder:
+    """Every allocation since it was entered, from the profiler."""
+
+    def __init__(self) -> None:
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
+        self._step: Any = None
+
+    def __enter__(self) -> Self:
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._profiler.__exit__(*details)
+
+    def begin_step(self) -> None:
+        self._step = torch.profiler.record_function("measured step")
+        self._step.__enter__()
+
+    def end_step(self) -> None:
+        self._step.__exit__(None, None, None)
+
+    def result(self) -> tuple[float, float]:
+        """(bytes between steps, at the fullest moment of the last step)."""
+        profiler: Any = self._profiler.profiler
+        events = profiler.kineto_results.events()
+        steps = [event for event in events if event.name() == "measured step"]
+        last = max(steps, key=lambda event: event.start_ns())
+        begin, end = last.start_ns(), last.start_ns() + last.duration_ns()
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        held = between = peak = 0
+        for moment, change in changes:
+            if moment < begin:
+                between = held + change
+            held += change
+            if begin <= moment <= end:
+                peak = max(peak, held)
+        return float(between), float(peak)
+
+
+if __name__ == "__main__":
+    rank_main(Path(sys.argv[1]))

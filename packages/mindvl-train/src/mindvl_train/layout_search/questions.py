@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of a plan: which packs still fit, how many days the paper's budgets take.
+
+Comes after search.py. A request is what a user says; `task` makes of it what the search needs.
+"""
+
+from dataclasses import dataclass, replace
+
+from mindvl_model import MindVLConfig
+from mindvl_model.parameters import Part
+from mindvl_train.config import TRAINABLE, Phase, RunConfig
+from mindvl_train.errors import TrainError
+from mindvl_train.layout_search.packs import (
+    SEGMENT_TOKENS,
+    VISUAL_LIMIT,
+    VISUAL_OF_PICTURED,
+    VISUAL_SHARE,
+    Pack,
+    typical_pack,
+)
+from mindvl_train.layout_search.search import Plan, Task, evaluate
+from mindvl_train.layout_search.step_time import Machine
+
+SEQUENCE_LENGTHS = (2048, 4096, 8192, 16384, 32768)
+_SECONDS_PER_DAY = 86400
+
+# Paper, Table 1: tokens of the three phases by model, and packs of a step.
+BUDGETS: dict[str, dict[Phase, float]] = {
+    "mindvl-8b": {"warmup": 256e9, "multitask": 179e9, "sft": 12e9},
+    "mindvl-671b-a37b": {"warmup": 16e9, "multitask": 80e9, "sft": 12e9},
+}
+BATCHES: dict[Phase, int] = {"warmup": 1024, "multitask": 1024, "sft": 512}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be trained, as a user says it."""
+
+    model: MindVLConfig
+    machine: Machine
+    seq_length: int = 8192
+    max_pixels: int = 1280 * 28 * 28  # of one image
+    max_patches: int | None = None  # of a pack; None: 1.25 times the average, and at least one image
+    visual_share: float = VISUAL_SHARE  # of the tokens of all packs
+    segment_tokens: int = SEGMENT_TOKENS
+    global_batch_size: int = 1024
+    trained: tuple[Part, ...] = TRAINABLE["multitask"]
+    wide: int = 2
+
+    @property
+    def visual_limit(self) -> int:
+        """Visual tokens that a pack may have."""
+        vision = self.model.vision
+        if self.max_patches is not None:
+            return min(self.seq_length, self.max_patches // vision.spatial_merge_size**2)
+        image = self.max_pixels // (vision.patch_size * vision.spatial_merge_size) ** 2
+        wanted = VISUAL_LIMIT * self.visual_share * self.seq_length
+        return min(self.seq_length, round(max(wanted, image if self.visual_share else 0)))
+
+    @property
+    def full_pack(self) -> Pack:
+        """A pack with as many images as it may have."""
+        return self._pack(self.visual_limit)
+
+    def _pack(self, visual_tokens: float) -> Pack:
+        return typical_pack(
+            self.seq_length,
+            max_pixels=self.max_pixels,
+            vision=self.model.vision,
+            visual_tokens=visual_tokens,
+            segment_tokens=self.segment_tokens,
+        )
+
+    def task(self) -> Task:
+        """The same for the search."""
+        return Task(
+            model=self.model,
+            machine=self.machine,
+            full_pack=self.full_pack,
+            usual_pack=self._pack(min(self.visual_limit, self.visual_share * self.seq_length)),
+            global_batch_size=self.global_batch_size,
+            trained=self.trained,
+            wide=self.wide,
+        )
+
+
+def request_of(config: RunConfig, machine: Machine) -> Request:
+    """What a recipe asks for."""
+    data = config.data
+    request = Request(
+        model=config.model.resolve(),
+        machine=machine,
+        seq_length=data.packing.seq_length,
+        max_pixels=data.image.max_pixels,
+        max_patches=data.packing.max_patches,
+        global_batch_size=config.global_batch_size,
+        trained=config.trained_parts,
+        wide=2 if config.precision == "bf16" else 4,
+    )
+    if data.text_share is None:
+        return request
+    return replace(request, visual_share=VISUAL_OF_PICTURED * (1 - data.text_share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What fits into a layout at one length of packs."""
+
+    seq_length: int
+    visual_tokens: int | None  # most of one pack; None: not even text fits
+
+    def max_pixels(self, request: Request) -> int | None:
+        """Of one image that fills all of it."""
+        side = request.model.vision.patch_size * request.model.vision.spatial_merge_size
+        return None if self.visual_tokens is None else self.visual_tokens * side**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Days:
+    """How long one phase takes."""
+
+    phase: Phase
+    tokens: float
+    step_s: float
+    days: float
+    fits: bool  # in the memory of the devices, in the same layout
+
+
+def room(request: Request, plan: Plan, lengths: tuple[int, ...] = SEQUENCE_LENGTHS) -> list[Room]:
+    """For each length of packs the most visual tokens with which the layout of a plan still fits."""
+
+    def fits(seq_length: int, visual_tokens: int) -> bool:
+        patches = visual_tokens * request.model.vision.spatial_merge_size**2
+        pixels = visual_tokens * (request.model.vision.patch_size * request.model.vision.spatial_merge_size) ** 2
+        asked = replace(
+            request, seq_length=seq_length, max_patches=patches, max_pixels=min(request.max_pixels, max(pixels, 1))
+        )
+        return _fits(asked, plan)
+
+    found = []
+    for seq_length in lengths:
+        if not fits(seq_length, 0):
+            found.append(Room(seq_length=seq_length, visual_tokens=None))
+            continue
+        low, high = 0, seq_length
+        if fits(seq_length, high):
+            low = high
+        while high - low > seq_length // 64:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(seq_length, middle) else (low, middle)
+        found.append(Room(seq_length=seq_length, visual_tokens=low))
+    return found
+
+
+def days(request: Request, plan: Plan, budgets: dict[Phase, float]) -> list[Days]:
+    """Time of each phase in the layout of a plan, with the paper's packs of a step and trained parts."""
+    found = []
+    for phase, tokens in budgets.items():
+        batch = BATCHES[phase]
+        if batch % plan.dp_size:
+            batch = -(-batch // plan.dp_size) * plan.dp_size
+        asked = replace(request, trained=TRAINABLE[phase], global_batch_size=batch)
+        timed = evaluate(asked.task(), plan.parallel, plan.recompute, offload=plan.offload)
+        steps = tokens / (batch * request.seq_length)
+        found.append(
+            Days(
+                phase=phase,
+                tokens=tokens,
+                step_s=timed.time.total,
+                days=steps * timed.time.total / _SECONDS_PER_DAY,
+                fits=timed.memory[timed.fullest].total <= asked.task().limit,
+            )
+        )
+    return found
+
+
+def largest_pixels(request: Request, plan: Plan) -> int:
+    """Largest max_pixels with which packs of the request's length fit the layout of a plan.
+
+    Raises:
+        TrainError: Not even packs of text fit.
+    """
+    (found,) = room(request, plan, (request.seq_length,))
+    pixels = found.max_pixels(request)
+    if pixels is None:
+        raise TrainError(
+            f"packs of {request.seq_length} tokens do not fit this layout even without images. --seq-length. "
+            "Use shorter packs or more devices."
+        )
+    return pixels
+
+
+def _fits(request: Request, plan: Plan) -> bool:
+    task = request.task()
+    tried = evaluate(task, plan.parallel, plan.recompute, offload=plan.offload)
+    return tried.memory[tried.fullest].total <= task.limit

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every layout that a model and a cluster allow, what it needs and how long it takes: the fastest that fit come first.
+
+Comes last in the planner; mindvl_cli's `plan` shows what it finds. A layout that is left out is counted by its reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from mindvl_model import MindVLConfig, ModelError
+from mindvl_model.flops import pack_flops
+from mindvl_model.layout import Layout, check_layout
+from mindvl_model.parameters import Part
+from mindvl_train.config import ParallelConfig, RecomputeConfig
+from mindvl_train.layout_search.blocks import Setting
+from mindvl_train.layout_search.memory import Ledger, Memory
+from mindvl_train.layout_search.packs import Pack
+from mindvl_train.layout_search.stages import Parts, balanced_counts, parts_of
+from mindvl_train.layout_search.step_time import Clock, Machine, StepTime, step_time
+
+# Context, kernels and the buffers of collectives: not seen by the allocator of tensors, so never measured here.
+BASE_GB = {"cpu": 0.0, "cuda": 2.0, "npu": 3.0}
+USABLE = 0.94  # of a device's memory; the rest is lost between blocks of the allocator
+MAX_CP = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be trained, on what."""
+
+    model: MindVLConfig
+    machine: Machine
+    full_pack: Pack  # as many images as the limit allows: for the memory
+    usual_pack: Pack  # as many as there are on average: for the time
+    global_batch_size: int
+    trained: tuple[Part, ...]
+    wide: int = 2  # bytes of a weight
+    expert_imbalance: float = 1.3  # packs at the busiest rank of experts over the mean, for the memory
+
+    @property
+    def limit(self) -> float:
+        """Bytes a rank may hold."""
+        return 1e9 * USABLE * (self.machine.memory_gb or self.machine.device.memory_gb)
+
+    @property
+    def base(self) -> float:
+        """Bytes it holds beside tensors."""
+        return 1e9 * BASE_GB[self.machine.kernels]
+
+    @cached_property
+    def flops(self) -> int:
+        """Operations of one step, as metrics count them: nothing for what is recomputed."""
+        pack = self.usual_pack
+        return self.global_batch_size * pack_flops(self.model, pack.segments, pack.grids, trainable=self.trained).total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One layout with what it needs."""
+
+    parallel: ParallelConfig
+    recompute: RecomputeConfig
+    offload: bool
+    dp_size: int
+    num_microbatches: int
+    memory: tuple[Memory, ...]  # of each pipeline rank
+    time: StepTime
+    mfu: float
+
+    @property
+    def fullest(self) -> int:
+        """The pipeline rank that holds most."""
+        return max(range(len(self.memory)), key=lambda rank: self.memory[rank].total)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the slowest rank waits for the pipeline to fill and drain."""
+        return self.time.bubble / self.time.total
+
+
+@dataclass(kw_only=True)
+class Search:
+    """What was found."""
+
+    plans: list[Plan] = field(default_factory=list)  # that fit, fastest first
+    misses: list[Plan] = field(default_factory=list)  # that do not, those that lack least first
+    refused: Counter[str] = field(default_factory=Counter)  # layouts that cannot be, by reason
+    num_fitting: int = 0
+    num_full: int = 0  # layouts that need more memory than there is
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Blocks of one way to cut a layer, for the memory and for the time."""
+
+    ledger: Ledger
+    parts: Parts
+    clock: Clock
+    timed: Parts
+
+
+class Cache(dict[tuple[object, ...], _Settings]):
+    """What layouts that cut a layer alike share."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A layout whose time is not known yet."""
+
+    parallel: ParallelConfig
+    recompute: RecomputeConfig
+    offload: bool
+    need: float  # bytes on the fullest rank
+    standing: float  # of them, what no recomputation saves
+
+
+def search(task: Task, *, keep: int = 10) -> Search:
+    """All layouts, the best `keep` that fit and the nearest `keep` that do not."""
+    found, cache = Search(), Cache()
+    plans: list[Plan] = []
+    misses: list[_Choice] = []
+    for parallel in layouts(task, found.refused):
+        tried = [choice for spread in spreads(task, parallel) if (choice := _best(task, spread, cache, found.refused))]
+        timed = [evaluate_choice(task, choice, cache) for choice in tried if choice.need <= task.limit]
+        # The quick look spares the ranks in the middle; what turns out too full there does not fit.
+        timed = [plan for plan in timed if plan.memory[plan.fullest].total <= task.limit]
+        if timed:
+            plans.append(min(timed, key=lambda plan: plan.time.total))
+        elif tried:
+            misses.append(min(tried, key=lambda choice: choice.need))
+    found.num_fitting, found.num_full = len(plans), len(misses)
+    found.plans = sorted(plans, key=lambda plan: plan.time.total)[:keep]
+    nearest = sorted(misses, key=lambda choice: choice.need)[:keep]
+    found.misses = [evaluate_choice(task, miss, cache) for miss in nearest]
+    return found
+
+
+def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
+    """Sizes that divide what they have to; `stage_layers` and `spread_images` are left open."""
+    language, machine = task.model.language, task.machine
+    num_experts: int = getattr(language, "num_experts", 0)
+    for tp in _powers(machine.num_devices):
+        for cp in _powers(machine.num_devices // tp):
+            if machine.num_devices % (tp * cp):
+                continue  # with 12 devices, 8 are no group of any kind
+            reason = _refusal(task, tp, cp)
+            if reason is not None:
+                refused[reason] += 1
+                continue
+            for pp in _divisors(machine.num_devices // (tp * cp), language.num_layers + 2):
+                dp = machine.num_devices // (tp * cp * pp)
+                if task.global_batch_size % dp:
+                    refused[
+                        f"global_batch_size={task.global_batch_size} cannot be dealt to the data-parallel ranks"
+                    ] += 1
+                    continue
+                of_stage = tp * cp * dp
+                for ep in _powers(of_stage) if num_experts else [1]:
+                    if num_experts and (num_experts % ep or of_stage % ep):
+                        refused[f"ep_size does not divide {num_experts} experts and the ranks of a stage"] += 1
+                        continue
+                    for virtual in _virtual(task, pp, task.global_batch_size // dp, refused):
+                        yield ParallelConfig(tp_size=tp, cp_size=cp, pp_size=pp, ep_size=ep, virtual_stages=virtual)
+
+
+def spreads(task: Task, parallel: ParallelConfig) -> list[ParallelConfig]:
+    """The layout with images spread over peers, and with the vision encoder split over them where it can be."""
+    tp, cp = parallel.tp_size, parallel.cp_size
+    can_split = _refusal(task, tp, cp, spread_images=False) is None
+    ways = [False] * can_split + [True] * (tp * cp > 1)
+    return [replace(parallel, spread_images=way) for way in ways]
+
+
+def evaluate(
+    task: Task,
+    parallel: ParallelConfig,
+    recompute: RecomputeConfig,
+    *,
+    offload: bool = False,
+    cache: Cache | None = None,
+) -> Plan:
+    """Memory of every pipeline rank and time of one layout whose stage_layers are known."""
+    settings = _settings(task, parallel, recompute, Cache() if cache is None else cache)
+    counts = parallel.stage_layers or (len(settings.parts.layers),)
+    dp_size = task.machine.num_devices // parallel.model_parallel_size
+    time = step_time(
+        settings.clock,
+        settings.ledger,
+        parallel,
+        recompute,
+        settings.timed.chunks(counts),
+        dp_size=dp_size,
+        num_microbatches=task.global_batch_size // dp_size,
+        offload=offload,
+    )
+    machine = task.machine
+    return Plan(
+        parallel=parallel,
+        recompute=recompute,
+        offload=offload,
+        dp_size=dp_size,
+        num_microbatches=task.global_batch_size // dp_size,
+        memory=_memory(task, settings, parallel, recompute, range(parallel.pp_size), offload=offload),
+        time=time,
+        mfu=task.flops / (time.total * machine.peak * machine.num_devices),
+    )
+
+
+def evaluate_choice(task: Task, choice: _Choice, cache: Cache) -> Plan:
+    """The same for one of the layouts that were looked at."""
+    return evaluate(task, choice.parallel, choice.recompute, offload=choice.offload, cache=cache)
+
+
+def with_stage_layers(task: Task, parallel: ParallelConfig, cache: Cache | None = None) -> ParallelConfig | None:
+    """The layout with the decoder's layers dealt so that stages take equally long; None: too many chunks."""
+    settings = _settings(task, parallel, RecomputeConfig(), Cache() if cache is None else cache)
+    counts = balanced_counts(settings.timed, parallel, settings.clock.pack_s)
+    if counts is None:
+        return None
+    return replace(parallel, stage_layers=counts if parallel.pp_size > 1 else None)
+
+
+def _memory(
+    task: Task,
+    settings: _Settings,
+    parallel: ParallelConfig,
+    recompute: RecomputeConfig,
+    ranks: Iterable[int],
+    *,
+    offload: bool,
+) -> tuple[Memory, ...]:
+    size = parallel.pp_size
+    chunks = settings.parts.chunks(parallel.stage_layers or (len(settings.parts.layers),))
+    dp_size = task.machine.num_devices // parallel.model_parallel_size
+    return tuple(
+        settings.ledger.rank(
+            parallel,
+            recompute,
+            chunks[rank::size],
+            pp_rank=rank,
+            dp_size=dp_size,
+            num_microbatches=task.global_batch_size // dp_size,
+            offload=offload,
+            base=task.base,
+        )
+        for rank in ranks
+    )
+
+
+def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[str]) -> _Choice | None:
+    """A layout with as little recomputation as fits; offloading only where nothing else does."""
+    dealt = with_stage_layers(task, parallel, cache)
+    if dealt is None:
+        refused["more chunks of the pipeline than layers"] += 1
+        return None
+    choice: _Choice | None = None
+    for offload in (False, True):
+        for kind in ("none", "selective", "full"):
+            choice = _choice(task, dealt, RecomputeConfig(kind=kind), cache, offload=offload)
+            if choice.need <= task.limit:
+                return _fewest_layers(task, choice, cache) if kind == "full" else choice
+            if choice.standing > task.limit:  # no recomputation helps
+                break
+    return choice
+
+
+def _choice(
+    task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache, *, offload: bool
+) -> _Choice:
+    """What it needs on the ranks that can be fullest: the first two, the last, the first of those with most layers."""
+    size = parallel.pp_size
+    layers = [sum((parallel.stage_layers or (0,))[rank::size]) for rank in range(size)]
+    settings = _settings(task, parallel, recompute, cache)
+    ranks = sorted({0, min(1, size - 1), size - 1, layers.index(max(layers))})
+    memory = _memory(task, settings, parallel, recompute, ranks, offload=offload)
+    return _Choice(parallel, recompute, offload, max(one.total for one in memory), max(one.standing for one in memory))
+
+
+def _fewest_layers(task: Task, choice: _Choice, cache: Cache) -> _Choice:
+    """Whole layers are recomputed: the smallest number of them in each chunk that still fits."""
+    low, high = 0, max(choice.parallel.stage_layers or (task.model.language.num_layers,))
+    best = choice
+    while low + 1 < high:
+        middle = (low + high) // 2
+        again = RecomputeConfig(kind="full", layers=middle)
+        tried = _choice(task, choice.parallel, again, cache, offload=choice.offload)
+        if tried.need <= task.limit:
+            best, high = tried, middle
+        else:
+            low = middle
+    return best
+
+
+def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache) -> _Settings:
+    spread, selective = bool(parallel.spread_images), recompute.kind == "selective"
+    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, spread, selective)
+    if key not in cache:
+        memory = Setting(
+            model=task.model,
+            pack=task.full_pack,
+            trained=task.trained,
+            wide=task.wide,
+            kernels=task.machine.kernels,
+            tp_size=parallel.tp_size,
+            cp_size=parallel.cp_size,
+            ep_size=parallel.ep_size,
+            spread_images=spread,
+            selective=selective,
+            expert_imbalance=task.expert_imbalance,
+        )
+        usual = replace(memory, pack=task.usual_pack, expert_imbalance=1.0)
+        cache[key] = _Settings(Ledger(memory), parts_of(memory), Clock(task.machine, usual), parts_of(usual))
+    return cache[key]
+
+
+def _refusal(task: Task, tp: int, cp: int, *, spread_images: bool = True) -> str | None:
+    if tp > task.machine.per_server:
+        return f"tensor parallel would leave the server of {task.machine.per_server} devices"
+    if cp > MAX_CP:
+        return f"context parallel over more than {MAX_CP} ranks"
+    try:
+        check_layout(task.model, Layout(tp_size=tp, cp_size=cp, spread_images=spread_images))
+    except ModelError as error:
+        return str(error).partition(". Layout")[0]
+    return None
+
+
+def _virtual(task: Task, pp: int, packs: int, refused: Counter[str]) -> Iterator[int]:
+    yield 1
+    if pp == 1:
+        return
+    for virtual in (2, 3, 4):
+        if pp * virtual > task.model.language.num_layers + 2:
+            return
+        if packs % pp:
+            refused["interleaved stages want microbatches in groups of pp_size"] += 1
+            return
+        yield virtual
+
+
+def _powers(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [size for size in range(1, min(number, limit) + 1) if number % size == 0]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the packs of the steps since the last report held, counted on the host, which knows it anyway.
+
+Filled after every step, read by metrics.py once per report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindvl_model import MindVLConfig
+from mindvl_model.flops import pack_flops
+from mindvl_model.parameters import PARTS, Part
+from mindvl_train.interfaces import Batch, Segment
+
+MODALITIES = ("text", "image", "video")  # a sample with a video counts as video, with images as image
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What metrics must know of a run to count its packs and judge its speed."""
+
+    model: MindVLConfig
+    sources: tuple[str, ...]
+    seq_length: int  # tokens that fit into one pack
+    trained_parts: tuple[Part, ...] = PARTS
+    peak_tflops: float | None = None  # of one device; None: unknown, so that no MFU is reported
+
+
+@dataclass
+class PackCounts:
+    """Whole numbers, summed over packs."""
+
+    packs: int = 0
+    samples: int = 0  # without those that could not be used
+    sample_tokens: int = 0  # without padding
+    visual_tokens: int = 0
+    placeholders: int = 0  # samples that could not be used, here or on a peer
+
+
+class PackTally:
+    """Counts of this rank; ranks that train the same packs count them alike, and one of them speaks for all.
+
+    A class of a sample is its source and its modality, numbered source by source.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+        self._source_numbers = {name: number for number, name in enumerate(facts.sources)}
+        self.counts = PackCounts()
+        self.tokens_by_source = [0] * len(facts.sources)
+        self.work: list[tuple[float, float]] = []  # TFLOP of vision and of language in each step
+
+    def add_step(self, packs: Sequence[Batch]) -> None:
+        """Count the packs of one step."""
+        vision = language = 0
+        for pack in packs:
+            inputs = pack.model_inputs()
+            lengths = inputs["cu_seqlens"].diff().tolist()[: len(pack.segments)]  # without the padding
+            images, videos = (_grids(inputs[name]) for name in ("image_grid_thw", "video_grid_thw"))
+            work = pack_flops(self._facts.model, lengths, images, videos, trainable=self._facts.trained_parts)
+            vision += work.vision.total + work.projector.total
+            language += work.language.total + work.mtp.total
+            counts = self.counts
+            patches = sum(time * height * width for time, height, width in (*images, *videos))
+            counts.packs += 1
+            num_failed = sum(segment.bad for segment in pack.segments)
+            counts.samples += len(pack.segments) - num_failed
+            counts.placeholders += num_failed
+            counts.sample_tokens += sum(lengths)
+            counts.visual_tokens += patches // self._facts.model.vision.spatial_merge_size**2
+            for segment, length in zip(pack.segments, lengths, strict=True):
+                self.tokens_by_source[self._source_numbers[segment.source]] += length
+        self.work.append((vision / 1e12, language / 1e12))
+
+    def classes(self, pack: Batch) -> list[int]:
+        """Number of the class of each sample of a pack."""
+        return [
+            self._source_numbers[segment.source] * len(MODALITIES) + _modality(segment) for segment in pack.segments
+        ]
+
+
+def _modality(segment: Segment) -> int:
+    return 2 if segment.num_videos else 1 if segment.num_images else 0
+
+
+def _grids(grids: object) -> list[tuple[int, int, int]]:
+    return [] if grids is None else [tuple(grid) for grid in grids.tolist()]  # type: ignore[attr-defined]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted beside measured peaks of real training steps, in one process and in two, within the promised 10 %."""
+
+from pathlib import Path
+
+import pytest
+
+from mindvl_data import DataConfig, PackingConfig, SourceConfig
+from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
+from mindvl_train.config import ModelSection, ParallelConfig, RunConfig, ScheduleConfig
+from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predict
+from mindvl_train.layout_search.packs import Pack
+
+VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
+TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
+DENSE = Qwen3LanguageConfig(
+    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
+)
+EXPERTS = DeepSeekV3LanguageConfig(
+    hidden_size=128,
+    num_layers=2,
+    num_heads=4,
+    ffn_hidden_size=384,
+    vocab_size=2000,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    nope_head_dim=32,
+    rope_head_dim=16,
+    value_head_dim=32,
+    num_dense_layers=1,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffn_hidden_size=96,
+    num_expert_groups=4,
+    groups_per_token=2,
+)
+PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
+
+
+def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, packs: int = 1, pp_size: int = 1) -> Job:
+    run = RunConfig(
+        phase="sft",
+        out=Path("run"),
+        data=DataConfig(
+            sources=(SourceConfig(name="none", path="none"),),
+            tokenizer=Path("none"),
+            packing=PackingConfig(seq_length=PACK.tokens),
+        ),
+        model=ModelSection(vision=VISION, language=language),
+        schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
+        global_batch_size=packs,
+        parallel=ParallelConfig(pp_size=pp_size),
+    )
+    model = MindVLConfig(vision=VISION, language=language, tokens=TOKENS)
+    return Job(run=run, model=model, pack=PACK, num_microbatches=packs)
+
+
+def test_a_random_pack_has_as_many_placeholders_as_visual_tokens() -> None:
+    inputs = RandomBatch.of(PACK, _job(DENSE).model).model_inputs()
+    assert int((inputs["input_ids"] == TOKENS.image).sum()) == PACK.patches // 4
+    assert inputs["cu_seqlens"].tolist() == [0, 256, 474, 978, 1024]
+
+
+@pytest.mark.parametrize(
+    ("job", "num_processes"),
+    [(_job(EXPERTS), 1), pytest.param(_job(DENSE, packs=3, pp_size=2), 2, marks=pytest.mark.multi)],
+    ids=["experts-alone", "two-stages"],
+)
+def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job, num_processes: int) -> None:
+    predicted = predict(job, num_processes, "cpu")
+    measured = measure(job, num_processes)
+    assert len(predicted) == len(measured) == num_processes
+    for memory, seen in zip(predicted, measured, strict=True):
+        assert memory.total == pytest.approx(seen.total, rel=0.1)
+        for name in ("parameters", "gradients", "optimizer", "inputs"):
+            assert getattr(memory, name) == pytest.approx(getattr(seen, name), rel=0.01)
+        assert memory.activations + memory.temporary == pytest.approx(seen.activations, rel=0.2)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What blocks cost, where the schedule holds most, what a search finds; planner/test_measure.py has measured peaks."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from mindvl_model import MindVLConfig, ModelError, named_config
+from mindvl_model.counts import count_parameters
+from mindvl_model.flops import pack_flops
+from mindvl_model.layout import Layout, check_layout
+from mindvl_model.parameters import PARTS
+from mindvl_model.testing.tiny import (
+    smallest_config,
+    smallest_deepseek_v3,
+    smallest_qwen2_5_vl,
+    smallest_qwen3_moe,
+)
+from mindvl_train.config import ParallelConfig, RecomputeConfig
+from mindvl_train.devices import find_device
+from mindvl_train.layout_search import BUDGETS, Machine, Request, days, evaluate, largest_pixels, room, search
+from mindvl_train.layout_search.attention import Heads, attention_core, padded_places
+from mindvl_train.layout_search.blocks import Block, Kernels, Setting, joined
+from mindvl_train.layout_search.memory import Ledger, recomputed, schedule, stretch_of
+from mindvl_train.layout_search.packs import Pack, typical_pack
+from mindvl_train.layout_search.search import layouts, spreads
+from mindvl_train.layout_search.stages import Parts, balanced_counts, parts_of
+
+FAMILIES = {
+    "qwen3": smallest_config(),
+    "tied": smallest_config(tie_embeddings=True),
+    "qwen2": smallest_qwen2_5_vl(),
+    "qwen3_moe": smallest_qwen3_moe(),
+    "deepseek_v3": smallest_deepseek_v3(),
+    "mindvl-671b-a37b": named_config("mindvl-671b-a37b"),
+}
+KERNELS: tuple[Kernels, ...] = ("npu", "cpu")
+PACK = Pack(segments=(40, 24), grids=((1, 8, 8), (1, 4, 6)))
+
+
+def _blocks(parts: Parts) -> list[Block]:
+    counted = [run for chunk in parts.chunks((len(parts.layers),)) for run in chunk.runs]
+    return [block for block, count in counted for _ in range(count)]
+
+
+def _machine(num_devices: int = 64) -> Machine:
+    device = find_device("910b2")
+    assert device is not None
+    return Machine(device=device, num_devices=num_devices)
+
+
+def _request(name: str = "mindvl-8b", num_devices: int = 64) -> Request:
+    return Request(model=named_config(name), machine=_machine(num_devices))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_blocks_hold_every_parameter_of_the_model_once(name: str) -> None:
+    model = FAMILIES[name]
+    blocks = _blocks(parts_of(Setting(model=model, pack=PACK)))
+    assert sum(block.dense + block.experts for block in blocks) == count_parameters(model).total
+
+
+@pytest.mark.parametrize("trained", [PARTS, ("projector",), ("language",), ("projector", "language")])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operations_of_the_blocks_are_those_of_the_model(name: str, trained: tuple[str, ...]) -> None:
+    model = FAMILIES[name]
+    blocks = _blocks(parts_of(Setting(model=model, pack=PACK, trained=trained)))  # type: ignore[arg-type]
+    exact = pack_flops(model, PACK.segments, PACK.grids, trainable=trained)  # type: ignore[arg-type]
+    assert sum(block.matmul + block.attention for block in blocks) == pytest.approx(exact.forward, rel=1e-12)
+    assert sum(block.backward_matmul + block.backward_attention for block in blocks) == pytest.approx(
+        exact.backward, rel=1e-12
+    )
+
+
+def test_ranks_of_a_layout_share_parameters_and_operations() -> None:
+    model, whole = named_config("mindvl-671b-a37b"), Setting(model=named_config("mindvl-671b-a37b"), pack=PACK)
+    (one,), (two,) = (
+        [block for block in parts_of(setting).layers[-1:]] for setting in (whole, replace(whole, tp_size=2, ep_size=8))
+    )
+    assert two.experts == one.experts // 8
+    assert one.dense / 2 < two.dense < one.dense  # down-projections and norms stand on every rank
+    assert two.matmul < one.matmul
+    assert model.language.num_layers == len(parts_of(whole).layers)
+
+
+def test_parts_that_are_not_trained_keep_less_and_the_vision_encoder_nothing() -> None:
+    model = smallest_config()
+    everything, projector = (
+        parts_of(Setting(model=model, pack=PACK, trained=trained)) for trained in (PARTS, ("projector",))
+    )
+    assert sum(block.kept for block, _ in projector.before if block.part == "vision") == 0
+    assert 0 < projector.layers[0].kept < everything.layers[0].kept
+
+
+def test_a_typical_pack_has_whole_images_up_to_its_visual_tokens() -> None:
+    vision = named_config("mindvl-8b").vision
+    pack = typical_pack(8192, max_pixels=1280 * 784, vision=vision, visual_tokens=4000, segment_tokens=2048)
+    assert pack.segments == (2048,) * 4
+    assert len(pack.grids) == 4
+    assert 3600 < pack.patches // 4 <= 4000
+    assert typical_pack(64, max_pixels=784, vision=vision, visual_tokens=0).grids == ()
+
+
+def test_attention_keeps_padded_copies_where_no_kernel_takes_the_pack_as_it_is() -> None:
+    heads = Heads(query=4, key=2, width=8, value=8)
+    npu, cpu = (
+        attention_core(Setting(model=smallest_config(), pack=PACK, kernels=kernels), (40, 24), heads)
+        for kernels in KERNELS
+    )
+    assert npu.holds_values
+    assert npu.kept == 2 * 64 * 6 * 8 + 64 * 4 * 64  # queries and keys; sums eight times
+    assert not cpu.holds_values
+    assert cpu.kept == 2 * 2 * 64 * 6 * 8 + 4 * 64 * 4
+    assert padded_places((40, 39, 8)) == (88, False)
+    assert padded_places((32, 32)) == (64, True)
+
+
+def test_blocks_in_a_pack_are_fullest_where_the_sum_is() -> None:
+    blocks = [
+        Block(name=str(kept), part="language", kept=kept, forward_peak=forward, backward_peak=backward)
+        for kept, forward, backward in ((10.0, 14.0, 3.0), (20.0, 25.0, 1.0))
+    ]
+    both = joined("both", blocks)
+    stretch = stretch_of([(block, 1) for block in blocks])
+    assert (both.kept, both.forward_peak) == (30.0, 35.0)
+    assert both.kept + both.backward_peak == 31.0
+    assert (stretch.kept, stretch.forward_peak, stretch.backward_peak) == (30.0, 35.0, 31.0)
+
+
+def test_a_recomputed_layer_keeps_its_input_and_needs_the_rest_in_backward() -> None:
+    layer = Block(name="layer", part="language", kept=50.0, boundary=5.0, forward_peak=60.0, backward_peak=20.0)
+    again = recomputed(layer)
+    assert (again.kept, again.backward_peak) == (5.0, 70.0)
+
+
+@pytest.mark.parametrize(("rank", "in_flight"), [(0, 4), (1, 3), (3, 1)])
+def test_a_stage_holds_the_packs_that_are_further_on(rank: int, in_flight: int) -> None:
+    held = most = 0
+    for forward, _ in schedule(4, 1, rank, 16):
+        held += 1 if forward else -1
+        most = max(most, held)
+    assert most == in_flight
+    assert held == 0
+
+
+def test_interleaved_stages_hold_more_and_every_chunk_goes_back_as_often_as_forward() -> None:
+    steps = schedule(2, 2, 0, 8)
+    forward, backward = (Counter(chunk for is_forward, chunk in steps if is_forward == way) for way in (True, False))
+    assert forward == backward
+    held = most = 0
+    for is_forward, _ in steps:
+        held += 1 if is_forward else -1
+        most = max(most, held)
+    assert most == 5  # megatron-core: 2 * (pp - 1) + (virtual - 1) * pp forward passes first, then one more
+
+
+def test_layers_go_where_stages_are_cheap() -> None:
+    parts = parts_of(Setting(model=named_config("mindvl-8b"), pack=PACK))
+    counts = balanced_counts(parts, ParallelConfig(pp_size=4), lambda block: 1.0 if block in parts.layers else 2.0)
+    assert counts is not None
+    assert sum(counts) == 36
+    assert counts[0] < counts[1]  # 32 layers of the vision encoder before it
+    assert balanced_counts(parts, ParallelConfig(pp_size=64), lambda block: 1.0) is None
+
+
+def test_more_data_parallel_ranks_share_the_optimizer_and_offloading_leaves_the_master() -> None:
+    setting = Setting(model=named_config("mindvl-8b"), pack=PACK)
+    ledger, parallel = Ledger(setting), ParallelConfig()
+    chunks = parts_of(setting).chunks((36,))
+
+    def optimizer(dp_size: int, *, offload: bool) -> float:
+        return ledger.rank(
+            parallel, RecomputeConfig(), chunks, pp_rank=0, dp_size=dp_size, num_microbatches=1, offload=offload
+        ).optimizer
+
+    total = count_parameters(setting.model).total
+    assert optimizer(1, offload=False) == 12 * total
+    assert optimizer(8, offload=False) == 12 * total / 8
+    assert optimizer(8, offload=True) == 4 * total / 8
+
+
+def test_a_search_finds_layouts_that_the_trainer_takes_and_that_fit() -> None:
+    request = _request()
+    task = request.task()
+    found = search(task, keep=5)
+    assert len(found.plans) == 5
+    assert found.plans == sorted(found.plans, key=lambda plan: plan.time.total)
+    for plan in found.plans:
+        parallel = plan.parallel
+        assert plan.memory[plan.fullest].total <= task.limit
+        assert parallel.model_parallel_size * plan.dp_size == 64
+        assert plan.num_microbatches * plan.dp_size == request.global_batch_size
+        sizes = {name: getattr(parallel, name) for name in ("tp_size", "pp_size", "cp_size", "ep_size")}
+        check_layout(
+            task.model,
+            Layout(
+                **sizes,
+                virtual_stages=parallel.virtual_stages,
+                stage_layers=parallel.stage_layers,
+                spread_images=bool(parallel.spread_images),
+            ),
+        )
+        assert 0.1 < plan.mfu < 0.58
+        assert plan.time.total == pytest.approx(sum(vars(plan.time).values()))
+
+
+@pytest.mark.parametrize(("tp_size", "ways"), [(1, [False]), (4, [False, True]), (8, [True])])
+def test_a_vision_encoder_that_cannot_be_split_is_only_spread(tp_size: int, ways: list[bool]) -> None:
+    task = _request("qwen2.5-vl-3b").task()  # 8 does not divide the vision_encoder's ffn_hidden_size of 3420
+    assert [parallel.spread_images for parallel in spreads(task, ParallelConfig(tp_size=tp_size))] == ways
+
+
+def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:
+    found = search(_request("mindvl-671b-a37b", num_devices=8).task())
+    assert not found.plans
+    assert found.num_full > 0
+    assert found.misses[0].memory[found.misses[0].fullest].total > 60e9
+    refused: Counter[str] = Counter()
+    assert list(layouts(_request("mindvl-8b", num_devices=64).task(), refused))
+    assert any("tensor parallel would leave the server" in reason for reason in refused)
+    assert any("cannot split language.num_heads=32" in reason for reason in refused)
+    with pytest.raises(ModelError):
+        check_layout(named_config("mindvl-8b"), Layout(tp_size=8, cp_size=8, spread_images=True))
+
+
+def test_longer_packs_leave_less_room_for_images() -> None:
+    request = _request()
+    best = search(request.task(), keep=1).plans[0]
+    found = room(request, best, (2048, 8192, 65536))
+    assert found[0].visual_tokens == 2048
+    assert found[1].visual_tokens is not None
+    assert found[1].visual_tokens >= request.visual_limit - 8192 // 32
+    assert found[2].visual_tokens is None
+    assert largest_pixels(request, best) == found[1].visual_tokens * 784
+
+
+def test_days_are_steps_times_seconds() -> None:
+    request = _request()
+    best = search(request.task(), keep=1).plans[0]
+    warmup, multitask, _ = days(request, best, BUDGETS["mindvl-8b"])
+    assert multitask.step_s == pytest.approx(best.time.total)
+    assert multitask.days == pytest.approx(179e9 / (1024 * 8192) * best.time.total / 86400)
+    assert warmup.step_s < multitask.step_s  # the projector alone needs fewer gradients
+
+
+def test_recomputation_and_slow_links_cost_time() -> None:
+    request = _request()
+    task, parallel = request.task(), ParallelConfig(tp_size=4, spread_images=False)
+    plain = evaluate(task, parallel, RecomputeConfig())
+    again = evaluate(task, parallel, RecomputeConfig(kind="full"))
+    slow = evaluate(replace(task, machine=replace(task.machine, link_gb_s=8.0)), parallel, RecomputeConfig())
+    assert again.time.recompute > 0.2 * again.time.matmul
+    assert again.memory[0].activations < plain.memory[0].activations
+    assert slow.time.tp == pytest.approx(plain.time.tp * 32 / 8)
+
+
+def test_what_keeps_the_activations_is_told_and_adds_up() -> None:
+    task = _request("mindvl-671b-a37b", 1024).task()
+    parallel = ParallelConfig(pp_size=4, ep_size=32, stage_layers=(13, 16, 16, 16), spread_images=False)
+    plain = evaluate(task, parallel, RecomputeConfig())
+    for memory in plain.memory:
+        assert sum(memory.activations_by.values()) == pytest.approx(memory.activations)
+    assert [{"vision", "head"} & memory.activations_by.keys() for memory in plain.memory] == [
+        {"vision"},
+        set(),
+        set(),
+        {"head"},
+    ]
+    assert plain.memory[1].activations_by["experts"] > plain.memory[1].activations_by["decoder"]
+    again = evaluate(task, parallel, RecomputeConfig(kind="full"))
+    assert "experts" not in again.memory[1].activations_by
+
+
+def test_a_text_only_model_task_has_no_images() -> None:
+    request = replace(_request(), visual_share=0.0)
+    model: MindVLConfig = request.model
+    assert request.visual_limit == 0
+    assert request.task().full_pack.grids == ()
+    assert Setting(model=model, pack=request.task().full_pack).patches == 0
+
+
+def test_sizes_that_do_not_divide_the_devices_are_no_refused_layouts() -> None:
+    refused: Counter[str] = Counter()
+    found = list(layouts(replace(_request(num_devices=12), global_batch_size=12).task(), refused))
+    assert {parallel.tp_size * parallel.cp_size for parallel in found} == {1, 2, 4}
+    assert not [reason for reason in refused if "global_batch_size" in reason or "server" in reason]
