@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 
 def run(code: str) -> None:
@@ -101,4 +102,78 @@ def test_another_megatron_core_is_refused_before_it_is_imported() -> None:
         assert "megatron.core" not in sys.modules
         importlib.metadata.version = lambda name: "0.16.1+local"
         assert mindvl_model.enter("cpu").kind == "cpu"
+    """)
+
+
+def test_what_training_never_uses_is_imported_when_it_is_used() -> None:
+    run("""
+        import sys
+        import mindvl_model, mindvl_ops
+        mindvl_model.enter("cpu")
+        from mindvl_model.megatron import one_step
+        import megatron.core.models.gpt.gpt_model, megatron.core.utils, torch
+        heavy = ("sympy", "torch._dynamo", "torch.distributed.tensor", "tensorboard", "triton", "setuptools",
+                 "torch.utils.cpp_extension", "megatron.core.inference.contexts")
+        assert not [name for name in heavy if name in sys.modules]
+
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = mindvl_ops.AdamW([weight], lr=0.5, weight_decay=0.0)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        assert torch.allclose(weight, torch.tensor(0.5)) and weight.grad is None
+        held = megatron.core.utils.DTensor
+        assert not isinstance(weight, held)
+        assert "torch._dynamo" not in sys.modules and "torch.distributed.tensor" not in sys.modules
+
+        from torch.distributed.tensor import DTensor
+        assert isinstance(DTensor, type) and issubclass(DTensor, held)
+        assert not isinstance(weight, held)
+        assert torch.distributed.checkpoint._traverse.DTensor is DTensor  # compared by identity there
+        from torch.utils.tensorboard import SummaryWriter
+        assert isinstance(SummaryWriter, type)
+        from megatron.core.inference.contexts import BaseInferenceContext, StaticInferenceContext
+        assert issubclass(StaticInferenceContext, BaseInferenceContext)
+        assert isinstance(megatron.core.InferenceParams(1, 8), StaticInferenceContext)
+        import torch._dynamo
+        optimizer.zero_grad()
+        assert torch.compile(lambda x: x + 1, backend="eager")(weight).allclose(weight + 1)
+    """)
+
+
+def test_a_deferred_name_acts_as_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "heavy").mkdir()
+    (tmp_path / "heavy" / "__init__.py").write_text(
+        "import heavy.inner\n\nclass Base:\n    kind = 'base'\n\nFLAG = False\n"
+    )
+    (tmp_path / "heavy" / "inner.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "user.py").write_text(
+        "import heavy.inner\nfrom heavy import FLAG, Base\nfrom heavy.inner import double\n"
+        "def f(x: Base | None) -> dict[str, Base]: ...\n"
+    )
+    (tmp_path / "child.py").write_text("from heavy import Base\nclass Child(Base): ...\n")
+    run(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from mindvl_model.accelerator.deferred import DeferredName, deferred
+        with deferred([("heavy",)]):
+            import user
+            try:
+                import heavy.absent
+            except ModuleNotFoundError as error:
+                assert error.name == "heavy.absent"
+            else:
+                raise AssertionError("a module that does not exist was deferred")
+        assert not any(name.startswith("heavy") for name in sys.modules)
+        assert isinstance(user.Base, DeferredName) and not isinstance(3, (int.__class__, user.Base))
+        assert "heavy" not in sys.modules
+        assert not user.FLAG and user.double(4) == 8 and user.heavy.inner.double(4) == 8 and user.Base.kind == "base"
+        import heavy
+        assert isinstance(heavy.Base(), user.Base) and issubclass(heavy.Base, user.Base) and user.Base is heavy.Base
+        for name in ("heavy", "heavy.inner", "user"):
+            del sys.modules[name]
+        with deferred([("heavy",)]):
+            import user, child  # a base class is needed at once: its module is imported after all
+        assert child.Child.__mro__[1] is sys.modules["heavy"].Base and isinstance(child.Child(), user.Base)
     """)

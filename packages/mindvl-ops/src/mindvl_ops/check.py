@@ -126,7 +126,9 @@ def _run(case: Case, inputs: Sequence[Tensor]) -> list[Tensor]:
     if not case.trains:
         return [output]
     grad = torch.linspace(-1.0, 1.0, output.numel(), dtype=torch.float64).reshape(output.shape)
-    gradients = torch.autograd.grad(output, leaves, grad.to(output), allow_unused=True, materialize_grads=True)
+    # The sum has the output gradient `grad`. torch.autograd imports sympy to check the shape of one that is passed in.
+    loss = (output * grad.to(output)).sum()
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return [output.detach(), *gradients]
 
 

@@ -4,6 +4,7 @@
 Comes before everything that imports megatron-core (mindvl_model.megatron calls `enter` on import of its first module).
 """
 
+import importlib
 import importlib.util
 import logging
 import sys
@@ -110,6 +111,11 @@ def _silence() -> None:
 
 
 def _finish_megatron() -> None:
+    from mindvl_model.accelerator.deferred import USED_IN_TRAINING, defer_dynamo, deferred
     from mindvl_model.accelerator.megatron import without_transformer_engine
 
-    without_transformer_engine()
+    defer_dynamo()
+    with deferred():
+        without_transformer_engine()
+        for name in USED_IN_TRAINING:
+            importlib.import_module(name)
