@@ -130,9 +130,7 @@ def convert_to_checkpoint(
         }
         try:
             save_weights(
-                unfinished / "checkpoints",
-                described,
-                lambda directory: write_tensors(directory, places, tensors(), file_bytes),
+                unfinished / "checkpoints", described, lambda out: write_tensors(out, places, tensors(), file_bytes)
             )
             os.replace(unfinished, out)
         except OSError as error:
