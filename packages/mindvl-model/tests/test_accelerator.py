@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doorway, each case in a process of its own, because it changes the process it is entered in."""
+"""Device setup, each case in its own process, because it patches libraries of the process."""
 
 import subprocess
 import sys
@@ -12,19 +12,19 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_cpu_answers_to_cuda_and_torch_stays_itself() -> None:
+def test_cuda_is_mapped_to_the_cpu_and_torch_is_otherwise_unchanged() -> None:
     run("""
         import torch
         compile_before = torch.compile
-        from mindvl_model import ModelError, enter
-        first = enter("cpu")
-        assert enter() is first and enter("cpu") is first
+        from mindvl_model import ModelError, set_up_device
+        first = set_up_device("cpu")
+        assert set_up_device() is first and set_up_device("cpu") is first
         assert (first.kind, first.collective_backend) == ("cpu", "gloo")
         assert first.device(3) == torch.device("cpu")
         try:
-            enter("cuda")
+            set_up_device("cuda")
         except ModelError as error:
-            assert "'cuda' asked for, but this process runs on 'cpu'" in str(error)
+            assert "'cuda' was requested, but this process is set up for 'cpu'" in str(error)
         else:
             raise AssertionError("a second kind was accepted")
 
@@ -51,17 +51,17 @@ def test_the_cpu_answers_to_cuda_and_torch_stays_itself() -> None:
     """)
 
 
-def test_megatron_before_the_doorway_is_refused_by_name() -> None:
+def test_importing_megatron_before_device_setup_is_refused() -> None:
     run("""
         import sys, types
         import mindvl_model
         sys.modules["megatron.core"] = types.ModuleType("megatron.core")
         try:
-            mindvl_model.enter()
+            mindvl_model.set_up_device()
         except mindvl_model.ModelError as error:
-            assert str(error).startswith("accelerator: megatron.core was imported before mindvl_model")
+            assert str(error).startswith("accelerator: megatron.core was imported before the device was set up")
         else:
-            raise AssertionError("entered after megatron-core")
+            raise AssertionError("the device was set up after megatron-core")
     """)
 
 
@@ -72,7 +72,7 @@ def test_importing_the_package_leaves_torch_alone() -> None:
         import mindvl_model
         assert before == (torch.zeros, torch.Tensor.type, torch.cuda.manual_seed)
         assert "megatron.core" not in sys.modules
-        assert mindvl_model.MindVLModel.__name__ == "MindVLModel"  # asked for, so the doorway is entered
+        assert mindvl_model.MindVLModel.__name__ == "MindVLModel"  # its import sets up the device
         assert "megatron.core" in sys.modules
     """)
 
@@ -84,11 +84,11 @@ def test_another_megatron_core_is_refused_before_it_is_imported() -> None:
         for version in ("0.19.0", "0.16.0", "0.16.2", "0.17.0rc1", "1", "dev"):
             importlib.metadata.version = lambda name: version
             try:
-                mindvl_model.enter()
+                mindvl_model.set_up_device()
             except mindvl_model.ModelError as error:
                 assert str(error) == (
-                    f"megatron-core: found version {version}, but the device setup is written for "
-                    "megatron-core>=0.16.1,<0.16.2. Install it: pip install 'megatron-core>=0.16.1,<0.16.2'."
+                    f"megatron-core: version {version} is installed, but megatron-core>=0.16.1,<0.16.2 is required. "
+                    "Install it: pip install 'megatron-core>=0.16.1,<0.16.2'."
                 )
             else:
                 raise AssertionError(version)
@@ -96,20 +96,20 @@ def test_another_megatron_core_is_refused_before_it_is_imported() -> None:
             raise importlib.metadata.PackageNotFoundError(name)
         importlib.metadata.version = missing
         try:
-            mindvl_model.enter()
+            mindvl_model.set_up_device()
         except mindvl_model.ModelError as error:
-            assert str(error).startswith("megatron-core: not installed, megatron-core>=0.16.1,<0.16.2 is expected.")
+            assert str(error).startswith("megatron-core: not installed, but megatron-core>=0.16.1,<0.16.2 is required.")
         assert "megatron.core" not in sys.modules
         importlib.metadata.version = lambda name: "0.16.1+local"
-        assert mindvl_model.enter("cpu").kind == "cpu"
+        assert mindvl_model.set_up_device("cpu").kind == "cpu"
     """)
 
 
-def test_what_training_never_uses_is_imported_when_it_is_used() -> None:
+def test_modules_that_training_does_not_use_are_imported_on_first_use() -> None:
     run("""
         import sys
         import mindvl_model, mindvl_ops
-        mindvl_model.enter("cpu")
+        mindvl_model.set_up_device("cpu")
         from mindvl_model.megatron import one_step
         import megatron.core.models.gpt.gpt_model, megatron.core.utils, torch
         heavy = ("sympy", "torch._dynamo", "torch.distributed.tensor", "tensorboard", "triton", "setuptools",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindvl_model.accelerator import enter
+from mindvl_model.accelerator import set_up_device
 from mindvl_ops import OpsConfig, select_backends
 
 DEVICE = "npu:0"
@@ -40,7 +40,7 @@ class _Count(TorchDispatchMode):
 
 def main() -> dict[str, Any]:
     """Build, forward, backward; what could be seen."""
-    enter("npu")
+    set_up_device("npu")
     import torch_npu
     import torch_npu.op_plugin.meta._meta_registrations as registrations
 

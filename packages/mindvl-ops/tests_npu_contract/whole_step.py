@@ -95,9 +95,9 @@ def is_registered(func: Any) -> bool:
 
 def main(recipe: str) -> dict[str, bool]:
     """Run the step; operator -> whether the wheel registers it for its device."""
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
-    device = enter("npu").device()
+    device = set_up_device("npu").device()
     import torch_npu
     import torch_npu.op_plugin.meta._meta_registrations as registrations
 

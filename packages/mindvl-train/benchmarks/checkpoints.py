@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindvl_model import MindVLModel, enter
+from mindvl_model import MindVLModel, set_up_device
 from mindvl_model.testing.tiny import smallest_config
 
 ROUNDS = 5
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=8.0, help="millions")
     parser.add_argument("--directory", type=Path, help="on the disk to measure; default: the temporary directory's")
     given = parser.parse_args()
-    accelerator = enter()
+    accelerator = set_up_device()
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train import CheckpointConfig, OptimizerConfig
     from mindvl_train.checkpoints.saving import Saver

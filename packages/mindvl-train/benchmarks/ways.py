@@ -17,7 +17,7 @@ from torch import Tensor
 from workloads import draw
 
 from mindvl_data import Batch, Loader
-from mindvl_model import MindVLConfig, enter
+from mindvl_model import MindVLConfig, set_up_device
 from mindvl_train import RunConfig, run_training
 from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, adamw, samples_of
 from mindvl_train.metrics.sinks import read_metrics
@@ -50,7 +50,7 @@ def transformers(directory: Path, size: str, quick: bool) -> Result:
 def bare(directory: Path, size: str, quick: bool) -> Result:
     """Our model on the same full packs: forward, backward, clip, torch's AdamW."""
     config = _equal(directory, size, quick)
-    device = enter().device()
+    device = set_up_device().device()
     from mindvl_model.megatron.process import single_process
     from mindvl_train.weights import build_models
 
@@ -172,7 +172,9 @@ def _plain(config: RunConfig, directory: Path) -> PlainTraining:
 
     torch.set_num_threads(1)
     write_start(config, directory / "start")
-    return PlainTraining(directory / "start", model_config_of(config), config, enter().device(), trust_remote_code=True)
+    return PlainTraining(
+        directory / "start", model_config_of(config), config, set_up_device().device(), trust_remote_code=True
+    )
 
 
 def _pad(batch: Sequence[dict[str, Tensor]], config: MindVLConfig) -> tuple[dict[str, Tensor], Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from mindvl_data import Batch as DataBatch
 from mindvl_data import Loader
-from mindvl_model import MindVLModel, enter
+from mindvl_model import MindVLModel, set_up_device
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train import RunConfig
 from mindvl_train.interfaces import Batch, BatchSource, TrainModel
@@ -43,7 +43,7 @@ def test_the_model_takes_what_the_loader_gives(make_config: Callable[..., RunCon
 
     with (
         Loader(make_config().data, global_batch_size=1, position_kind="rope") as loader,
-        process_groups(enter(), seed=0) as place,
+        process_groups(set_up_device(), seed=0) as place,
     ):
         model = MindVLModel(smallest_config(vocab_size=264), Layout())
         randomize(model)

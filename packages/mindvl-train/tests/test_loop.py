@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_model import enter
+from mindvl_model import set_up_device
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig
 from mindvl_train.parallel import process_groups
@@ -40,7 +40,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         monkeypatch.setattr(loop, "train_step", count)
         source: Any = SimpleNamespace(is_used_up=lambda: False)
         state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=source, step=start)
-        with process_groups(enter(), seed=0) as place:
+        with process_groups(set_up_device(), seed=0) as place:
             seen["last"] = loop.train(
                 config,
                 state,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_model import MindVLConfig, MindVLModel, enter
+from mindvl_model import MindVLConfig, MindVLModel, set_up_device
 from mindvl_model.parameters import set_trainable
 from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
@@ -23,7 +23,7 @@ def model() -> Iterator[MindVLModel]:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train.parallel import process_groups
 
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         built = MindVLModel(CONFIG, Layout())
         randomize(built)
         yield built
@@ -45,7 +45,7 @@ def test_with_overlap_every_parameter_is_waited_for_before_it_is_read(make: Call
     from mindvl_train.megatron.optimizer import wrap_models
     from mindvl_train.parallel import process_groups
 
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         config = make()
         model = MindVLModel(config, Layout())
         randomize(model)

@@ -28,7 +28,7 @@ from PIL import Image
 
 from mindvl_data import SourceConfig, index_directory, write_shards
 from mindvl_data.quarantine import read_quarantine
-from mindvl_model import MindVLConfig, enter
+from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
@@ -140,7 +140,7 @@ def train_on_mixture(
     model: MindVLConfig, parallel: ParallelConfig, recompute: RecomputeConfig, trained: Sequence[Any]
 ) -> list[tuple[float, int, float]]:
     """(loss sum, loss tokens, gradient norm) of each step on this rank."""
-    accelerator = enter()
+    accelerator = set_up_device()
     from mindvl_model.layout import Layout
     from mindvl_model.megatron.stages import build_stages
     from mindvl_model.parameters import initialize, set_trainable
@@ -195,7 +195,7 @@ def test_processes_that_would_share_a_device_are_refused(monkeypatch: pytest.Mon
 
 
 def test_collectives_of_all_groups_wait_longer_than_the_watchdog() -> None:
-    accelerator = enter()
+    accelerator = set_up_device()
     from megatron.core import parallel_state
 
     from mindvl_train.parallel import process_groups

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 import torch
 
-from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, enter
+from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, set_up_device
 from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3
 from mindvl_train import OptimizerConfig, TrainError
@@ -64,7 +64,7 @@ def model() -> Iterator[MindVLModel]:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_train.parallel import process_groups
 
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         built = MindVLModel(CONFIG, Layout())
         randomize(built)
         yield built
@@ -164,7 +164,7 @@ def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
     language = config.language
     assert isinstance(language, DeepSeekV3LanguageConfig)
     inputs = [pack_segments([random_segment(config, num_text=length, seed=length)]) for length in (20, 9)]
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         model = MindVLModel(config, Layout())
         randomize(model)
         before = {name: value.clone() for name, value in model.named_buffers() if name.endswith("expert_bias")}

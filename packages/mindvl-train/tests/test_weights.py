@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mindvl_model import MindVLModel, WeightError, enter
+from mindvl_model import MindVLModel, WeightError, set_up_device
 from mindvl_model.parameters import initialize
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import InitSection, RunConfig
@@ -22,7 +22,7 @@ def build() -> Iterator[Callable[..., MindVLModel]]:
     from mindvl_train.parallel import process_groups
     from mindvl_train.weights import build_models
 
-    with process_groups(enter(), seed=0) as place:
+    with process_groups(set_up_device(), seed=0) as place:
         yield lambda config, **options: build_models(config, MODEL, place.device, **({"load_init": True} | options))[0]
 
 

@@ -16,7 +16,7 @@ from mindvl_cli.commands.analyze import analyze
 from mindvl_cli.failures import CliError
 from mindvl_cli.load import to_yaml
 from mindvl_data import DataConfig, PackingConfig, SourceConfig, index_directory, write_shards
-from mindvl_model import MindVLConfig, ModelError, enter
+from mindvl_model import MindVLConfig, ModelError, set_up_device
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen3_moe
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
@@ -24,7 +24,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<
 
 def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     """A run of that model with random weights; in fp32."""
-    enter()
+    set_up_device()
     import torch
 
     from mindvl_model.megatron.blocks import Layout

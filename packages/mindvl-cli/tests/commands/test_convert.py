@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from mindvl_cli.commands.convert import convert
-from mindvl_model import WeightError, enter
+from mindvl_model import WeightError, set_up_device
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train import CheckpointError
 
@@ -17,7 +17,7 @@ from mindvl_train import CheckpointError
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformers directory of the smallest model, without a tokenizer."""
-    enter()
+    set_up_device()
     from mindvl_model.hf.config_json import hf_config
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision encoder, projector and language model on megatron-core, and their way to and from transformers directories.
+"""Vision encoder, projector and language model on megatron-core, and their conversion to and from transformers.
 
-What needs megatron-core is imported when first asked for, because that settles the accelerator of the process.
+Everything that needs megatron-core is imported on first use, because that import fixes the device of the process.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from mindvl_model.accelerator import Accelerator, enter
+from mindvl_model.accelerator import Accelerator, set_up_device
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig, config_from_json, for_tokenizer
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.language_config import (
@@ -35,9 +35,9 @@ __all__ = [
     "VisionConfig",
     "WeightError",
     "config_from_json",
-    "enter",
     "for_tokenizer",
     "named_config",
+    "set_up_device",
 ]
 
 

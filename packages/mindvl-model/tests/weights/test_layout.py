@@ -30,8 +30,8 @@ WORKER = """
     import pickle, sys
     from pathlib import Path
 
-    from mindvl_model import enter
-    enter()
+    from mindvl_model import set_up_device
+    set_up_device()
     from mindvl_model.hf.load import load_hf_directory
     from mindvl_model.layout import Layout
     from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mindvl_data import DataError, load_tokenizer
-from mindvl_model import MindVLConfig, enter, for_tokenizer
+from mindvl_model import MindVLConfig, for_tokenizer, set_up_device
 from mindvl_model.counts import count_parameters
 from mindvl_model.parameters import PARTS, parameter_group
 from mindvl_ops import OpsError, select_backends
@@ -77,7 +77,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         ModelError: The layout does not fit the model.
         TrainError: The layout does not fit the number of processes or packs.
     """
-    device = enter().device(0).type
+    device = set_up_device().device(0).type
     # Operators of an NPU are asked for where there is none too, to see whether a run would fit there.
     kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
     from mindvl_train.layout_search.measure import job_of, predict

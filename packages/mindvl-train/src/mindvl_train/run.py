@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindvl_data import DataConfig, DataError, Loader, load_tokenizer
-from mindvl_model import MindVLConfig, enter, for_tokenizer
+from mindvl_model import MindVLConfig, for_tokenizer, set_up_device
 from mindvl_ops import check_operators, select_backends, table_text
 from mindvl_ops.runtime.affinity import bind_thread
 from mindvl_ops.runtime.start import device_kind, prepare_process
@@ -77,7 +77,7 @@ def run_training(
         binding=config.ops.runtime.bind_cores,
         memory_tight=config.ops.runtime.memory_tight,
     )
-    accelerator = enter()
+    accelerator = set_up_device()
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_train.checkpoints.directory import plain_json
     from mindvl_train.checkpoints.restore import resume_first

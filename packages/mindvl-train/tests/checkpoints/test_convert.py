@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mindvl_model import MindVLConfig, MindVLModel, ModelError, WeightError, enter
+from mindvl_model import MindVLConfig, MindVLModel, ModelError, WeightError, set_up_device
 from mindvl_model.config import VisionConfig
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.language_config import Qwen2LanguageConfig
@@ -28,7 +28,7 @@ from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoin
 from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 
-enter()
+set_up_device()
 QWEN3 = smallest_config(vocab_size=264, tie_embeddings=True)
 QWEN2 = replace(
     QWEN3,
@@ -222,9 +222,9 @@ def test_half_a_model_is_refused() -> None:
 MEASURE = """
     import re, sys
     from pathlib import Path
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
-    enter()
+    set_up_device()
     import mindvl_train.weights
     from mindvl_model.hf import export
     from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint

@@ -145,10 +145,10 @@ def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
     from mindvl_train.parallel import process_groups
 
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         yield
 
 

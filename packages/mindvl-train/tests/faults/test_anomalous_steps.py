@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mindvl_data.types import Segment
-from mindvl_model import enter
+from mindvl_model import set_up_device
 from mindvl_train import CheckpointConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainError, run_training
 from mindvl_train.config import FaultsConfig
 from mindvl_train.parallel import Place, process_groups
@@ -52,7 +52,7 @@ PACKS = [pack_of(3), pack_of(4)]
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    with process_groups(enter(), seed=0) as here:
+    with process_groups(set_up_device(), seed=0) as here:
         yield here
 
 

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from mindvl_model import enter
+from mindvl_model import set_up_device
 from mindvl_train.faults.stragglers import Stragglers, slow_ranks
 from mindvl_train.parallel import process_groups
 
@@ -24,7 +24,7 @@ def test_a_rank_is_slow_when_it_needs_a_fifth_more_than_the_median(seconds: list
 
 
 def test_one_process_is_never_slow_and_compares_once_per_window() -> None:
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         stragglers = Stragglers(every_steps=2, device=torch.device("cpu"))
         for step in range(1, 13):
             stragglers.begin("data")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, filesystem, metadata
 
-from mindvl_model import enter
+from mindvl_model import set_up_device
 
-enter()
+set_up_device()
 from mindvl_train.megatron.tensor_index import INDEX, Chunk, read_index, write_index  # noqa: E402 - megatron-core
 
 CHUNKS = [

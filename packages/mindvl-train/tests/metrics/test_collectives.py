@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
-from mindvl_model import enter
+from mindvl_model import set_up_device
 from mindvl_train.metrics.collectives import notice_collectives
 from mindvl_train.parallel import process_groups
 
@@ -15,7 +15,7 @@ from mindvl_train.parallel import process_groups
 def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_are_not() -> None:
     told: list[str] = []
     values = torch.ones(3)
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         restore = notice_collectives(told.append, lambda: told.append("end"))
         dist.all_reduce(values)
         assert told == ["communication", "end"] * 2  # the call and the wait
@@ -39,7 +39,7 @@ def test_torch_is_left_as_it_was() -> None:
         return [vars(Work)["wait"], *(vars(ProcessGroup)[name] for name in ("allreduce", "broadcast", "send"))]
 
     before = methods()
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         restore = notice_collectives(lambda kind: None, lambda: None)
         assert all(one is not other for one, other in zip(methods(), before, strict=True))
         restore()

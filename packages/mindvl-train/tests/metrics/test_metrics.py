@@ -52,11 +52,11 @@ def step_of(loss_sum: float, loss_tokens: int) -> StepReport:
 
 
 def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> None:
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
     sink, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
     facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
-    with process_groups(enter(), seed=0) as place:
+    with process_groups(set_up_device(), seed=0) as place:
         metrics = Metrics([sink], 2, place, facts)
         answers = []
         for state.step, (loss_sum, loss_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
 
 
 def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
     class Full(Kept):
         def write(self, report: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> N
 
     after, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
     facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
-    with process_groups(enter(), seed=0) as place:
+    with process_groups(set_up_device(), seed=0) as place:
         Metrics([Full(), after], 1, place, facts).add(state, step_of(6.0, 2), report_now=True)
     assert len(after.reports) == 1
     assert "a report could not be written" in caplog.text
@@ -93,10 +93,10 @@ def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> N
 def test_groups_come_down_so_that_a_process_can_train_again() -> None:
     from megatron.core import parallel_state
 
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
     for _ in range(2):
-        with process_groups(enter(), seed=0) as place:
+        with process_groups(set_up_device(), seed=0) as place:
             assert (place.rank, place.dp_rank, place.dp_size, place.is_first) == (0, 0, 1, True)
     assert not parallel_state.model_parallel_is_initialized()
     assert not torch.distributed.is_initialized()
@@ -112,10 +112,10 @@ WORKER = """
     from types import SimpleNamespace
     import torch
     from mindvl_data import Loader
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
     from mindvl_model.testing.packs import pack_segments, random_segment
     from mindvl_train.config import ParallelConfig
-    accelerator = enter()
+    accelerator = set_up_device()
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.metrics.metrics import Metrics

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindvl_model import MindVLModel, enter
+from mindvl_model import MindVLModel, set_up_device
 from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train.metrics import step_clock
@@ -26,7 +26,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ticking")
 def test_the_innermost_phase_gets_the_time_and_all_of_them_add_up() -> None:
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         clock = StepClock(CPU)
         clock.start()  # looked at 0
         clock.begin("data")  # 1
@@ -67,7 +67,7 @@ def test_vision_encoder_and_projector_are_told_from_the_language_model_in_forwar
     pack = pack_segments([random_segment(config, grids=[(1, 4, 4)], num_text=9, seed=1)])
     from mindvl_model.megatron.blocks import Layout
 
-    with process_groups(enter(), seed=0):
+    with process_groups(set_up_device(), seed=0):
         model = MindVLModel(config, Layout())
         randomize(model)
         clock = StepClock(CPU, [model])

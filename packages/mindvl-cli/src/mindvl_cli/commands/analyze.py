@@ -125,9 +125,9 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     """Configuration, directory of the tokenizer, and what gives the model with its weights inside a process group."""
     from contextlib import contextmanager
 
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
-    accelerator = enter()
+    accelerator = set_up_device()
     from mindvl_model import MindVLModel
     from mindvl_model.hf.directory_config import config_from_directory
     from mindvl_model.hf.load import load_hf_directory

@@ -269,10 +269,10 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
 def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
     """Predicted and measured bytes of every rank."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors where no GPU is
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
     from mindvl_train.layout_search.measure import job_of, measure, predict
 
-    kind = enter().device(0).type
+    kind = set_up_device().device(0).type
     job = job_of(config, nproc)
     job = replace(job, num_microbatches=min(job.num_microbatches, 4 * config.parallel.pp_size))  # more change nothing
     measured = measure(job, nproc)

@@ -52,9 +52,9 @@ def pretrain_vision(
         The loss curve, and the share of validation digits (scans no training image used) that it names.
     """
     from mindvl_data import ImageConfig
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
 
-    enter()
+    set_up_device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.blocks import Layout

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let the literal "cuda" mean the CPU, so that megatron-core 0.16.1 runs unmodified over gloo.
+"""Map the device name "cuda" to the CPU, so that megatron-core 0.16.1 runs unmodified over gloo.
 
-Comes before the first import of megatron-core. torch.cuda.is_available() stays False, so torch's own code takes no
-CUDA path. Every name gets a function object of its own, because torch._dynamo refuses shared ones.
+Applied before the first import of megatron-core. torch.cuda.is_available() stays False, so torch's own code takes no
+CUDA path. Each patched name gets its own function object, because torch._dynamo does not accept shared ones.
 """
 
 import functools
@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.utils._device import _device_constructors
 
-from mindvl_model.accelerator.tensor_type import answer_with_cuda_names
+from mindvl_model.accelerator.tensor_type import report_cuda_tensor_types
 
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
 _compile = torch.compile
 
 
 class _Event(torch.cpu.Event):
-    """An event that has always happened: the CPU has one queue."""
+    """An event that is always complete, because the CPU has a single queue."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def query(self) -> bool:
@@ -35,7 +35,7 @@ class _Event(torch.cpu.Event):
 
 
 class _Stream(torch.cpu.Stream):
-    """The one queue of the CPU under the names of a CUDA stream."""
+    """The single queue of the CPU with the interface of a CUDA stream."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def wait_stream(self, stream: Any) -> None: ...
@@ -50,23 +50,23 @@ class _Stream(torch.cpu.Stream):
     __hash__ = object.__hash__
 
 
-def let_cuda_mean_cpu() -> None:
-    """Answer for torch.cuda, device="cuda", Tensor.cuda and gloo's two gaps; call once, before megatron-core."""
-    _answer_for_cuda_module()
-    _answer_for_generator()
-    _device_constructors()  # cached with the originals, or `with torch.device(...)` would pass our factories over
+def map_cuda_to_cpu() -> None:
+    """Patch torch.cuda, device="cuda", Tensor.cuda and two collectives of gloo. Call once, before megatron-core."""
+    _patch_cuda_module()
+    _patch_generator()
+    _device_constructors()  # caches the original functions; otherwise `with torch.device(...)` would skip the patched
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    answer_with_cuda_names("")
-    _fill_gaps_of_gloo()
-    # megatron's jit_fuser is torch.compile, taken at import time: it would want a C++ compiler and minutes.
+    report_cuda_tensor_types("")
+    _patch_gloo()
+    # megatron's jit_fuser is torch.compile, bound at import time; on the CPU it needs a C++ compiler and minutes.
     torch.compile = lambda fn=None, *args, **kwargs: fn if fn is not None else (lambda inner: inner)  # type: ignore
 
 
 def restore_compile() -> None:
-    """Give torch.compile back once megatron-core has been imported."""
+    """Restore torch.compile after megatron-core has been imported."""
     torch.compile = _compile
 
 
@@ -78,9 +78,9 @@ def _constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-def _answer_for_cuda_module() -> None:
+def _patch_cuda_module() -> None:
     stream = _Stream()
-    answers: dict[str, Any] = {
+    return_values: dict[str, Any] = {
         "device_count": 1,
         "set_device": None,
         "synchronize": None,
@@ -97,15 +97,15 @@ def _answer_for_cuda_module() -> None:
         "default_stream": stream,
         "_lazy_init": None,
     }
-    for name, value in answers.items():
+    for name, value in return_values.items():
         setattr(torch.cuda, name, _constant(value))
     torch.cuda.Stream, torch.cuda.Event = _Stream, _Event  # type: ignore[misc,assignment]
     torch.cuda.stream = _use_stream
-    # Unpatched it queues the callback for a device that never comes.
+    # The original queues the callback until CUDA is initialized, which never happens here.
     torch.cuda._lazy_call = lambda callback, **kwargs: callback()
 
 
-def _answer_for_generator() -> None:
+def _patch_generator() -> None:
     generator = torch.default_generator
     torch.cuda.default_generators = {"cpu": generator, 0: generator}  # type: ignore[assignment]
     modules: tuple[Any, ...] = (torch.cuda, torch.cuda.random)
@@ -114,7 +114,7 @@ def _answer_for_generator() -> None:
         module.manual_seed_all = lambda seed: generator.manual_seed(seed)
         module.get_rng_state = lambda *args, **kwargs: generator.get_state()
         module.set_rng_state = lambda state, *args: generator.set_state(state)
-    # Device and host share one generator here, so the tracker's alarm about it is always raised and never true.
+    # Device and host share one generator here, so this warning of the RNG tracker would always be a false alarm.
     logging.getLogger("megatron.core.tensor_parallel.random").addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
@@ -122,29 +122,29 @@ def _answer_for_generator() -> None:
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def factory_on_cpu(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is not None and str(device).startswith("cuda"):
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False  # pinning needs a device to pin for
+            kwargs["pin_memory"] = False  # pinned memory needs an accelerator
         return factory(*args, **kwargs)
 
-    return made
+    return factory_on_cpu
 
 
-def _fill_gaps_of_gloo() -> None:
+def _patch_gloo() -> None:
     collectives = dist.distributed_c10d
     isend, all_to_all_single = collectives.isend, dist.all_to_all_single
 
-    # deallocate_pipeline_outputs frees the data of a tensor that gloo is still sending: hand gloo an alias.
+    # deallocate_pipeline_outputs frees the data of a tensor that gloo is still sending, so gloo gets an alias.
     def isend_alias(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return isend(tensor.detach(), *args, **kwargs)
 
     def as_list(sizes: Any) -> Any:
         return sizes.tolist() if isinstance(sizes, torch.Tensor) else sizes
 
-    # megatron turns split sizes into lists only for tensors that say is_cuda.
+    # megatron-core converts split sizes to lists only for tensors with is_cuda=True.
     def all_to_all_lists(
         output: torch.Tensor,
         input: torch.Tensor,

@@ -7,7 +7,7 @@ builder and the inference engine. These imports took most of the start of a proc
 forwards to the real object when it is called, subclassed or read. The listed modules can be imported as usual
 afterwards; the real objects then take the place of the DeferredNames.
 
-Comes before the first import of megatron-core, in `enter`.
+Used by `set_up_device` around the first import of megatron-core.
 """
 
 import functools

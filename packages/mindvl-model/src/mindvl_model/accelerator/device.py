@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the accelerator once per process and make megatron-core run on it.
 
-Comes before everything that imports megatron-core (mindvl_model.megatron calls `enter` on import of its first module).
+Runs before everything that imports megatron-core; mindvl_model.megatron calls `set_up_device` when it is imported.
 """
 
 import importlib
@@ -23,99 +23,111 @@ Kind = Literal["npu", "cuda", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """The device of this process and the collectives that go with it."""
+    """The device of this process and its backend for collectives."""
 
     kind: Kind
-    collective_backend: str  # name for torch.distributed
+    collective_backend: str  # of torch.distributed: "hccl", "nccl" or "gloo"
 
     def device(self, local_rank: int = 0) -> torch.device:
-        """The device a process with this local rank computes on."""
+        """The torch device of the process with this local rank."""
         return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, local_rank)
 
 
 BACKENDS: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
-_entered: Accelerator | None = None
+_current: Accelerator | None = None
 
 
 def detect() -> Kind:
-    """What this machine has: an NPU, else a CUDA GPU, else the CPU. Imports torch_npu only where it is installed."""
+    """The accelerator of this machine: an NPU, else a CUDA GPU, else the CPU. Imports torch_npu if it is installed."""
     if importlib.util.find_spec("torch_npu") is not None and torch.version.cuda is not None:
-        # Both register an allocator under one name, and the second one ends the process.
-        logger.warning("torch_npu is installed beside a CUDA build of torch, which it cannot share a process with")
+        # Both register an allocator under the same name, and the second registration aborts the process.
+        logger.warning(
+            "accelerator: torch_npu and a CUDA build of torch %s are installed together and cannot share a process; "
+            "torch_npu is ignored. Install a CPU build of torch to use the NPU.",
+            torch.__version__,
+        )
     elif importlib.util.find_spec("torch_npu") is not None:
         try:
             import torch_npu  # noqa: F401
 
             if torch.get_device_module("npu").is_available():
                 return "npu"
-        except Exception as error:  # the wheel without a whole CANN raises many kinds, a bare Exception among them
-            logger.warning("torch_npu is installed but does not load (%s); looking for other devices", error)
+        except Exception as error:  # with an incomplete CANN installation the wheel raises even a bare Exception
+            logger.warning(
+                "accelerator: torch_npu is installed but fails to load (%s), so the NPU is not used. Check the CANN "
+                "installation.",
+                error,
+            )
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def enter(kind: Kind | None = None) -> Accelerator:
-    """Prepare this process for its accelerator; calling it again returns the first answer.
+def set_up_device(kind: Kind | None = None) -> Accelerator:
+    """Set up this process for its accelerator; later calls return the result of the first.
 
     Args:
-        kind: Which device to use; detected when None.
+        kind: The accelerator to use; detected when None.
 
     Raises:
-        ModelError: Another kind was entered before, megatron-core was imported without coming through here, or it has
-            a version that the device setup is not written for.
+        ModelError: The process is set up for another accelerator, megatron-core was imported before this call, or its
+            version is not supported.
     """
-    global _entered
-    if _entered is not None:
-        if kind not in (None, _entered.kind):
+    global _current
+    if _current is not None:
+        if kind not in (None, _current.kind):
             raise ModelError(
-                f"accelerator: {kind!r} asked for, but this process runs on {_entered.kind!r}. Start anew."
+                f"accelerator: {kind!r} was requested, but this process is set up for {_current.kind!r}. "
+                "Start a new process."
             )
-        return _entered
+        return _current
     if "megatron.core" in sys.modules:
-        raise ModelError("accelerator: megatron.core was imported before mindvl_model. Import mindvl_model first.")
+        raise ModelError(
+            "accelerator: megatron.core was imported before the device was set up. Import mindvl_model.megatron or call "
+            "mindvl_model.set_up_device() first."
+        )
     from mindvl_model.accelerator.megatron import check_version
 
     check_version()
     chosen = kind or detect()
-    _silence()
+    _filter_warnings()
     if chosen == "cpu":
-        from mindvl_model.accelerator.cpu import let_cuda_mean_cpu, restore_compile
+        from mindvl_model.accelerator.cpu import map_cuda_to_cpu, restore_compile
 
-        let_cuda_mean_cpu()
-        _finish_megatron()
+        map_cuda_to_cpu()
+        _import_megatron()
         restore_compile()
     else:
         if chosen == "npu":
-            from mindvl_model.accelerator.npu import let_cuda_mean_npu
+            from mindvl_model.accelerator.npu import map_cuda_to_npu
 
-            let_cuda_mean_npu()
-        _finish_megatron()
-    _entered = Accelerator(kind=chosen, collective_backend=BACKENDS[chosen])
-    logger.info("accelerator: %s, collectives: %s", _entered.kind, _entered.collective_backend)
-    return _entered
+            map_cuda_to_npu()
+        _import_megatron()
+    _current = Accelerator(kind=chosen, collective_backend=BACKENDS[chosen])
+    logger.info("accelerator: %s, collective backend: %s", _current.kind, _current.collective_backend)
+    return _current
 
 
-def _silence() -> None:
-    """Keep back what megatron-core and torch say in every run and nobody can act on."""
+def _filter_warnings() -> None:
+    """Filter warnings of megatron-core and torch that appear in every run and need no action."""
     for message in (
-        r"(Transformer Engine and )?Apex (is|are) not installed",  # we bring our own norm and optimizer
+        r"(Transformer Engine and )?Apex (is|are) not installed",  # mindvl_ops has its own norm and optimizer
         r"full scope is deprecated",
-        r"When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX",  # the run does, on CUDA
-        r"The \.grad attribute of a Tensor that is not a leaf",  # its optimizer looks at shards of parameters
+        r"When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX",  # mindvl_train sets it
+        r"The \.grad attribute of a Tensor that is not a leaf",  # the optimizer reads .grad of parameter shards
         r"`torch\.distributed\.\w+` is deprecated",
         r"Please use DTensor instead",
         r"`load_state_dict` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a CUDA toolkit without a GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a CUDA toolkit on a machine without a GPU
 
 
-def _finish_megatron() -> None:
+def _import_megatron() -> None:
     from mindvl_model.accelerator.deferred import USED_IN_TRAINING, defer_dynamo, deferred
-    from mindvl_model.accelerator.megatron import without_transformer_engine
+    from mindvl_model.accelerator.megatron import patch_megatron
 
     defer_dynamo()
     with deferred():
-        without_transformer_engine()
+        patch_megatron()
         for name in USED_IN_TRAINING:
             importlib.import_module(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What megatron-core 0.16.1 needs on every platform: without TransformerEngine and apex, and where they are installed.
+"""Patches that megatron-core 0.16.1 needs on every platform, with or without TransformerEngine and apex.
 
-Comes right after the first import of megatron-core. Knows the version; nothing else does.
+Applied right after the first import of megatron-core. The supported version is defined here only.
 """
 
 import re
@@ -10,35 +10,35 @@ from importlib import metadata
 from mindvl_model.errors import ModelError
 from mindvl_ops import AdamW
 
-TESTED = (">=0.16.1", "<0.16.2")  # like in pyproject.toml and `mindvl doctor`; this package changes its insides
+TESTED = (">=0.16.1", "<0.16.2")  # as in pyproject.toml and `mindvl doctor`; private attributes are patched
 
 
 def check_version() -> None:
-    """Refuse a megatron-core that this file is not written for, before it is imported.
+    """Check the installed version of megatron-core before it is imported.
 
     Raises:
-        ModelError: It is not installed, or another version is.
+        ModelError: megatron-core is not installed, or its version is not supported.
     """
-    wanted = f"megatron-core{','.join(TESTED)}"
+    required = f"megatron-core{','.join(TESTED)}"
     try:
         found = metadata.version("megatron-core")
     except metadata.PackageNotFoundError:
         raise ModelError(
-            f"megatron-core: not installed, {wanted} is expected. Install it: pip install '{wanted}'."
+            f"megatron-core: not installed, but {required} is required. Install it: pip install '{required}'."
         ) from None
     first, end = (_numbers(bound.lstrip("<>=")) for bound in TESTED)
     if not first <= _numbers(found) < end:
         raise ModelError(
-            f"megatron-core: found version {found}, but the device setup is written for {wanted}. "
-            f"Install it: pip install '{wanted}'."
+            f"megatron-core: version {found} is installed, but {required} is required. "
+            f"Install it: pip install '{required}'."
         )
 
 
-def without_transformer_engine() -> None:
-    """Import megatron-core and give it our AdamW where it looks for a fused one.
+def patch_megatron() -> None:
+    """Import megatron-core and make its optimizers use mindvl_ops.AdamW.
 
-    With torch's own AdamW its distributed optimizer cannot load a checkpoint: it wants `step` in the parameter group.
-    Those of TransformerEngine and apex have no state that our checkpoints could make room for: ours takes their place.
+    With torch's AdamW the distributed optimizer cannot load a checkpoint, because it expects `step` in the parameter
+    group. The fused optimizers of TransformerEngine and apex keep no state that mindvl's checkpoints could restore.
     """
     import megatron.core.optimizer as optimizer
     from megatron.core.optimizer import distrib_optimizer
@@ -46,9 +46,9 @@ def without_transformer_engine() -> None:
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # read by the router in fp32, defined only with TransformerEngine
+        moe_utils.te_general_gemm = None  # the fp32 router reads it; defined only with TransformerEngine
     if not isinstance(multi_latent_attention.TELinear, type):
-        multi_latent_attention.HAVE_TE = False  # isinstance() against a mock fails otherwise
+        multi_latent_attention.HAVE_TE = False  # otherwise isinstance() against a mock fails
     optimizer.Adam = distrib_optimizer.Adam = AdamW
     optimizer.USING_PYTORCH_OPTIMIZER = distrib_optimizer.USING_TE_OPTIMIZER = False
     distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let the literal "cuda" mean the NPU by torch_npu's own transfer_to_npu, and close the gaps it leaves.
+"""Map the device name "cuda" to the NPU with torch_npu's transfer_to_npu, and patch what it does not cover.
 
-Comes before the first import of megatron-core. Not run on hardware yet: proved on the real torch_npu wheel with fake
-tensors by `nox -s npu_contract`, which runs whole training steps. The gaps: Tensor.type() strings, which
-transfer_to_npu leaves alone, and questions put to torch.cuda because an NPU tensor says `is_cuda` (docs/npu.md).
+Applied before the first import of megatron-core. Not yet run on hardware: `nox -s npu_contract` runs whole training
+steps with the real torch_npu wheel and fake tensors. Not covered by transfer_to_npu: Tensor.type() strings, and
+calls to torch.cuda that torch makes because is_cuda is True for an NPU tensor (docs/npu.md).
 """
 
 import importlib
@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from mindvl_model.accelerator.tensor_type import answer_with_cuda_names
+from mindvl_model.accelerator.tensor_type import report_cuda_tensor_types
 
-# What torch.cuda answers on an A100: everything that asks uses it to find features of later GPUs (fp8 from 8.9 on).
+# Compute capability of an A100. Callers use it to detect features of later GPUs (fp8 needs 8.9).
 _CAPABILITY = (8, 0)
 
 
-def let_cuda_mean_npu() -> None:
+def map_cuda_to_npu() -> None:
     """Apply transfer_to_npu; call once, before megatron-core."""
     importlib.import_module("torch_npu.contrib.transfer_to_npu")
-    answer_with_cuda_names("npu.")
-    # torch.distributed.broadcast reads the first number for every tensor that says is_cuda; torch_npu answers None
-    # unless TORCH_NPU_DEVICE_CAPABILITY is set, and the first training step would end in a TypeError.
+    report_cuda_tensor_types("npu.")
+    # torch.distributed.broadcast reads the first number for every tensor with is_cuda=True. torch_npu returns None
+    # unless TORCH_NPU_DEVICE_CAPABILITY is set, and the first training step would raise a TypeError.
     torch.cuda.get_device_capability = _device_capability
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor.type() as megatron-core expects it, on devices that are not CUDA.
+"""Make Tensor.type() report CUDA names on other devices, as megatron-core expects.
 
-Its optimizers and gradient clipping compare the string with "torch.cuda.FloatTensor"; transfer_to_npu leaves it alone.
+Its optimizers and gradient clipping compare the string with "torch.cuda.FloatTensor"; transfer_to_npu does not map it.
 """
 
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 
-def answer_with_cuda_names(backend: str) -> None:
-    """Rename "torch.<backend>X" to "torch.cuda.X" in Tensor.type(); backend is "" on the CPU and "npu." on an NPU."""
+def report_cuda_tensor_types(backend: str) -> None:
+    """Rename "torch.<backend>X" to "torch.cuda.X" in Tensor.type(). The backend is "" on the CPU, "npu." on an NPU."""
     original = torch.Tensor.type
 
     def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

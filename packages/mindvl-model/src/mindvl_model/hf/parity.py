@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mindvl_model.accelerator import enter
+from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
@@ -110,7 +110,7 @@ def check_parity(
     Raises:
         ModelError: The directory cannot be read, or needs its own code and that is not allowed.
     """
-    device = enter().device()
+    device = set_up_device().device()
     from mindvl_model.megatron.process import single_process
 
     model_type = WeightDirectory(path).model_type

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to megatron-core: its blocks with our operators. No other directory of the package imports it."""
+"""The model on megatron-core: its blocks with the operators of mindvl_ops. Only this directory imports megatron.core."""
 
 from mindvl_model import accelerator
 
-# megatron-core reads torch.cuda while it is imported, so the device is settled first.
-accelerator.enter()
+# megatron-core reads torch.cuda while it is imported, so the device is set up first.
+accelerator.set_up_device()

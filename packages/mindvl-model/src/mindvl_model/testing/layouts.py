@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindvl_model.accelerator import enter
+from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.layout import Layout
 from mindvl_model.parameters import PARTS, Part, set_trainable
@@ -148,7 +148,7 @@ def _slices(place: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
 
 
 def _run(file: Path) -> None:
-    enter()
+    set_up_device()
     from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces, step
     from mindvl_model.megatron.stages import build_stages
 

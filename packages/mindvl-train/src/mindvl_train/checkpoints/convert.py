@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mindvl_data import load_tokenizer
-from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, enter, for_tokenizer
+from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, for_tokenizer, set_up_device
 from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
 from mindvl_model.hf.load import DirectorySource, LoadReport
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
@@ -90,7 +90,7 @@ def convert_to_checkpoint(
     Raises:
         ModelError: A directory is damaged, or its tensors do not fit the model; `out` exists or cannot be written.
     """
-    enter()
+    set_up_device()
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.directory import newest_checkpoint, plain_json, save_weights
     from mindvl_train.layouts import DTYPES

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_model import MindVLConfig, ModelError, config_from_json, enter
+from mindvl_model import MindVLConfig, ModelError, config_from_json, set_up_device
 
 
 def export_checkpoint(
@@ -33,7 +33,7 @@ def export_checkpoint(
         CheckpointError: There is no checkpoint, or it is damaged.
         ModelError: The destination exists.
     """
-    enter()
+    set_up_device()
     from mindvl_model.hf.export import write_hf_directory
     from mindvl_model.hf.processor_files import ProcessorSettings
     from mindvl_model.megatron.process import single_process

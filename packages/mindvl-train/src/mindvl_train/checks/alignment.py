@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mindvl_data import Batch, Loader
-from mindvl_model import enter
+from mindvl_model import set_up_device
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_train.checks.bounds import ALIGNMENT_BOUNDS, BF16_MARGIN, BF16_NOISE
 from mindvl_train.checks.jobs import apart
@@ -156,7 +156,7 @@ def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
 
 def write_start(config: RunConfig, start: Path) -> None:
     """The weights of a run before its first step, as a transformers directory."""
-    device = enter().device()
+    device = set_up_device().device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.megatron.process import single_process
     from mindvl_train.run import model_config_of
@@ -193,7 +193,7 @@ def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None
 
     model_config = model_config_of(config)
     # Trusted: write_start made this directory a moment ago, with the code of this package.
-    plain = PlainTraining(start, model_config, config, enter().device(), trust_remote_code=True)
+    plain = PlainTraining(start, model_config, config, set_up_device().device(), trust_remote_code=True)
     found, windows_cut = [], False
     with Loader(
         config.data,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindvl_data import Batch, Loader
-from mindvl_model import MindVLConfig, enter
+from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.language_config import Qwen3MoELanguageConfig
 from mindvl_train.checks.bounds import BF16_NEIGHBOUR, FP32_BOUND, bound_of
 from mindvl_train.checks.jobs import apart, be_one_rank, run_job
@@ -195,7 +195,7 @@ def _check(config: RunConfig) -> dict[str, Any]:
     from mindvl_train.parallel import process_groups
     from mindvl_train.run import model_config_of
 
-    accelerator = enter()
+    accelerator = set_up_device()
     model_config = _without_balancing(model_config_of(config))
     pack = _pack(config, model_config)
     number = len(pack.segments)

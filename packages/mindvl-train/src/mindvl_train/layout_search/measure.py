@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mindvl_model import MindVLConfig, TokenConfig, enter
+from mindvl_model import MindVLConfig, TokenConfig, set_up_device
 from mindvl_model.layout import chunk_layers
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import DEVICES
@@ -184,7 +184,7 @@ class RandomBatch:
 def rank_main(path: Path) -> None:
     """One rank of measure()."""
     job: Job = pickle.loads(path.read_bytes())
-    accelerator = enter()
+    accelerator = set_up_device()
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_ops import select_backends
     from mindvl_train.parallel import process_groups

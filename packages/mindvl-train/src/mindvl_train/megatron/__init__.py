@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The door to megatron-core's groups, schedules, optimizer and checkpoints."""
 
-from mindvl_model import enter
+from mindvl_model import set_up_device
 
 # megatron-core reads torch.cuda while it is imported, so the device is settled first.
-enter()
+set_up_device()
