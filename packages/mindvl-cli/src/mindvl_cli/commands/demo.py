@@ -17,6 +17,9 @@ def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
 
     Stopped at any point, it continues when started again. The report is OUT/report.html.
     """
+    from mindvl_cli.extras import require
+
+    require("demo", "mindvl demo")
     import torch
 
     from mindvl_cli import machine

@@ -137,7 +137,7 @@ def _launcher_number(name: str) -> int | None:
 
 def _show(stages: "Sequence[Stage]", nproc: int, world_size: int | None, as_json: bool) -> None:
     """Print what would run; exit code 1 when something it needs is missing."""
-    from mindvl_cli.dry_run import show_dry_run
+    from mindvl_cli.pages.dry_run_text import show_dry_run
 
     is_given = click.get_current_context().get_parameter_source("nproc") is click.core.ParameterSource.COMMANDLINE
     if not show_dry_run(stages, nproc if is_given else world_size, as_json=as_json):

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from mindvl_cli.dry_run import dry_run_text
 from mindvl_cli.failures import is_ours
 from mindvl_cli.load import load_config, to_plain
 from mindvl_cli.main import cli
+from mindvl_cli.pages.dry_run_text import dry_run_text
 from mindvl_model import MindVLConfig
 from mindvl_model.language_config import Qwen2LanguageConfig
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
@@ -118,7 +118,7 @@ def test_where_a_run_begins_is_told() -> None:
     assert "weights     all parts from stage warmup" in dry_run_text("first", later)
 
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "tiny" / "sft.yaml"
+RECIPE = Path(__file__).parents[4] / "recipes" / "tiny" / "sft.yaml"
 QWEN2 = Qwen2LanguageConfig(
     hidden_size=32,
     num_layers=2,

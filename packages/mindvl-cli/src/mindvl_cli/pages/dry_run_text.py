@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `mindvl train --dry-run` prints: the runs of a recipe or a plan as text or JSON.
+"""The output of `mindvl train --dry-run`: the runs of a recipe or a pipeline file as text or JSON.
 
-Comes after pipeline_file.py; mindvl_train.dry_run finds out, here it is said.
+Comes after mindvl_train.dry_run, which computes the reports that are formatted here.
 """
 
 import json
