@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers are shown with the unit that leaves a few digits."""
 
-from mindvl_cli.units import bytes_text, count_text, seconds_text
+from mindvl_cli.units import bytes_text, count_text, percent_text, seconds_text
 
 
 def test_every_size_has_its_unit() -> None:
@@ -13,3 +13,4 @@ def test_every_size_has_its_unit() -> None:
         "4.4 ms",
         "0.014 ms",
     ]
+    assert [percent_text(share) for share in (0.99871, None)] == ["99.87 %", "-"]

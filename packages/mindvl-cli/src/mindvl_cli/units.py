@@ -24,3 +24,8 @@ def bytes_text(number: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Such as 46.24 s or 3.1 ms."""
     return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
+def percent_text(share: float | None) -> str:
+    """Such as 99.87 %; a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.2f} %"

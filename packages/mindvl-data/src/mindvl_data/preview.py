@@ -2,7 +2,7 @@
 """One sample at every stage, as data.
 
 Stands beside the line: it runs the same functions as the loader, one after another, and keeps what each returned.
-preview_page.py makes a page of it.
+preview_media.py adds turns and media as the model receives them.
 """
 
 from dataclasses import asdict, dataclass

@@ -178,7 +178,8 @@ def show(
 
     Example: mindvl data show shards/photos --tokenizer model/ --stage tokens --out sample.html
     """
-    from mindvl_data import load_tokenizer, preview, preview_page
+    from mindvl_cli.pages.sample import sample_page
+    from mindvl_data import load_tokenizer, preview
     from mindvl_data.config import SampleRules
 
     if stage in ("tokens", "pack") and tokenizer is None:
@@ -194,7 +195,7 @@ def show(
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
             rules=SampleRules(image=image, video=video, max_tokens=seq_length),
         )
-        page, document, text = preview_page.sample_page(shown), shown.as_json(stage), _as_text(shown, stage)
+        page, document, text = sample_page(shown), shown.as_json(stage), _as_text(shown, stage)
     if out is not None:
         write_whole(out, page)
         text = f"{text}\npage: {out}"
@@ -247,7 +248,8 @@ def stats(
 def _first_pack(
     directory: Path, tokenizer: Path, image: Any, video: Any, seq_length: int
 ) -> tuple[str, dict[str, Any]]:
-    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig, preview_page
+    from mindvl_cli.pages.sample import pack_page
+    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig
     from mindvl_data.tokenization import load_tokenizer
 
     try:
@@ -276,7 +278,7 @@ def _first_pack(
     ]
     patches = len(batch.pixel_values) + len(batch.pixel_values_videos)
     document = {"stage": "pack", "tokens": starts[-1], "patches": patches, "segments": segments}
-    return preview_page.pack_page(batch, load_tokenizer(tokenizer)), document
+    return pack_page(batch, load_tokenizer(tokenizer)), document
 
 
 def _as_text(shown: "Preview", stage: str) -> str:
@@ -302,7 +304,7 @@ def _print_stats(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mindvl_cli.pages.stats import percent
+    from mindvl_cli.units import percent_text as percent
 
     visual, waits = figures["visual_tokens"], figures["staleness"]
     table = Table(box=None, pad_edge=False, show_header=False)

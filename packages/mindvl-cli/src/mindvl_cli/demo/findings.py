@@ -6,9 +6,9 @@ same items, so treating them as independent overstates the error and errs on the
 """
 
 import math
+import statistics
 
 from mindvl_cli.demo.results import GridScores, Results, ScoreTable, TableRow
-from mindvl_cli.pages.charts import quartiles
 
 
 def findings(results: Results) -> list[str]:
@@ -121,7 +121,7 @@ def _chosen(results: Results) -> str:
 
 def _lowest_and_median(model: GridScores) -> tuple[float, float]:
     values = [score for row in model.scores for score in row if score is not None]
-    return min(values), quartiles(values)[1]
+    return min(values), statistics.median(values)
 
 
 def _noise(first: float, second: float, num_items: int) -> float:
