@@ -24,7 +24,7 @@ NUM_TONES = 10  # colours of curves and areas in style.css
 
 _SMALL, _WIDE = (4.4, 2.6), (9.0, 3.4)  # inches
 _FONT = "'DejaVu Sans', sans-serif"  # as matplotlib writes the family that _RC asks for
-_RC = {"svg.fonttype": "none", "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
+_RC: dict[Any, Any] = {"svg.fonttype": "none", "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
 
 Points = Sequence[tuple[float, float]]
 
@@ -154,7 +154,7 @@ def paired_bars(rows: Sequence[tuple[str, float, float]], *, names: tuple[str, s
     end = max(max(shares) for _, *shares in rows) or 1.0
     for number, colour in enumerate((_colour("tone-4"), _colour("accent"))):
         places = [row + 0.2 * (2 * number - 1) for row in range(len(rows))]
-        shares = [row[1 + number] for row in rows]
+        shares = [pair[number] for _, *pair in rows]
         axes.barh(places, shares, height=0.36, color=colour)
         for place, share in zip(places, shares, strict=True):
             axes.text(share + 0.01 * end, place, f"{share:.1%}", va="center", color=_colour("soft"), fontsize=8)
@@ -186,8 +186,9 @@ def boxes(groups: Sequence[tuple[str, Sequence[float]]], *, describe: str, stres
         places = [group + 1.3 + 0.05 * (place % 3) for place in range(len(values))]  # the same in every run
         axes.plot(places, values, ".", color=colour, markersize=3, alpha=0.8, gid=f"values-{group}")
     if marks:
-        places = range(1, len(groups) + 1)
-        axes.plot(places, marks, "D", color=_colour("wrong"), markersize=5, zorder=5, label=mark_name)
+        axes.plot(
+            range(1, len(groups) + 1), marks, "D", color=_colour("wrong"), markersize=5, zorder=5, label=mark_name
+        )
         axes.legend(frameon=False, labelcolor=_colour("soft"), fontsize=9)
     axes.set_xticks(range(1, len(groups) + 1), [_short(name) for name, _ in groups])
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
