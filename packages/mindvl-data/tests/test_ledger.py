@@ -21,7 +21,7 @@ import pytest
 from mindvl_data import Batch, DataConfig, DataError, Loader, PackingConfig, index_directory
 from mindvl_data.audit_lines import read_log
 from mindvl_data.ledger import consumed, verify
-from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.atomic import write_atomically
 
 MakeConfig = Callable[..., DataConfig]
 Sealed = dict[str, Any]

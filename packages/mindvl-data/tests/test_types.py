@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: what the model gets, and moving it."""
+"""Batch: the model's inputs and their device; and importing the package without loading torch."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
+import pytest
+
+import mindvl_data
 from mindvl_data import DataConfig, Loader
 
 
@@ -23,3 +28,23 @@ def test_a_batch_moves_with_its_tensors_and_keeps_on_the_host_what_is_planned_wi
         "input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "pixel_values", "image_grid_thw",
         "pixel_values_videos", "video_grid_thw",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import mindvl_data", "torch numpy PIL pyarrow fsspec tokenizers av"),
+        ("from mindvl_data import DataConfig", "torch numpy PIL pyarrow fsspec tokenizers av"),
+        ("from mindvl_data import index_directory, load_tokenizer, write_shards", "torch pyarrow fsspec av"),
+    ],
+)
+def test_an_import_loads_only_the_libraries_it_needs(statement: str, absent: str) -> None:
+    code = f"import sys; {statement}; print([name for name in {absent.split()!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_is_found_and_an_unknown_one_is_not() -> None:
+    assert all(hasattr(mindvl_data, name) for name in mindvl_data.__all__)
+    assert set(mindvl_data.__all__) <= set(dir(mindvl_data))
+    assert not hasattr(mindvl_data, "no_such_name")

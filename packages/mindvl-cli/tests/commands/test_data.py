@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.data import data
 from mindvl_data import DataError
-from mindvl_data.formats import FORMATS
+from mindvl_data.formats.registry import FORMATS
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 CHATML = (

@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -156,6 +155,8 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch 
     """
     if (height, width) == pixels.shape[:2]:
         return pixels
+    import torch  # here, because indexing uses this module without torch
+
     image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     if scratch is None:
         resized = torch.nn.functional.interpolate(image, (height, width), mode="bicubic", antialias=True)

@@ -33,8 +33,9 @@ from mindvl_data.config import ImageConfig, SampleRules
 from mindvl_data.encode import encode_sample
 from mindvl_data.errors import SampleError
 from mindvl_data.images import count_patches
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import ShardIndex, open_index, write_atomically
+from mindvl_data.shards.index import ShardIndex, open_index
 from mindvl_data.shards.location import shown
 from mindvl_data.shards.reading import read_records
 from mindvl_data.shards.remote import copy_beside

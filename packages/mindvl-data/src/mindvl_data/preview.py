@@ -16,7 +16,8 @@ from mindvl_data.encode import Encoding, Scale, encode_sample, image_scales, sam
 from mindvl_data.errors import DataError
 from mindvl_data.samples import parse_sample
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import DirectoryIndex, key_of, open_index
+from mindvl_data.shards.index import DirectoryIndex, open_index
+from mindvl_data.shards.index_format import hash_key
 from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, RawSample, Sample
@@ -121,7 +122,7 @@ def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenR
 
 
 def _find(index: DirectoryIndex, key: str) -> tuple[int, int]:
-    wanted = np.uint64(key_of(key))
+    wanted = np.uint64(hash_key(key))
     for number, shard in enumerate(index.shards):
         packs = np.flatnonzero(shard.samples["key_hash"] == wanted)
         if len(packs):

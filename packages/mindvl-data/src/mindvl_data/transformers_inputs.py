@@ -8,12 +8,12 @@ packed samples are told apart by their text positions, which start at 0 in each 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mindvl_data.errors import DataError
 from mindvl_data.positions import PositionKind
 
 if TYPE_CHECKING:
+    import torch
+
     from mindvl_data.types import Batch
 
 # Normalization of Qwen2.5-VL's published processor, which is CLIP's (arXiv 2103.00020).
@@ -55,19 +55,19 @@ def transformers_inputs(
     return inputs
 
 
-def _unshifted(batch: "Batch") -> torch.Tensor:
+def _unshifted(batch: "Batch") -> "torch.Tensor":
     """Labels [T] at the place of the token itself; the last position of a segment has none, so none crosses over."""
-    return torch.roll(batch.labels, 1)
+    return batch.labels.roll(1)
 
 
-def _positions(batch: "Batch", kind: PositionKind) -> torch.Tensor:
+def _positions(batch: "Batch", kind: PositionKind) -> "torch.Tensor":
     """int64 [4, 1, T], text positions before the three axes of M-RoPE, or [1, T] for a model without M-RoPE."""
+    import torch  # here, because types.py uses this module without torch
+
     lengths = batch.cu_seqlens.diff().tolist()
     text = torch.cat([torch.arange(length) for length in lengths]).to(batch.input_ids.device)
     grids = torch.cat((batch.image_grid_thw, batch.video_grid_thw))
-    if bool(
-        (grids.prod(-1) > PATCHES_PER_TOKEN).any()
-    ):  # a medium of one visual token has the same position on every axis
+    if bool((grids.prod(-1) > PATCHES_PER_TOKEN).any()):  # one visual token has the same position on every axis
         made_as = "rope" if bool((batch.position_ids == text).all()) else "mrope"
         if (made_as == "rope") != (kind == "rope"):
             raise DataError(
@@ -77,8 +77,10 @@ def _positions(batch: "Batch", kind: PositionKind) -> torch.Tensor:
     return text[None] if kind == "rope" else torch.cat((text[None], batch.position_ids))[:, None]
 
 
-def _normalized(patches: torch.Tensor, num_frames: int, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+def _normalized(
+    patches: "torch.Tensor", num_frames: int, mean: Sequence[float], std: Sequence[float]
+) -> "torch.Tensor":
     """float32 [P, 3 * 2 * patch area] of uint8 patches; an image fills both temporal slices with copies of itself."""
-    means, stds = (torch.tensor(list(values), device=patches.device).view(1, 3, 1, 1) for values in (mean, std))
-    pixels = (patches.view(len(patches), 3, num_frames, -1).float() / 255 - means) / stds
-    return pixels.expand(-1, -1, TEMPORAL_PATCH_SIZE, -1).flatten(1)
+    pixels = patches.view(len(patches), 3, num_frames, -1).float() / 255
+    means, stds = (pixels.new_tensor(list(values)).view(1, 3, 1, 1) for values in (mean, std))
+    return ((pixels - means) / stds).expand(-1, -1, TEMPORAL_PATCH_SIZE, -1).flatten(1)

@@ -6,14 +6,16 @@ Every other file of the package turns one of these into the next.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mindvl_data.positions import PositionKind
 from mindvl_data.transformers_inputs import IMAGE_MEAN, IMAGE_STD, transformers_inputs
+
+if TYPE_CHECKING:
+    import torch
 
 IGNORE_INDEX = -100
 _ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw")
@@ -130,27 +132,29 @@ class PackedSample:
 class Batch:
     """One packed pack: what the model takes as one microbatch."""
 
-    input_ids: torch.Tensor  # int64 [T]
-    labels: torch.Tensor  # int64 [T], shifted inside each segment, IGNORE_INDEX where nothing is learned
-    position_ids: torch.Tensor  # int64 [3, T]
-    cu_seqlens: torch.Tensor  # int32 [num_segments + 1]; padding is its own last segment
+    input_ids: "torch.Tensor"  # int64 [T]
+    labels: "torch.Tensor"  # int64 [T], shifted inside each segment, IGNORE_INDEX where nothing is learned
+    position_ids: "torch.Tensor"  # int64 [3, T]
+    cu_seqlens: "torch.Tensor"  # int32 [num_segments + 1]; padding is its own last segment
     max_seqlen: int
-    pixel_values: torch.Tensor  # uint8 [P, patch_dim], merge-block order
-    image_grid_thw: torch.Tensor  # int64 [num_images, 3]
-    pixel_values_videos: torch.Tensor  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, pack, column)
-    video_grid_thw: torch.Tensor  # int64 [num_videos, 3]
+    pixel_values: "torch.Tensor"  # uint8 [P, patch_dim], merge-block order
+    image_grid_thw: "torch.Tensor"  # int64 [num_images, 3]
+    pixel_values_videos: "torch.Tensor"  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, pack, column)
+    video_grid_thw: "torch.Tensor"  # int64 [num_videos, 3]
     num_loss_tokens: int
     segments: tuple[Segment, ...]  # without the padding
     step: int  # the optimizer step this pack belongs to
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
     seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: "torch.device | str") -> Self:
         """The same pack with its tensors on `device`.
 
         cu_seqlens and the grids stay on the host: the model plans with their values there, and reading them back
         would make it wait for the device twice in every pack.
         """
+        import torch  # here, because reading and writing shards uses this module without torch
+
         moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
             for f in fields(self)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.imagefolder import read_imagefolder
+from mindvl_data.formats.record import RecordError, SourceRecord
 
 
 def read(directory: Path) -> list[SourceRecord]:

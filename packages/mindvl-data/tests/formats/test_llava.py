@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.llava import read_llava
+from mindvl_data.formats.record import RecordError, SourceRecord
 
 
 def read(path: Path, rows: Any, root: Path | None = None) -> list[SourceRecord]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.messages import read_messages
+from mindvl_data.formats.record import RecordError, SourceRecord
 
 
 def records(path: Path) -> list[SourceRecord]:

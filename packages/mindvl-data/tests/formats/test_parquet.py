@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import RecordError, SourceRecord
 from mindvl_data.formats.parquet import read_parquet
+from mindvl_data.formats.record import RecordError, SourceRecord
 
 TURNS = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "yes"}]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError
-from mindvl_data.formats import RecordError, SourceRecord
+from mindvl_data.formats.record import RecordError, SourceRecord
 from mindvl_data.formats.tsv import CHOOSE, read_tsv
 
 IMAGES = [bytes([n]) * 90 for n in range(3)]

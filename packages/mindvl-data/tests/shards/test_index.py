@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from mindvl_data import DataError, index_directory
-from mindvl_data.shards.index import key_of, open_index
+from mindvl_data.shards.index import open_index
+from mindvl_data.shards.index_format import hash_key
 from mindvl_data.shards.tar import ShardWriter
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}).encode()
@@ -40,7 +41,7 @@ def test_the_index_holds_sizes_offsets_and_hashes(shard_directories: dict[str, P
     assert not index.is_text
     assert [len(s.samples) for s in index.shards] == [16, 16, 16, 12]
     first = index.shards[0]
-    assert int(first.samples["key_hash"][3]) == key_of("000000003")
+    assert int(first.samples["key_hash"][3]) == hash_key("000000003")
     content = first.path.read_bytes()
     offset, length = int(first.members["offset"][0]), int(first.members["length"][0])
     assert "messages" in json.loads(content[offset : offset + length])

@@ -25,7 +25,8 @@ from PIL import Image
 from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig, SourceConfig, index_directory
 from mindvl_data.errors import SampleError
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.shards.index import key_of, open_index
+from mindvl_data.shards.index import open_index
+from mindvl_data.shards.index_format import hash_key
 from mindvl_data.shards.reading import read_samples
 from mindvl_data.shards.scan import scan_members
 from mindvl_data.shards.tar import ShardWriter
@@ -68,7 +69,7 @@ def records(directory: Path) -> dict[str, bytes]:
     for shard in open_index(directory).shards:
         for row, raw in enumerate(read_samples(shard, list(range(len(shard.samples))), files)):
             assert not isinstance(raw, SampleError), raw
-            assert key_of(raw.key) == int(shard.samples["key_hash"][row])
+            assert hash_key(raw.key) == int(shard.samples["key_hash"][row])
             found[raw.key] = raw.record
     files.close()
     return found

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mindvl_data import DataError
-from mindvl_data.shards.index import key_of
+from mindvl_data.shards.index_format import hash_key
 from mindvl_data.shards.tar import ShardWriter
 from mindvl_data.shards.validation import Rules, ValidShard, validate_shard
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_refused_by_name_or_left_out(
     assert "sample 'a'" in str(caught.value)
     assert "s.tar at byte 0" in str(caught.value)
     found = validate(path, exclude_bad=True)
-    assert keys(found) == [key_of("z")]
+    assert keys(found) == [hash_key("z")]
     (line,) = found.excluded
     assert (line["shard"], line["key"], line["offset"]) == ("s.tar", "a", 0)
     assert message.strip("'") in line["reason"].replace("'", "") or message in line["reason"]
@@ -115,11 +115,11 @@ def test_a_key_that_comes_again_is_left_out_and_scattered_parts_belong_to_nobody
     path = shard(tmp_path, ("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3"))
     with pytest.raises(DataError, match=r"duplicate key 'a', already at byte 0.*at byte 2048"):
         validate(path)
-    assert keys(validate(path, exclude_bad=True)) == [key_of("a"), key_of("b")]
+    assert keys(validate(path, exclude_bad=True)) == [hash_key("a"), hash_key("b")]
     path = shard(tmp_path, ("a.txt", b"1"), ("b.txt", b"2"), ("a.png", png()), ("c.txt", b"3"), ("b.png", png()))
     with pytest.raises(DataError, match="'a': its members stand in 2 places"):
         validate(path)
-    assert keys(validate(path, exclude_bad=True)) == [key_of("c")]
+    assert keys(validate(path, exclude_bad=True)) == [hash_key("c")]
 
 
 def test_a_caption_beside_damage_may_have_lost_its_image_and_a_conversation_says_so(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_caption_beside_damage_may_have_lost_its_image_and_a_conversation_says
             validate(path)
         return keys(validate(path, exclude_bad=True))
 
-    assert left("a.json") == [key_of("b"), key_of("c")]
-    assert left("c.json") == [key_of("a")]  # b.png is the last thing before the damage: there may have been another
-    assert left("b.png") == [key_of("a"), key_of("c")]
+    assert left("a.json") == [hash_key("b"), hash_key("c")]
+    assert left("c.json") == [hash_key("a")]  # b.png is the last thing before the damage: there may have been another
+    assert left("b.png") == [hash_key("a"), hash_key("c")]
 
 
 def test_an_empty_shard_is_refused(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_part_whose_type_is_no_text_is_one_bad_sample_and_no_end(tmp_path: Pat
     with pytest.raises(DataError, match=r"sample 'x': part has type .*; use text, image, video, box or point"):
         validate(shard(tmp_path, *members))
     found = validate(shard(tmp_path, *members), exclude_bad=True)
-    assert keys(found) == [key_of("y")]
+    assert keys(found) == [hash_key("y")]
     assert [line["key"] for line in found.excluded] == ["x"]
 
 

@@ -25,7 +25,8 @@ from urllib.parse import urlparse
 from mindvl_data.errors import DataError, SampleError, redact
 from mindvl_data.formats.foreign import own_record
 from mindvl_data.formats.record import Item, Place, RecordError, Records, SourceRecord, extras
-from mindvl_data.shards.tar import MAX_MEMBER_BYTES, SHARD_PATTERN, TEXT_EXTENSIONS, VIDEO_EXTENSIONS
+from mindvl_data.shards.tar import MAX_MEMBER_BYTES, SHARD_PATTERN, TEXT_EXTENSIONS, VIDEO_EXTENSIONS, Member
+from mindvl_data.shards.validation import sort_members
 
 Pipeline = Iterable[dict[str, Any]]
 
@@ -240,10 +241,6 @@ def _records(samples: Pipeline) -> Iterator[Item]:
 
 
 def _record(sample: dict[str, Any], place: Place) -> SourceRecord:
-    # Here, because shards/validation.py imports this package.
-    from mindvl_data.shards.tar import Member
-    from mindvl_data.shards.validation import sort_members
-
     fields = {name: value for name, value in sample.items() if not name.startswith("__")}
     contents = {name: _bytes(name, value, place) for name, value in fields.items()}
     key, offset, members, whole = sample["__key__"], 0, [], b"".join(contents.values())

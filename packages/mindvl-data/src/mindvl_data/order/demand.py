@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mindvl_data.config import DataConfig
 from mindvl_data.measure import row_lengths
 from mindvl_data.order.sources import SourceIndex
-from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.location import beside, join
 from mindvl_data.shards.manifest import MANIFEST_NAME
 from mindvl_data.shards.sealed import SealError, seal, unseal

@@ -25,6 +25,7 @@ from mindvl_data.process import OwnProcess
 from mindvl_data.shards.index_format import index_arrays, index_name, is_consistent
 from mindvl_data.shards.location import Location, is_remote, join
 from mindvl_data.shards.manifest import MANIFEST_NAME, read_manifest, refuse_different_files
+from mindvl_data.shards.remote import local_copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,25 +189,6 @@ def open_index(directory: Location, *, store: StoreConfig | None = None, max_map
     )
 
 
-def key_of(raw_name: str) -> int:
-    """64-bit hash of a sample's key."""
-    return int.from_bytes(hashlib.blake2b(raw_name.encode(), digest_size=8).digest(), "little")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under another name, flush to disk, rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def _on_disk(location: Location, sha256: str | None, store: StoreConfig | None) -> Path:
     """The file itself, or the copy of an object that is kept on this machine."""
-    if not isinstance(location, str):
-        return location
-    from mindvl_data.shards.remote import local_copy  # it writes with write_atomically, so it comes after this file
-
-    return local_copy(location, sha256, store)
+    return local_copy(location, sha256, store) if isinstance(location, str) else location

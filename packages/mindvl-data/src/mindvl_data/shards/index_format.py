@@ -88,6 +88,11 @@ def shard_name(index: str) -> str:
     return f"{index.removesuffix('.idx')}.tar"
 
 
+def hash_key(key: str) -> int:
+    """The 64-bit hash of a sample's key, stored as `key_hash`."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+
+
 def is_index(path: Path) -> bool:
     """Whether a file is an index of ours, and not one of another program under such a name."""
     with open(path, "rb") as file:

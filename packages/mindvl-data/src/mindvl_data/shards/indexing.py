@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from mindvl_data.errors import DataError
 from mindvl_data.process import end_with_parent
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.claim import claimed
-from mindvl_data.shards.index import write_atomically
 from mindvl_data.shards.index_format import INDEX_MAGIC, index_arrays, is_index, shard_name
 from mindvl_data.shards.known import (
     DUPLICATE,

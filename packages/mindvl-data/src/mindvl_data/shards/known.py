@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mindvl_data.errors import DataError
-from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.index_format import index_arrays, sha256_of
 from mindvl_data.shards.manifest import INDEXING_NAME, MANIFEST_NAME, MANIFEST_VERSION, check_entry, read_manifest
 from mindvl_data.shards.sealed import SealError, seal, unseal_text

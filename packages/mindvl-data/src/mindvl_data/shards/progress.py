@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
-from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.sealed import SealError, seal, unseal
 from mindvl_data.shards.tar import WRITING_MARK
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError, redact
-from mindvl_data.shards.index import write_atomically
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.location import Location, beside, is_remote, kept_directory, name_of
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from zlib_ng.zlib_ng import crc32
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.foreign import says_its_media
 from mindvl_data.samples import check_record_size, parse_sample
-from mindvl_data.shards.index import key_of
-from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE
+from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE, hash_key
 from mindvl_data.shards.media import check_media
 from mindvl_data.shards.scan import Content, Damage, map_shard, walk
 from mindvl_data.shards.tar import BLOCK, MEDIA_EXTENSIONS, RECORD_EXTENSIONS, Member, split_name
@@ -126,7 +125,7 @@ class _Table:
         if len(members) > _MAX_U16 or max(stop - start, *limits) > _MAX_U32:
             raise SampleError(f"{len(members)} members in {stop - start} bytes are more than an index can hold")
         row = (start, stop - start, len(self.members), len(members), sample.has_coordinates, is_json)
-        self.samples.append((*row, key_of(group.key), crc, *limits))
+        self.samples.append((*row, hash_key(group.key), crc, *limits))
         for member, size in zip(members, (MediaSize(0, 0), *sizes), strict=True):
             self.members.append((member.offset, member.length, size.height, size.width, size.frames, size.fps))
 

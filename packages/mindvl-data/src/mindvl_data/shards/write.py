@@ -17,16 +17,9 @@ from typing import BinaryIO
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import DataError, SampleError
-from mindvl_data.formats import (
-    FORMATS,
-    WEBDATASET,
-    Pipeline,
-    RecordError,
-    SourceRecord,
-    read_webdataset,
-    webdataset_identity,
-)
-from mindvl_data.formats.record import Item, Place
+from mindvl_data.formats.record import Item, Place, RecordError, SourceRecord
+from mindvl_data.formats.registry import FORMATS, WEBDATASET
+from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
 from mindvl_data.samples import parse_sample
 from mindvl_data.shards.claim import claimed
 from mindvl_data.shards.media import check_media, media_extension
@@ -69,7 +62,7 @@ def write_shards(
 
     Args:
         source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
-        format: One of `mindvl_data.formats.FORMATS`.
+        format: One of `mindvl_data.formats.registry.FORMATS`.
         image_root: Where relative image names start; the source's own directory when None.
         source_name: Kept in each record; the name of `out` when None.
         workers: Threads that read and check; the shards do not depend on it.
