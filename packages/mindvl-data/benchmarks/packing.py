@@ -55,9 +55,9 @@ def ours(lengths: list[int], capacity: int, buffer_size: int, *, visual: list[in
     for number, length in enumerate(lengths):
         packer.add(number, length, visual[number])
         if packer.is_full:
-            yield packer.next_row(), number + 1
-    while row := packer.next_row():
-        yield row, len(lengths)
+            yield packer.next_pack(), number + 1
+    while pack := packer.next_pack():
+        yield pack, len(lengths)
 
 
 def visual_limit(tokens: Lengths, visual: Lengths, capacity: int) -> int:

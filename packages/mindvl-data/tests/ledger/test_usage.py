@@ -39,10 +39,10 @@ def test_the_difference_from_what_can_be_used_is_counted_and_its_first_place_nam
 
     assert used().compare(usable) is None
     assert used(("b", 3), ("b", 8)).compare(usable) == (
-        "2 usable samples are missing, 0 are not usable, the first is b row 3"
+        "2 usable samples are missing, 0 are not usable, the first is b sample 3"
     )
     more = used(("a", 5))
     for shard, row in (("a", 1), ("b", 20), ("c", 0)):
         assert more.add(shard, row)
-    assert more.compare(usable) == "1 usable samples are missing, 3 are not usable, the first is a row 1"
-    assert EpochUse().compare(usable) == "19 usable samples are missing, 0 are not usable, the first is a row 0"
+    assert more.compare(usable) == "1 usable samples are missing, 3 are not usable, the first is a sample 1"
+    assert EpochUse().compare(usable) == "19 usable samples are missing, 0 are not usable, the first is a sample 0"

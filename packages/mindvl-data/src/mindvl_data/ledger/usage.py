@@ -48,7 +48,7 @@ class EpochUse:
             missing += int((can & ~used).sum())
             extra += int((used & ~can).sum())
             if not first and (can != used).any():
-                first = f"{shard} row {int((can != used).argmax())}"
+                first = f"{shard} sample {int((can != used).argmax())}"
         for shard, blocks in left.items():
             extra += sum(byte.bit_count() for bits in blocks.values() for byte in bits)
             first = first or (shard if blocks else "")

@@ -269,7 +269,7 @@ class _Check:
             for source, epoch, shard, number in pack:
                 if not self._use[source, epoch].add(shard, number):
                     self.problem(
-                        f"step {line.step}: {shard} pack {number} of {source} was used before in epoch {epoch}"
+                        f"step {line.step}: {shard} sample {number} of {source} was used before in epoch {epoch}"
                     )
         self.account.add(line, link)
         if self._saved is not None and line.step == self._saved["step"]:
