@@ -5,6 +5,7 @@ Each session makes its own environment from the pins in pyproject.toml; uv links
 environment costs a second and no space.
 """
 
+import os
 import platform
 import re
 import shutil
@@ -26,6 +27,9 @@ HELD = ("megatron-core==0.16.1",)
 
 # Two worker processes; each runs whole test files, so that fixtures of a module are built once.
 PYTEST = ("-q", "-n", "2", "--dist", "loadfile")
+
+# Without bytecode every process that a test starts compiles its imports: `import torch` takes 3.8 s instead of 1.5 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "uv"

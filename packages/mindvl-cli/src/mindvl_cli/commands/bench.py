@@ -26,6 +26,7 @@ NAMES = {  # of a script -> its package
     "scale": "mindvl_data",
     "ops": "mindvl_ops",
     "step": "mindvl_train",
+    "start": "mindvl_train",
 }
 
 
@@ -34,9 +35,9 @@ NAMES = {  # of a script -> its package
 @click.option("--quick", is_flag=True, help="Smaller inputs and fewer rounds: a look, not a figure to quote.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing (rows from lengths), loader (images by core), scale (memory, start), ops (operators) or step.
+    """Measure packing, loader (images per core), scale (memory, first start), ops (operators), step or start.
 
-    step trains small models beside transformers and beside a bare loop.
+    step trains small models beside transformers and beside a bare loop. start measures the imports of a rank.
     """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
     report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)
