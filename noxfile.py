@@ -34,7 +34,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "types", "tests", "flow", "npu_contract", "build"]
+nox.options.sessions = ["lint", "types", "tests", "flow", "docs", "npu_contract", "build"]
 
 
 def _sync(session: nox.Session, *arguments: str) -> None:
@@ -73,6 +73,15 @@ def flow(session: nox.Session) -> None:
     _sync(session, "--no-default-groups", "--group", "test")
     session.run("pytest", *PYTEST, "tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     session.run("mindvl", "demo", "--quick", "--fresh", "--out", str(Path(session.create_tmp()) / "demo"))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation as a site in site/html; a dead link, a missing anchor or an unknown command fails."""
+    _sync(session, "--no-default-groups", "--group", "docs")
+    session.run("python", "docs/generate/stage.py", "site", env={"OMP_NUM_THREADS": "1"})
+    session.run("zensical", "build", "--config-file", "site/mkdocs.yml", "--clean", "--strict")
+    session.run("pytest", "-q", "tests/test_documents.py", "tests/test_site.py", *session.posargs)
 
 
 @nox.session
