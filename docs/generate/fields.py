@@ -141,7 +141,7 @@ def _own_comments(config: type) -> dict[str, str]:
         while line in comments and lines[line - 1].lstrip().startswith("#"):
             above.insert(0, comments[line])
             line -= 1
-        on_line = [comments[node.end_lineno]] if node.end_lineno in comments else []
+        on_line = [comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
         if text := " ".join([*above, *on_line]):
             found[node.target.id] = text
     return found
