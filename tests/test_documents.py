@@ -18,7 +18,8 @@ INLINE = re.compile(r"(?<!`)`(mindvl [^`\n]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 SHELL = {"", "sh", "bash", "console"}
 FILE = re.compile(r"(?<!`)`([\w.-]+(?:/[\w.-]+)+/?|[\w-]+\.(?:py|md|yaml))`(?!`)")
-MADE_BY_THE_READER = {"runs", "photos.yaml"}  # first part of a path; so are directories in capitals, such as OUT/stages
+# First part of a path; so are directories in capitals, such as OUT/stages.
+MADE_BY_THE_READER = {"runs", "photos.yaml", "shards", "mindvl-demo"}
 PLACEHOLDER = re.compile(r"[\[\]<>|{}*]|\.\.\.")
 
 

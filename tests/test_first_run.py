@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/first-run.md, run from top to bottom in an empty directory as a new user would."""
+"""docs/start/first-run.md, run from top to bottom in an empty directory as a new user would."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "first-run.md"
+PAGE = Path(__file__).parents[1] / "docs" / "start" / "first-run.md"
 BLOCK = re.compile(r"^```(python|bash|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

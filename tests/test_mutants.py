@@ -38,5 +38,5 @@ def test_every_area_has_planted_bugs_that_all_differ(mutants: ModuleType) -> Non
 
 
 def test_the_page_names_every_planted_bug(mutants: ModuleType, root: Path) -> None:
-    page = (root / "docs" / "mutants.md").read_text()
+    page = (root / "docs" / "design" / "evidence" / "mutants.md").read_text()
     assert [one.name for one in mutants.MUTANTS if f"| {one.name} |" not in page] == []

@@ -9,14 +9,19 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="module")
-def generate(root: Path) -> ModuleType:
-    """docs/generate/stage.py, which imports the files beside it."""
+def _imported(root: Path, name: str) -> ModuleType:
+    """A file of docs/generate, which imports those beside it."""
     sys.path.insert(0, str(root / "docs" / "generate"))
     try:
-        return importlib.import_module("stage")
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def generate(root: Path) -> ModuleType:
+    """The file that collects the pages."""
+    return _imported(root, "stage")
 
 
 def test_all_pages_are_collected_without_a_dead_link(generate: ModuleType, tmp_path: Path) -> None:
@@ -38,3 +43,9 @@ def test_a_dead_link_is_named(generate: ModuleType) -> None:
     text = generate._relinked("[a](nothing.md) [b](README.md)", "SECURITY.md", pages, problems)
     assert problems == ["SECURITY.md: nothing.md leads nowhere. Correct the link."]
     assert text == "[a](nothing.md) [b](../index.md)"
+
+
+def test_the_figures_are_what_their_script_draws(root: Path) -> None:
+    for name, drawn in _imported(root, "figures").draw_all().items():
+        kept = (root / "docs" / "figures" / f"{name}.svg").read_text()
+        assert kept == drawn, f"docs/figures/{name}.svg is outdated: run python docs/generate/figures.py"

@@ -15,7 +15,6 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from drawing import Drawing
-from mindvl_train.layout_search.memory import schedule
 from PIL import Image, ImageDraw
 from transformers import AutoTokenizer
 
@@ -36,6 +35,7 @@ from mindvl_data import (
     packs_of_rank,
     write_shards,
 )
+from mindvl_train.layout_search.memory import schedule
 
 FIGURES = Path(__file__).parents[1] / "figures"
 SOURCES = ("captions", "charts", "text")
@@ -44,8 +44,8 @@ SOURCE_COLORS = ("image", "label", "text")
 
 def architecture() -> str:
     """Packages and data, from raw files to an exported model."""
-    drawing = Drawing(760, 330)
-    drawing.box(10, 20, 120, 56, "images, text", "any of 7 formats")
+    drawing = Drawing(790, 330)
+    drawing.box(10, 20, 120, 56, "images, text", "LLaVA, parquet, ...")
     drawing.box(170, 20, 130, 56, "shards + index", "mindvl data write", color="text")
     drawing.box(340, 20, 130, 56, "data order", "packs of each step", color="text")
     drawing.box(510, 20, 150, 56, "loader", "decode, tokenize, pack", color="text")

@@ -20,7 +20,7 @@ import tables
 
 from mindvl_merge import MergeConfig
 from mindvl_train import RunConfig
-from mindvl_train.phases import PlanConfig
+from mindvl_train.phases import PipelineConfig
 
 ROOT = Path(__file__).parents[2]
 NOT_PAGES = ("docs/generate",)
@@ -53,7 +53,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "index-samples": tables.index_sample_table,
     "merge-fields": lambda: _configuration(MergeConfig, "Fields"),
     "operators": tables.operator_table,
-    "pipeline-fields": lambda: _configuration(PlanConfig, "Top level"),
+    "pipeline-fields": lambda: _configuration(PipelineConfig, "Top level"),
     "recipe-fields": lambda: _configuration(RunConfig, "Top level"),
     "sizes": tables.size_table,
 }

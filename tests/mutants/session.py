@@ -2,7 +2,7 @@
 """Plant each bug of mutants.py into a copy of the sources and see that its check or test notices; `nox -s mutants`.
 
 Arguments are words in names of mutants; without any, all are planted. Exit code 1 if one stays unnoticed. `--write`
-makes the table of docs/mutants.md from the results.
+makes the table of docs/design/evidence/mutants.md from the results.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from mutants import MUTANTS, Command, Mutant
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "design" / "evidence" / "mutants.md"
 PACKAGES = ("ops", "data", "model", "train", "merge", "cli")
 TIMEOUT_S = 900
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", "benchmarks")
@@ -43,7 +43,7 @@ def main() -> int:
     """Run the session; returns the exit code."""
     parser = argparse.ArgumentParser(description="Plant bugs and see that checks and tests notice them.")
     parser.add_argument("words", nargs="*", help="Words in names of mutants; default: all.")
-    parser.add_argument("--write", action="store_true", help="Write the table of docs/mutants.md.")
+    parser.add_argument("--write", action="store_true", help="Write the table of docs/design/evidence/mutants.md.")
     options = parser.parse_args()
     chosen = [one for one in MUTANTS if not options.words or any(word in one.name for word in options.words)]
     if not chosen or (options.write and len(chosen) < len(MUTANTS)):
@@ -72,11 +72,11 @@ def main() -> int:
 
 
 def make_data(place: Path) -> Path:
-    """The data of the tiny recipes, by the script that docs/training.md shows."""
-    text = (ROOT / "docs" / "training.md").read_text()
+    """The data of the tiny recipes, by the script that docs/guides/train.md shows."""
+    text = (ROOT / "docs" / "guides" / "train.md").read_text()
     found = re.search(r"## Data for the tiny recipes\n.*?```python\n(.*?)```", text, re.DOTALL)
     if found is None:
-        raise NotNoticedError("docs/training.md: has no script under 'Data for the tiny recipes'. Put it back.")
+        raise NotNoticedError("docs/guides/train.md: has no script under 'Data for the tiny recipes'. Put it back.")
     place.mkdir()
     subprocess.run([sys.executable, "-c", found[1]], cwd=place, env=_environment(ROOT), check=True)
     return place

@@ -3,7 +3,7 @@
 
 Run: python packages/mindvl-data/benchmarks/loader.py [--quick] [--json]
 All contenders read the same half-megapixel photo-like JPEGs, round after round in turn; a figure is the median over the
-rounds of images by second of processor time. What is compared is said in docs/benchmarks.md.
+rounds of images by second of processor time. What is compared is said in docs/design/evidence/loader.md.
 """
 
 import argparse

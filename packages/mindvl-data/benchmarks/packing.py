@@ -2,7 +2,7 @@
 """Fill, visual balance, waits, drift and speed of the packer, beside what others do to fill rows.
 
 Run: python packages/mindvl-data/benchmarks/packing.py [--quick] [--json]
-What the figures mean is said in docs/benchmarks.md. Lengths are drawn, no image is read.
+What the figures mean is said in docs/design/evidence/loader.md. Lengths are drawn, no image is read.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time what the torch backend could call for each operator, forward and backward: the table of docs/operators.md.
+"""Time what the torch backend could call for each operator, forward and backward: the table of docs/design/operators.md.
 
 One thread, processor time on a CPU, medians of rounds in which all candidates run in turn. Attention has its own script
 beside this one. Run: python packages/mindvl-ops/benchmarks/decisions.py [--dtype bfloat16] [--rounds N]

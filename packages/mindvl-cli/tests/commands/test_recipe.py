@@ -13,7 +13,7 @@ from mindvl_cli.failures import CliError
 from mindvl_cli.load import ConfigError, load_section
 from mindvl_data import DataError, SourceConfig
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "recipes.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "data-recipes.md"
 
 
 def run(*arguments):

@@ -2,7 +2,7 @@
 """Encoded image -> upright 8-bit RGB rows, in bounded memory.
 
 Comes after image_files.py, used by images.py. JPEG goes through libjpeg-turbo, everything else and CMYK through Pillow.
-The rules, the same for training, evaluation and search (docs/data-format.md): the first frame counts; EXIF orientation
+The rules, the same for training, evaluation and search (docs/reference/data-format.md): the first frame counts; EXIF orientation
 is applied; transparent parts lie on white; 16 bits are scaled to 8; color profiles are not applied.
 """
 

@@ -201,7 +201,7 @@ def test_a_name_of_a_shard_that_is_no_file_is_refused_without_reading(tmp_path: 
 
 
 def test_an_index_can_be_read_by_the_words_of_the_document(tmp_path: Path) -> None:
-    """docs/data-format.md, "NAME.idx", in a few lines of struct."""
+    """docs/reference/data-format.md, "NAME.idx", in a few lines of struct."""
     directory = tmp_path / "s"
     limits = json.loads(asked("x")) | {"min_pixels": 1000, "max_pixels": 2000}
     write(directory / "s.tar", ("a.0.png", png(1)), ("a.json", json.dumps(limits).encode()), ("b.txt", b"text"))

@@ -4,7 +4,7 @@
 Comes after a model that ran with its routers recorded. Two measures over every window of m consecutive tokens, from
 "Not All Models Suit Expert Offloading" (arXiv 2505.16056), as the authors' published code computes them for the first
 version of the paper (github.com/ljcleo/moe-lrc: SRP in src/30_srp_calc.py and 31_srp_refine.py, SCH in
-src/40_sch_calc.py at commit 61c86cf5); docs/routing.md has them as formulas.
+src/40_sch_calc.py at commit 61c86cf5); docs/guides/routing.md has them as formulas.
 
 * SRP: choose any experts for each window. A token-expert pair counts as predicted when the window holds the expert and
   as wanted when the router chose it; SRP is the largest F1 score over all choices.

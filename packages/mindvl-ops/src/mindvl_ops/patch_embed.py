@@ -4,7 +4,7 @@
 A convolution whose stride is its kernel never overlaps, so it is a matmul over flattened patches. Published vision
 vision encoders store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d). The paper's section 3.1.4
 replaces both by matmuls because they were slow in CANN 8.0; later versions of CANN lower the convolution of one patch
-to a batched matmul themselves, so `OpsConfig.patch_embed` chooses (docs/operators.md).
+to a batched matmul themselves, so `OpsConfig.patch_embed` chooses (docs/design/operators.md).
 """
 
 from collections.abc import Sequence

@@ -77,7 +77,7 @@ def routing(
     """Say how well a cache of experts would serve MODEL: a run, a checkpoint or a transformers directory with experts.
 
     SRP is how well a fixed group of experts covers each window of tokens, SCH the best share of wanted experts that a
-    cache of a size holds, both by kind of token and source. docs/routing.md defines them.
+    cache of a size holds, both by kind of token and source. docs/guides/routing.md defines them.
     """
     from mindvl_data import Loader
     from mindvl_model.routing import analysis_of, run_packs

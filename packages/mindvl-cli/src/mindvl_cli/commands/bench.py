@@ -2,8 +2,8 @@
 """`mindvl bench`: run a benchmark of a package and show its figures beside their rivals.
 
 The benchmarks are scripts of a checkout, not part of an installed package; each runs in a process of its own, on one
-core, and prints JSON. docs/benchmarks.md says what they measure,
-docs/operators.md for those of the operators, docs/alignment.md for the step.
+core, and prints JSON. docs/design/evidence/loader.md says what they measure,
+docs/design/operators.md for those of the operators, docs/design/evidence/alignment.md for the step.
 """
 
 import importlib.util

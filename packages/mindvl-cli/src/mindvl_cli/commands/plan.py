@@ -53,7 +53,7 @@ def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_j
     """Find layouts of MODEL that fit, before a device is booked.
 
     MODEL is a named size, a model directory, or a recipe, of which KEY=VALUE changes one value. Figures come from
-    formulas, not from runs: docs/planner.md says what they were checked against.
+    formulas, not from runs: docs/design/layout-search.md says what they were checked against.
     """
     from mindvl_cli.pages import plan_text
 

@@ -18,7 +18,7 @@ from mindvl_cli.whole_file import write_whole
 def report(run: Path, out: Path | None, as_json: bool) -> None:
     """Say how the run in directory RUN went: loss, speed, where the time of its steps went, and its card.
 
-    Works beside a run that is still going. docs/metrics.md defines every number.
+    Works beside a run that is still going. docs/reference/metrics.md defines every number.
     """
     from mindvl_cli.run_figures import read_run, run_figures
 

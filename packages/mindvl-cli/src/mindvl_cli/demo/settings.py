@@ -2,7 +2,7 @@
 """Sizes of the demo: model, data, schedule and grid, for the full run and the quick one.
 
 Read by pipeline.py. The stages are the paper's in miniature (sections 5.2 to 5.4); the figures come from experiments
-whose results stand in docs/demo.md.
+whose results stand in docs/design/evidence/demo.md.
 """
 
 from collections.abc import Mapping

@@ -64,7 +64,7 @@ def _head(document: dict[str, Any]) -> str:
         f"{document['model']} on {document['devices']} x {document['device']}: {document['global_batch_size']:,} packs of "
         f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a pack; trained: "
         f"{trained}\n{document['fitting']} layouts fit into {bytes_text(document['limit'])}, "
-        f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/planner.md)."
+        f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/design/layout-search.md)."
     )
 
 

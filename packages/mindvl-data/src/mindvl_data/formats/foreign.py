@@ -2,7 +2,7 @@
 """Records that others wrote -> records as samples.py reads them.
 
 Called on every record of a shard and on the rows of table formats (parquet), so that a field name means the same
-everywhere. The first line that fits decides; the names and their order are part of docs/data-format.md:
+everywhere. The first line that fits decides; the names and their order are part of docs/reference/data-format.md:
 
 1. `content`, or `messages`: a record of ours, or OpenAI-style; see `_messages`.
 2. `conversations`, or a bare list of turns: LLaVA, energon's LLaVA example; marks say where images are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an index file, as docs/data-format.md describes them: fixed-width arrays behind a short header.
+"""The bytes of an index file, as docs/reference/data-format.md describes them: fixed-width arrays behind a short header.
 
 Below the manifest and the index. Beside each shard `NAME.tar` lies `NAME.idx`: magic (8 bytes), three little-endian
 uint64 (samples, members, bytes of the shard), then the two arrays below.

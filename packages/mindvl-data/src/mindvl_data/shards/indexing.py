@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards -> a validated index beside each of them, and a manifest.
 
-Comes after the shards are written; see docs/data-format.md for what is on disk. Shards are independent, so they are
+Comes after the shards are written; see docs/reference/data-format.md for what is on disk. Shards are independent, so they are
 looked at in several processes; only duplicate keys are searched over all of them, at the end. A shard whose size,
 time and index are those of an earlier call is not read again, and a call that was stopped goes on where it was.
 """

@@ -3,7 +3,7 @@
 
 Applied before the first import of megatron-core. Not yet run on hardware: `nox -s npu_contract` runs whole training
 steps with the real torch_npu wheel and fake tensors. Not covered by transfer_to_npu: Tensor.type() strings, and
-calls to torch.cuda that torch makes because is_cuda is True for an NPU tensor (docs/npu.md).
+calls to torch.cuda that torch makes because is_cuda is True for an NPU tensor (docs/design/npu.md).
 """
 
 import importlib

@@ -2,7 +2,7 @@
 """The only door to torch_npu: imported at the first call, never on import of ours.
 
 Comes before every twin in this directory: they ask `torch_npu()` for the module when they are called, so that a test can
-put the contract simulator (`mindvl_ops.testing.fake_npu`) in its place. Facts of detection: `docs/npu.md`.
+put the contract simulator (`mindvl_ops.testing.fake_npu`) in its place. Facts of detection: `docs/design/npu.md`.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 
 On CUDA in 16 bit the kernel of `torch.nn.attention.varlen` takes the packed row as it is. Elsewhere segments of a row
 are gathered into a few right-padded batches of similar length, one call each, and put back; a cut row (more keys than
-queries) goes segment by segment. Decisions and measurements: `docs/operators.md`.
+queries) goes segment by segment. Decisions and measurements: `docs/design/operators.md`.
 """
 
 from typing import NamedTuple

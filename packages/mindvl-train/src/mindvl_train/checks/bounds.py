@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far two computations of the same thing may be apart in the checks of this directory.
 
-Comes before the checks. docs/checks.md lists the measurements behind each number.
+Comes before the checks. docs/guides/checks.md lists the measurements behind each number.
 """
 
 # fp32: sums in another order, and nothing more. Largest difference measured over all families and layouts: 2.7e-6.

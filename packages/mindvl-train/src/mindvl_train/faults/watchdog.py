@@ -191,7 +191,7 @@ def _innermost(thread: int) -> str:
     """The calls a thread is in, innermost first.
 
     Over gloo a collective is one of them. NCCL and HCCL return at once, and the thread waits where it next reads a
-    result: then their own logs name the collective (docs/cluster.md).
+    result: then their own logs name the collective (docs/guides/cluster.md).
     """
     frame: FrameType | None = sys._current_frames().get(thread)
     calls: list[str] = []

@@ -2,7 +2,7 @@
 """What each stretch of the model costs on one rank: parameters, bytes kept for backward, operations, traffic.
 
 Comes after packs.py, before memory.py and step_time.py. Bytes follow the code of mindvl_model and mindvl_ops: what each
-autograd function of a layer keeps, by name in docs/planner.md; operations follow mindvl_model.flops.
+autograd function of a layer keeps, by name in docs/design/layout-search.md; operations follow mindvl_model.flops.
 """
 
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from mindvl_model.config import VisionConfig
 from mindvl_model.vision.positions import Grid, vision_layout
 
-# Of the mixture of docs/benchmarks.md ("packing"): 48 % of its tokens are visual, the planner of packs allows 1.25 times
+# Of the mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens are visual, a pack may have 1.25 times
 # that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
 VISUAL_SHARE = 0.48
 VISUAL_OF_PICTURED = 0.67  # the same of those samples alone that have images

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds of one step: operations over peak and efficiency, bytes over bandwidths, the pipeline's bubble.
 
-Comes after stages.py, before search.py. A model of a machine, not a measurement: docs/planner.md says what was checked.
+Comes after stages.py, before search.py. An estimate, not a measurement: docs/design/layout-search.md says what was checked.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Machine:
     link_gb_s: float | None = None  # in place of the table's
     network_gb_s: float | None = None  # in place of the table's
     efficiency: float = MATMUL_EFFICIENCY
-    visual_imbalance: float = 0.0183  # docs/benchmarks.md: lock-step imbalance at 8,192 tokens
+    visual_imbalance: float = 0.0183  # docs/design/evidence/loader.md: lock-step imbalance at 8,192 tokens
 
     @property
     def kernels(self) -> Kernels:

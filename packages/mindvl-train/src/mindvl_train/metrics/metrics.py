@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of a run: gathered every step without further waits for the device, reduced over ranks once per report.
 
-Comes after the step; sinks.py writes what this makes. docs/metrics.md defines every number.
+Comes after the step; sinks.py writes what this makes. docs/reference/metrics.md defines every number.
 """
 
 import logging

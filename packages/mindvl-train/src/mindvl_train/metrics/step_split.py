@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seconds of a step on all ranks -> what it was spent on and what was lost, in parts that add up to the step.
 
-Comes after step_clock.py on every rank, before the report; docs/metrics.md derives the formulas. All ranks end a step
+Comes after step_clock.py on every rank, before the report; docs/reference/metrics.md derives the formulas. All ranks end a step
 together, so what one of them waits is what others made it wait for.
 """
 
