@@ -9,7 +9,7 @@ from mindvl_model import ModelError, Qwen2LanguageConfig, named_config
 def test_named_sizes_are_found_and_unknown_ones_list_what_exists() -> None:
     config = named_config("mindvl-8b")
     assert (config.vision.head_dim, config.language.num_layers, config.tokens.image) == (80, 36, 151655)
-    with pytest.raises(ModelError, match=r"no size is called 'huge'.*'mindvl-8b', .*'tiny'"):
+    with pytest.raises(ModelError, match=r"model size: 'huge' is unknown. .*mindvl-8b, .*tiny"):
         named_config("huge")
 
 

@@ -32,7 +32,7 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "Keep one of the three"),
         (ModelSection, {"vision": MODEL.vision}, "Keep one of the three"),
         (ModelSection, {"directory": Path("nowhere")}, "nowhere"),
-        (ModelSection, {"size": "huge"}, r"no size is called 'huge'.*'tiny'"),
+        (ModelSection, {"size": "huge"}, r"model size: 'huge' is unknown. .*tiny"),
         (InitSection, {"checkpoint": Path("a"), "model": Path("b")}, "exclude each other"),
         (InitSection, {"model": Path("a"), "vision": Path("b")}, "exclude each other"),
         (InitSection, {"checkpoint": Path("a"), "language": Path("b")}, "exclude each other"),

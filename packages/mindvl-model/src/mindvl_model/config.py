@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a MindVL model is: vision encoder, projector, language model and the token ids that join them.
+"""Configuration of a MindVL model: vision encoder, projector, language model and special token ids.
 
-Names and meanings follow the configuration of Qwen2.5-VL in transformers; families of language models stand in
-language_config.py, named sizes in sizes.py.
+Names and meanings follow the configuration of Qwen2.5-VL in transformers. The families of language models are in
+language_config.py, the named sizes in sizes.py.
 """
 
 import math
@@ -20,28 +20,28 @@ from mindvl_model.language_config import (
     check_range,
 )
 
-VOCABULARY_MULTIPLE = 128  # so that any usual tp_size divides it
+VOCABULARY_MULTIPLE = 128  # divisible by every usual tp_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """The Qwen2.5-VL vision transformer; the projector takes its spatial_merge_size**2 neighbouring patches at once."""
+    """The vision transformer of Qwen2.5-VL. The projector merges spatial_merge_size**2 neighbouring patches."""
 
     hidden_size: int
     num_layers: int
     num_heads: int
     ffn_hidden_size: int
-    full_attention_layers: tuple[int, ...]  # from 0; all others attend inside windows
-    window_size: int = 112  # pixels; a multiple of patch_size * spatial_merge_size
+    full_attention_layers: tuple[int, ...]  # layer indices, from 0; the other layers use window attention
+    window_size: int = 112  # in pixels; a multiple of patch_size * spatial_merge_size
     patch_size: int = 14
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
     in_channels: int = 3
     rotary_base: float = 10000.0
     norm_epsilon: float = 1e-6
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP, of pixels in 0..1
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # of CLIP, for pixels in [0, 1]
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
+    init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
 
     def __post_init__(self) -> None:
         check_range(self, 1, MAX_SIZE, "hidden_size", "num_heads", "ffn_hidden_size", "window_size")
@@ -52,27 +52,28 @@ class VisionConfig:
         check_range(self, 0.0, 1e3, "init_std")
         if self.temporal_patch_size != 2:
             raise ModelError(
-                f"temporal_patch_size={self.temporal_patch_size} is not supported: a video patch holds two frames. "
+                f"temporal_patch_size: must be 2 (a video patch covers two frames), got {self.temporal_patch_size}. "
                 "Use 2."
             )
         if self.in_channels != 3:
-            raise ModelError(f"in_channels={self.in_channels} is not supported: images have 3 channels. Use 3.")
+            raise ModelError(f"in_channels: must be 3, because images are RGB, got {self.in_channels}. Use 3.")
         if not min(self.image_std) > 0:
-            raise ModelError(f"image_std={list(self.image_std)} must be above 0, as pixels are divided by it.")
+            raise ModelError(f"image_std: must be above 0, got {list(self.image_std)}. Use three positive numbers.")
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
             raise ModelError(
-                f"hidden_size={self.hidden_size} over num_heads={self.num_heads}: the head size must be whole and a "
-                "multiple of 4 for two rotary axes. Change one of them."
+                f"hidden_size: must be num_heads times a multiple of 4 (for two rotary axes), got {self.hidden_size} "
+                f"with num_heads={self.num_heads}. Change one of them."
             )
         outside = [layer for layer in self.full_attention_layers if not 0 <= layer < self.num_layers]
         if outside:
             raise ModelError(
-                f"full_attention_layers={outside} are not among the {self.num_layers} layers. Remove them."
+                f"full_attention_layers: layers {outside} do not exist in a vision encoder with num_layers="
+                f"{self.num_layers}. Remove them."
             )
         if self.window_size % (self.patch_size * self.spatial_merge_size):
             raise ModelError(
-                f"window_size={self.window_size} is not a multiple of patch_size * spatial_merge_size = "
-                f"{self.patch_size * self.spatial_merge_size} pixels. Use one that is."
+                f"window_size: must be a multiple of patch_size * spatial_merge_size = "
+                f"{self.patch_size * self.spatial_merge_size} pixels, got {self.window_size}. Use a multiple."
             )
 
     @property
@@ -83,14 +84,14 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenConfig:
-    """Ids of the tokens the model itself must know; they come from the tokenizer."""
+    """Ids of the special tokens that the model uses, taken from the tokenizer."""
 
-    image: int  # <|image_pad|>, replaced by a visual token
+    image: int  # <|image_pad|>, the placeholder of a visual token
     vision_start: int
     vision_end: int
-    end_of_turn: int  # <|im_end|>, where generation stops
+    end_of_turn: int  # <|im_end|>, which ends generation
     pad: int  # <|endoftext|>
-    video: int | None = None  # <|video_pad|>; a model without it takes no videos
+    video: int | None = None  # <|video_pad|>; None: videos are not supported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class MindVLConfig:
 
     @property
     def position_kind(self) -> Literal["rope", "mrope", "mrope_all_axes"]:
-        """How positions of visual tokens are counted: one by one, or by their place in time, height and width."""
+        """Position ids of visual tokens: sequential ("rope"), or by time, height and width (M-RoPE)."""
         if not isinstance(self.language, Qwen2LanguageConfig):
             return "rope"
         return "mrope" if self.language.after_video == "height_width" else "mrope_all_axes"
@@ -112,48 +113,49 @@ class MindVLConfig:
         for name, value in vars(self.tokens).items():
             if value is not None and not 0 <= value < self.language.vocab_size:
                 raise ModelError(
-                    f"tokens.{name}={value} lies outside the vocabulary of {self.language.vocab_size}. "
-                    "Take the ids from the tokenizer the model is trained with."
+                    f"tokens.{name}: must be an id below vocab_size={self.language.vocab_size}, got {value}. "
+                    "Use the ids of the tokenizer that the model is trained with."
                 )
 
 
 def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: int) -> MindVLConfig:
-    """The same model with the token ids and at least the vocabulary of a tokenizer.
+    """Return the configuration with the token ids of a tokenizer and a vocabulary that is large enough for it.
 
     Args:
         token_ids: Id of each special token by its text, such as "<|image_pad|>".
-        vocab_size: Tokens in the tokenizer, added ones included; the model keeps its own size where that is larger,
-            because published models pad their vocabulary. A smaller one grows to a multiple of VOCABULARY_MULTIPLE.
+        vocab_size: Number of tokens in the tokenizer, including added tokens. A larger vocab_size of the model is
+            kept, because published models pad their vocabulary; a smaller one grows to a multiple of
+            VOCABULARY_MULTIPLE.
 
     Raises:
-        ModelError: The tokenizer lacks a token the model needs.
+        ModelError: The tokenizer lacks a special token that the model needs.
     """
-    needed = {
+    required = {
         "image": "<|image_pad|>",
         "vision_start": "<|vision_start|>",
         "vision_end": "<|vision_end|>",
         "end_of_turn": "<|im_end|>",
         "pad": "<|endoftext|>",
     }
-    missing = [text for text in needed.values() if text not in token_ids]
+    missing = [text for text in required.values() if text not in token_ids]
     if missing:
         raise ModelError(
-            f"tokenizer: it has no {', '.join(missing)}. Use a Qwen tokenizer or add these special tokens."
+            f"tokenizer: special tokens {', '.join(missing)} are missing. Use a Qwen tokenizer or add these tokens."
         )
     language = config.language
     if vocab_size > language.vocab_size:
         language = replace(language, vocab_size=-(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE)
     tokens = TokenConfig(
-        **{field: token_ids[text] for field, text in needed.items()}, video=token_ids.get("<|video_pad|>")
+        **{field: token_ids[text] for field, text in required.items()}, video=token_ids.get("<|video_pad|>")
     )
     return replace(config, language=language, tokens=tokens)
 
 
 def config_from_json(document: dict[str, Any]) -> MindVLConfig:
-    """The configuration that `dataclasses.asdict` and JSON made `document` of (a checkpoint's manifest).
+    """Rebuild a configuration from `dataclasses.asdict` and JSON, as a checkpoint's manifest stores it.
 
     Raises:
-        ModelError: A family or a field is not known to this version.
+        ModelError: A model family or a field is not known to this version.
     """
     try:
         language = dict(document["language"])
@@ -169,15 +171,16 @@ def config_from_json(document: dict[str, Any]) -> MindVLConfig:
         return config
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
-            f"model description: {error!r} is not known here. Checkpoint. Use the mindvl-model that wrote it."
+            f"model configuration of the checkpoint: not readable by this version of mindvl-model ({error!r}). Use the "
+            "version that wrote the checkpoint."
         ) from error
 
 
 def _check_types(config: Any) -> None:
-    """Refuse fields whose values are of other types than the class says; JSON may hold anything.
+    """Check that the values of all fields have their declared types, because JSON may hold any type.
 
     Raises:
-        TypeError: By the name of the field.
+        TypeError: A value has another type; the message names the field.
     """
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with a model or its weights; every message says what, where and what to do."""
+"""Errors of this package. Every message has the form `WHERE: WHAT IS WRONG, WITH THE VALUE. WHAT TO DO.`"""
 
 
 class ModelError(Exception):
-    """A configuration or an input that no model can be built from or run on."""
+    """An invalid model configuration, an invalid model input or an unsupported environment."""
 
 
 class WeightError(ModelError):
-    """Weights that are missing, unexpected, damaged or of the wrong shape."""
+    """Missing, unexpected, damaged or unsupported weights, or weights of the wrong shape."""

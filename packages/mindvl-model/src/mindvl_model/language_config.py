@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a language model is, by family; names and meanings follow the configurations in transformers.
+"""Configurations of the language models, one dataclass per family; `kind` selects the family.
 
-One dataclass for each family, told apart by `kind`; they share the fields of every decoder.
+Names and meanings follow the configurations in transformers.
 """
 
 from dataclasses import dataclass, field
@@ -9,23 +9,23 @@ from typing import Literal
 
 from mindvl_model.errors import ModelError
 
-MAX_LAYERS, MAX_SIZE = 1_000, 1 << 24  # beyond any model; a slip of the keyboard is refused before it takes memory
+MAX_LAYERS, MAX_SIZE = 1_000, 1 << 24  # above any real model; typing errors are rejected before they allocate memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What every pre-norm decoder with a gated MLP has."""
+    """Fields of every pre-norm decoder with a gated MLP."""
 
     hidden_size: int
     num_layers: int
     num_heads: int
-    ffn_hidden_size: int  # of a dense layer's MLP
+    ffn_hidden_size: int  # of the MLP of a dense layer
     vocab_size: int
-    tie_embeddings: bool = False  # one matrix for input and output
+    tie_embeddings: bool = False  # share one matrix between input embedding and output layer
     rotary_base: float = 1_000_000.0
     norm_epsilon: float = 1e-6
-    max_positions: int = 40960  # longest sequence the exported directory declares
-    init_std: float | None = 0.02  # of fresh matrices; None: 1 / sqrt(inputs), better for very small models
+    max_positions: int = 40960  # max_position_embeddings of the exported directory, in tokens
+    init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
 
     def __post_init__(self) -> None:
         check_range(self, 1, MAX_SIZE, "hidden_size", "num_heads", "ffn_hidden_size", "vocab_size")
@@ -38,7 +38,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryConfig(DecoderConfig):
-    """A decoder whose query heads share key-value heads in groups."""
+    """A decoder with grouped-query attention."""
 
     num_kv_heads: int
     head_dim: int
@@ -48,10 +48,11 @@ class GroupedQueryConfig(DecoderConfig):
         check_range(self, 1, MAX_SIZE, "num_kv_heads", "head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}. Change one of them."
+                f"num_heads: must be a multiple of num_kv_heads={self.num_kv_heads}, got {self.num_heads}. "
+                "Change one of them."
             )
         if self.head_dim % 2:
-            raise ModelError(f"head_dim={self.head_dim} is odd; rotary embedding turns pairs. Use an even size.")
+            raise ModelError(f"head_dim: must be even for rotary embedding, got {self.head_dim}. Use an even size.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,40 +60,40 @@ class Qwen2LanguageConfig(GroupedQueryConfig):
     """The dense Qwen2 decoder of Qwen2.5-VL: biased queries, keys and values, rotary over three axes (M-RoPE)."""
 
     kind: Literal["qwen2"] = "qwen2"
-    mrope_sections: tuple[int, int, int] = (16, 24, 24)  # rotary pairs that follow time, height and width
-    # Where text continues after a video: behind the larger of height and width (transformers from 5.3), or behind the
-    # largest position on all three axes (before)
+    mrope_sections: tuple[int, int, int] = (16, 24, 24)  # rotary pairs for time, height and width
+    # Position of the text after a video: one more than the largest position along height and width (transformers
+    # >= 5.3), or along all three axes (earlier versions).
     after_video: Literal["height_width", "all_axes"] = "height_width"
     max_positions: int = 128_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.mrope_sections) < 0:
-            raise ModelError(f"mrope_sections={list(self.mrope_sections)} has a number below 0. Use 0 or more.")
+            raise ModelError(f"mrope_sections: must be >= 0, got {list(self.mrope_sections)}. Use numbers >= 0.")
         if 2 * sum(self.mrope_sections) != self.head_dim:
             raise ModelError(
-                f"mrope_sections={self.mrope_sections} give {sum(self.mrope_sections)} pairs, but head_dim="
-                f"{self.head_dim} has {self.head_dim // 2}. Change one of them."
+                f"mrope_sections: must add up to head_dim / 2 = {self.head_dim // 2} rotary pairs, got "
+                f"{list(self.mrope_sections)}, which add up to {sum(self.mrope_sections)}. Change one of them."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3LanguageConfig(GroupedQueryConfig):
-    """A dense Qwen3 decoder: queries and keys are normed, rotary over one axis."""
+    """A dense Qwen3 decoder: normalized queries and keys, rotary embedding over one axis."""
 
     kind: Literal["qwen3"] = "qwen3"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoELanguageConfig(GroupedQueryConfig):
-    """A Qwen3 decoder whose MLPs are experts behind a soft-max router."""
+    """A Qwen3 decoder with experts and a softmax router in place of the MLPs."""
 
     kind: Literal["qwen3_moe"] = "qwen3_moe"
     num_experts: int
     experts_per_token: int
     expert_ffn_hidden_size: int
-    normalize_router: bool = True  # the chosen experts' probabilities are scaled to sum to 1
-    aux_loss_weight: float = 0.001  # of the loss that balances the experts' load
+    normalize_router: bool = True  # scale the probabilities of the selected experts to sum to 1
+    aux_loss_weight: float = 0.001  # weight of the auxiliary load-balancing loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +104,7 @@ class Qwen3MoELanguageConfig(GroupedQueryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class YarnConfig:
-    """Rotary frequencies stretched for longer sequences (YaRN, arXiv 2309.00071), as DeepSeek-V3 has them."""
+    """YaRN scaling of rotary frequencies for longer sequences (arXiv 2309.00071), as in DeepSeek-V3."""
 
     factor: float = 40.0
     original_max_positions: int = 4096
@@ -126,19 +127,19 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
     kind: Literal["deepseek_v3"] = "deepseek_v3"
     q_lora_rank: int
     kv_lora_rank: int
-    nope_head_dim: int  # part of a head without rotary
-    rope_head_dim: int  # part with; its key is shared by all heads
+    nope_head_dim: int  # part of the head size without rotary embedding
+    rope_head_dim: int  # part with rotary embedding; its key is shared by all heads
     value_head_dim: int
-    num_dense_layers: int  # at the start; the rest have experts
+    num_dense_layers: int  # the first layers; all later layers have experts
     num_experts: int
     experts_per_token: int
     expert_ffn_hidden_size: int
     num_shared_experts: int = 1
     num_expert_groups: int = 8
     groups_per_token: int = 4
-    routed_scale: float = 2.5  # factor of the routed experts' output
-    bias_update_rate: float = 0.001  # of the router's balancing bias, per step
-    num_mtp_layers: int = 1  # layers that predict one token further each
+    routed_scale: float = 2.5  # factor of the output of the routed experts
+    bias_update_rate: float = 0.001  # change of the router's load-balancing bias per optimizer step
+    num_mtp_layers: int = 1  # multi-token prediction layers; each predicts one token further
     mtp_loss_weight: float = 0.3
     yarn: YarnConfig | None = field(default_factory=YarnConfig)
     rotary_base: float = 10_000.0
@@ -154,15 +155,18 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
         check_experts(self.num_experts, self.experts_per_token)
         if self.num_experts % self.num_expert_groups or self.groups_per_token > self.num_expert_groups:
             raise ModelError(
-                f"num_experts={self.num_experts} in num_expert_groups={self.num_expert_groups}, of which "
-                f"groups_per_token={self.groups_per_token}: groups must be equal and enough. Change one of them."
+                f"num_expert_groups: must divide num_experts={self.num_experts} and be at least groups_per_token="
+                f"{self.groups_per_token}, got {self.num_expert_groups}. Change one of them."
             )
         if not 0 <= self.num_dense_layers <= self.num_layers:
             raise ModelError(
-                f"num_dense_layers={self.num_dense_layers} of num_layers={self.num_layers}. Use 0 to {self.num_layers}."
+                f"num_dense_layers: must be between 0 and num_layers={self.num_layers}, got {self.num_dense_layers}. "
+                "Change one of them."
             )
         if self.rope_head_dim % 2:
-            raise ModelError(f"rope_head_dim={self.rope_head_dim} is odd; rotary embedding turns pairs. Change it.")
+            raise ModelError(
+                f"rope_head_dim: must be even for rotary embedding, got {self.rope_head_dim}. Use an even size."
+            )
 
 
 LanguageConfig = Qwen2LanguageConfig | Qwen3LanguageConfig | Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig
@@ -176,18 +180,25 @@ FAMILIES: dict[str, type[LanguageConfig]] = {
 
 
 def check_experts(num_experts: int, experts_per_token: int) -> None:
-    """Refuse a router that cannot choose that many experts."""
+    """Check that a router can select `experts_per_token` experts.
+
+    Raises:
+        ModelError: It cannot.
+    """
     if not 0 < experts_per_token <= num_experts:
-        raise ModelError(f"experts_per_token={experts_per_token} of num_experts={num_experts}. Use 1 to {num_experts}.")
+        raise ModelError(
+            f"experts_per_token: must be between 1 and num_experts={num_experts}, got {experts_per_token}. "
+            "Change one of them."
+        )
 
 
 def check_range(config: object, low: float, high: float, *names: str) -> None:
-    """Refuse fields of a configuration outside of [low, high]; None is always allowed, NaN never.
+    """Check that fields of a configuration lie in [low, high]. None is valid, NaN is not.
 
     Raises:
-        ModelError: By the name of the field.
+        ModelError: A value is out of range; the message names the field.
     """
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise ModelError(f"{name}={value} must be between {low} and {high}.")
+            raise ModelError(f"{name}: must be between {low} and {high}, got {value}. Use a value in this range.")

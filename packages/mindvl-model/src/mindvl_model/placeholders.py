@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the placeholders of a pack match its images and videos? Answered on the host, before anything is copied.
+"""Check that the placeholder tokens of a packed sequence match its images and videos.
 
-Comes after the batch, before its copy to the device: on the host the answer costs a comparison, on a device the host
-would have to wait for it. A pack that does not match would overwrite embeddings of text, or leave placeholders.
+Runs on the host, after the batch is built and before it is copied to the device, where the check would make the host
+wait. In a pack that does not match, visual tokens would overwrite text embeddings or placeholders would remain.
 """
 
 from typing import Any
@@ -21,17 +21,17 @@ def check_placeholders(
     video_grid_thw: Tensor | None = None,
     **others: Any,
 ) -> None:
-    """Compare the placeholders in a pack with the visual tokens that its grids give.
+    """Compare the number of placeholder tokens in a pack with the number of visual tokens of its grids.
 
     Args:
-        config: Its token ids and merge size.
+        config: Configuration with the token ids and the merge size.
         input_ids: [T], on the host.
-        image_grid_thw: [num_images, 3] patches, on the host.
-        video_grid_thw: [num_videos, 3].
-        others: Further inputs of the model, not looked at.
+        image_grid_thw: [num_images, 3] in patches, on the host.
+        video_grid_thw: [num_videos, 3] in patches, on the host.
+        others: Further inputs of the model, ignored.
 
     Raises:
-        ModelError: The numbers differ, or there is a video and the model has no token for it.
+        ModelError: The numbers differ, or there is a video and the model has no video token.
     """
     tokens, merged = config.tokens, config.vision.spatial_merge_size**2
     for kind, placeholder, grids in (
@@ -42,14 +42,13 @@ def check_placeholders(
         if placeholder is None:
             if num_tokens:
                 raise ModelError(
-                    f"batch: a {kind}, but the model has no tokens.{kind}. Set model.tokens.{kind}, or leave out "
-                    f"samples with {kind}s."
+                    f"batch: contains a {kind}, but tokens.{kind} of the model is not set. Use a tokenizer with "
+                    f"<|{kind}_pad|>, or leave out samples with {kind}s."
                 )
             continue
         count = int((input_ids == placeholder).sum())
         if count != num_tokens:
             raise ModelError(
-                f"batch: {count} {kind} placeholders, but the {kind}s give {num_tokens} visual tokens. The pack was "
-                f"made with other {kind} settings than the model's, or {kind}s are missing: use the processor of this "
-                "model."
+                f"batch: {count} {kind} placeholders for {num_tokens} visual tokens: the pack was built with different "
+                f"{kind} settings, or {kind}s are missing. Use the image and video settings of this model."
             )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named sizes: published models and those of the paper, with the sources of their numbers.
+"""Named model sizes: published models and those of the MindVL paper, with sources.
 
-Read by recipes and commands through `named_config`.
+Recipes and commands read them through `named_config`.
 """
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
@@ -19,7 +19,7 @@ QWEN_TOKENS = TokenConfig(
 
 
 def _vision(ffn_hidden_size: int) -> VisionConfig:
-    """The published vision encoders differ in the width of their MLPs only."""
+    """Qwen2.5-VL's vision encoder; the published sizes differ only in ffn_hidden_size."""
     return VisionConfig(
         hidden_size=1280,
         num_layers=32,
@@ -34,7 +34,7 @@ def _qwen2_5_vl(vision_ffn: int, language: LanguageConfig) -> MindVLConfig:
 
 
 NAMED_SIZES: dict[str, MindVLConfig] = {
-    # Small enough to train on two CPU cores; the vocabulary is set to the tokenizer's.
+    # Small enough to train on two CPU cores; `for_tokenizer` sets the vocabulary size.
     "tiny": MindVLConfig(
         vision=VisionConfig(
             hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=None
@@ -68,8 +68,8 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
         ),
         tokens=QWEN_TOKENS,
     ),
-    # Vision encoder of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no marks for images; they
-    # take free places of the padded vocabulary until for_tokenizer sets the ids of the one that is trained with.
+    # Vision encoder of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no image special tokens:
+    # these ids are unused entries of the padded vocabulary until `for_tokenizer` sets those of the run's tokenizer.
     "mindvl-671b-a37b": MindVLConfig(
         vision=_vision(3456),
         language=DeepSeekV3LanguageConfig(
@@ -101,7 +101,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             ffn_hidden_size=11008,
             vocab_size=151936,
             tie_embeddings=True,
-            after_video="all_axes",  # as transformers 4 has it, which the published directories name
+            after_video="all_axes",  # transformers 4, the version in the published directories
         ),
     ),
     "qwen2.5-vl-7b": _qwen2_5_vl(
@@ -114,7 +114,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=18944,
             vocab_size=152064,
-            after_video="all_axes",  # as transformers 4 has it, which the published directories name
+            after_video="all_axes",  # transformers 4, the version in the published directories
         ),
     ),
     "qwen2.5-vl-32b": _qwen2_5_vl(
@@ -127,7 +127,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=27648,
             vocab_size=152064,
-            after_video="all_axes",  # as transformers 4 has it, which the published directories name
+            after_video="all_axes",  # transformers 4, the version in the published directories
         ),
     ),
     "qwen2.5-vl-72b": _qwen2_5_vl(
@@ -140,19 +140,19 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=29568,
             vocab_size=152064,
-            after_video="all_axes",  # as transformers 4 has it, which the published directories name
+            after_video="all_axes",  # transformers 4, the version in the published directories
         ),
     ),
 }
 
 
 def named_config(name: str) -> MindVLConfig:
-    """One of the sizes in NAMED_SIZES.
+    """Return the configuration of a size in NAMED_SIZES.
 
     Raises:
-        ModelError: No size has this name.
+        ModelError: There is no size of this name.
     """
     try:
         return NAMED_SIZES[name]
     except KeyError:
-        raise ModelError(f"model: no size is called {name!r}. Use one of {sorted(NAMED_SIZES)}.") from None
+        raise ModelError(f"model size: {name!r} is unknown. Use one of {', '.join(sorted(NAMED_SIZES))}.") from None

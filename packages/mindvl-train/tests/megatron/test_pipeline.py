@@ -36,7 +36,7 @@ def test_a_pack_whose_placeholders_do_not_match_is_refused_before_it_reaches_the
     good, bad = _Pack(6), _Pack(5)
     packs = _on_device([good, bad], first, torch.device("meta"))  # type: ignore[list-item]
     assert next(packs) is good
-    with pytest.raises(ModelError, match="5 image placeholders, but the images give 6 visual tokens"):
+    with pytest.raises(ModelError, match="5 image placeholders for 6 visual tokens"):
         next(packs)
     assert (good.copies, bad.copies) == (["meta"], [])
 
