@@ -25,7 +25,11 @@ SPECIAL_IDS = {
     [
         ("vision", {"num_heads": 3}, "hidden_size: must be num_heads times .*, got 16 with num_heads=3"),
         ("vision", {"num_heads": 8}, r"a multiple of 4 \(for two rotary axes\)"),
-        ("vision", {"full_attention_layers": (0, 2)}, r"full_attention_layers: layers \[2\] do not exist .* num_layers=2"),
+        (
+            "vision",
+            {"full_attention_layers": (0, 2)},
+            r"full_attention_layers: layers \[2\] do not exist .* num_layers=2",
+        ),
         ("vision", {"temporal_patch_size": 1}, "temporal_patch_size: must be 2 .*, got 1. Use 2"),
         ("vision", {"temporal_patch_size": 4}, "temporal_patch_size: must be 2 .*, got 4"),
         ("vision", {"window_size": 100}, "window_size: must be a multiple of .* = 28 pixels, got 100"),

@@ -355,7 +355,7 @@ def test_a_failed_export_leaves_no_directory_of_that_name(
         model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS
     )  # over what the failure left
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    with pytest.raises(ModelError, match="exists already"):
+    with pytest.raises(ModelError, match="already exists"):
         export_hf_directory(model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS)
 
 

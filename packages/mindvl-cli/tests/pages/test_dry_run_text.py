@@ -218,7 +218,7 @@ def test_any_value_of_any_field_is_answered(
         ("data.packing.balance_steps=1000003", "balance_steps=1000003 must be between 1 and 1024"),
         ("data.sources.0.weight=.inf", "weight: inf is not a finite number"),
         ("faults.stuck_after_s=-1", "stuck_after_s=-1.0 must be between 0"),
-        ("model.vision.in_channels=4", "in_channels=4 is not supported"),
+        ("model.vision.in_channels=4", "in_channels: must be 3"),
     ],
 )
 def test_what_was_a_traceback_or_took_for_ever_is_one_sentence(

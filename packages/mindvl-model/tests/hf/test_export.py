@@ -114,13 +114,13 @@ def test_what_transformers_cannot_hold_is_refused_before_anything_is_written(
 ) -> None:
     plain, qwen = smallest_config(vocab_size=270), smallest_qwen2_5_vl(vocab_size=270)
     cases = {
-        "vision.norm_epsilon=1e-05": replace(plain, vision=replace(plain.vision, norm_epsilon=1e-5)),
-        "head_dim=8 times num_heads=4 is not hidden_size=24": replace(
+        "vision.norm_epsilon: .*got 1e-05": replace(plain, vision=replace(plain.vision, norm_epsilon=1e-5)),
+        "head_dim=8 times num_heads=4 equals hidden_size=24": replace(
             qwen, language=replace(qwen.language, hidden_size=24)
         ),
-        "vision.rotary_base=500.0": replace(qwen, vision=replace(qwen.vision, rotary_base=500.0)),
-        "language.norm_epsilon=1e-05": smallest_deepseek_v3(norm_epsilon=1e-5),
-        "language.num_shared_experts=0": smallest_deepseek_v3(num_shared_experts=0),
+        "vision.rotary_base: .*got 500.0": replace(qwen, vision=replace(qwen.vision, rotary_base=500.0)),
+        "language.norm_epsilon: .*got 1e-05": smallest_deepseek_v3(norm_epsilon=1e-5),
+        "language.num_shared_experts: .*got 0": smallest_deepseek_v3(num_shared_experts=0),
     }
     for message, config in cases.items():
         with pytest.raises(ModelError, match=message):

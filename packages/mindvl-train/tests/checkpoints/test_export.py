@@ -45,7 +45,7 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     export_checkpoint(result.checkpoint, tmp_path / "small", dtype="bf16")
     small = AutoModelForImageTextToText.from_pretrained(tmp_path / "small", trust_remote_code=True)
     assert torch.equal(small.lm_head.weight, stored["language.output_layer.weight"].bfloat16())
-    with pytest.raises(ModelError, match="exists already"):
+    with pytest.raises(ModelError, match="already exists"):
         export_checkpoint(result.out, directory)
     with pytest.raises(CheckpointError, match="no complete checkpoint here"):
         export_checkpoint(tmp_path, tmp_path / "nothing")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as a transformers directory: our twin of it in plain transformers, export and import."""
+"""transformers directories: export, import, and the transformers implementation of MindVL."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of a transformers directory from our configuration: MindVL, and Qwen2.5-VL as published.
+"""Write config.json of a transformers directory from a MindVLConfig: as MindVL, or as Qwen2.5-VL.
 
-Comes before the weights are written; directory_config.py reads it back.
+Runs before the weights are written; directory_config.py reads the file back.
 """
 
 from typing import Any
@@ -12,20 +12,20 @@ from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.families import write_language
 
-TOKENS_PER_SECOND = 2  # of the published Qwen2.5-VL directories, and of mindvl_data.positions
-VISION_NORM_EPSILON = 1e-6  # stands in transformers' code, not in its configuration
+TOKENS_PER_SECOND = 2  # as in the published Qwen2.5-VL directories and in mindvl_data.positions
+VISION_NORM_EPSILON = 1e-6  # a constant in the code of transformers, not a key of its configuration
 
 
 def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The config.json of an exported model: Qwen2.5-VL for a Qwen2 decoder, MindVL for any other.
+    """Return the config.json of an exported model: Qwen2.5-VL for a Qwen2 decoder, MindVL for any other decoder.
 
     Raises:
-        ModelError: transformers has no configuration for such a model.
+        ModelError: The transformers configuration cannot represent the model.
     """
     if config.vision.norm_epsilon != VISION_NORM_EPSILON:
         raise ModelError(
-            f"vision.norm_epsilon={config.vision.norm_epsilon}: transformers' vision encoder always has {VISION_NORM_EPSILON}. "
-            "A model with another one cannot be exported."
+            f"vision.norm_epsilon: a model can only be exported with {VISION_NORM_EPSILON}, which transformers uses, got "
+            f"{config.vision.norm_epsilon}. Train with this value."
         )
     return _qwen2_5_vl(config, dtype) if config.language.kind == "qwen2" else _mindvl(config, dtype)
 
@@ -59,12 +59,12 @@ def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """As the published directories have it: the decoder's keys beside the model's."""
+    """The form of the published directories: the keys of the decoder at the top level."""
     tokens, vision = config.tokens, config.vision
     if vision.rotary_base != VisionConfig.rotary_base:
         raise ModelError(
-            f"vision.rotary_base={vision.rotary_base}: Qwen2.5-VL always has {VisionConfig.rotary_base}. "
-            "A model with another one cannot be exported."
+            f"vision.rotary_base: a Qwen2.5-VL model can only be exported with {VisionConfig.rotary_base}, got "
+            f"{vision.rotary_base}. Train with this value."
         )
     return write_language(config.language) | {
         "model_type": "qwen2_5_vl",

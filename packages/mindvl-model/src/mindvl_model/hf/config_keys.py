@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A section of a transformers directory's config.json, of which every key must be accounted for.
+"""Strict reading of a section of config.json of a transformers directory.
 
-Comes before directory_config.py and families.py take what they know. A key is taken, without effect on what is computed,
-or of the only value we can compute; anything else is refused by name.
+directory_config.py and families.py read their keys through it. Every other key must have no effect on the computation
+or have the only supported value; otherwise an error names the key.
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ from mindvl_model.weights.json_file import read_json
 
 MAX_NUMBER = 2**40
 MAX_LAYERS = 1000
-MAX_EXPERTS = 1024  # of one layer
+MAX_EXPERTS = 1024  # per layer
 
-_NEEDED = object()
+_REQUIRED = object()
 _BOOKKEEPING = {
     "_name_or_path",
     "architectures",
@@ -43,7 +43,7 @@ _TRAINING_AND_OUTPUT = {
     "seq_aux",
     "use_cache",
 }
-_OF_GENERATION = {  # and of other tasks; older versions of transformers wrote them into every section
+_GENERATION = {  # and other tasks; older versions of transformers wrote these keys into every section
     *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty", "do_sample"),
     *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task"),
     *("forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length"),
@@ -53,7 +53,7 @@ _OF_GENERATION = {  # and of other tasks; older versions of transformers wrote t
     *("torchscript", "use_bfloat16", "gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
     *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout"),
 }
-_TOKENS = {  # read from the first section that has them
+_TOKENS = {  # read from the first section that contains them
     "bos_token_id",
     "eos_token_id",
     "image_token_id",
@@ -63,9 +63,9 @@ _TOKENS = {  # read from the first section that has them
     "vision_start_token_id",
     "vision_token_id",
 }
-_OF_SLIDING_WINDOWS = {"max_window_layers", "sliding_window"}  # use_sliding_window itself is refused
+_SLIDING_WINDOWS = {"max_window_layers", "sliding_window"}  # without effect while use_sliding_window is false
 _WITHOUT_EFFECT = (
-    _BOOKKEEPING | _TRAINING_AND_OUTPUT | _OF_GENERATION | _TOKENS | _OF_SLIDING_WINDOWS | {"spatial_patch_size"}
+    _BOOKKEEPING | _TRAINING_AND_OUTPUT | _GENERATION | _TOKENS | _SLIDING_WINDOWS | {"spatial_patch_size"}
 )
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
@@ -82,122 +82,151 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 class Keys:
-    """One section of a config.json, which knows which of its keys were asked for."""
+    """One section of a config.json; records which keys were read.
 
-    def __init__(self, values: Any, place: str) -> None:
+    Args:
+        values: The JSON object.
+        where: File and section for messages, such as "model/config.json: vision_config".
+
+    Raises:
+        WeightError: `values` is not an object.
+    """
+
+    def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, dict):
-            raise WeightError(f"{place}: not a section of keys but {values!r:.60}. Name another directory.")
-        self.values, self.place = values, place
-        self._asked: set[str] = set()
+            raise WeightError(f"{where}: must be a JSON object, got {values!r:.60}. Use another directory.")
+        self.values, self.where = values, where
+        self._read: set[str] = set()
 
-    def take(self, name: str, default: Any = _NEEDED) -> Any:
-        """The value of a key.
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Return the value of a key.
 
         Raises:
-            WeightError: There is none, and no default.
+            WeightError: The key is missing and there is no default.
         """
-        self._asked.add(name)
+        self._read.add(name)
         value = self.values.get(name, default)
-        if value is _NEEDED:
-            raise WeightError(f"{self.place}: {name} is missing. Fetch the file again, or name another directory.")
+        if value is _REQUIRED:
+            raise WeightError(f"{self.where}: {name} is missing. Download the file again, or use another directory.")
         return value
 
     def number(
-        self, name: str, default: Any = _NEEDED, *, whole: bool = True, least: int | None = None, most: int = MAX_NUMBER
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        *,
+        whole: bool = True,
+        least: int | None = None,
+        most: int = MAX_NUMBER,
     ) -> Any:
-        """The value of a key that is a positive number, or one from `least` on.
+        """Return the value of a numeric key.
+
+        Args:
+            name: The key.
+            default: The value of a missing key; without a default the key is required.
+            whole: Require an integer.
+            least: Smallest valid value; None: any number above 0.
+            most: Largest valid value.
 
         Raises:
-            WeightError: It is none, or one that no model of ours has.
+            WeightError: The value is not such a number.
         """
         value = self.take(name, default)
         kinds = int if whole else (int, float)
-        fits = isinstance(value, kinds) and not isinstance(value, bool)
-        if not fits or not (0 < value <= most if least is None else least <= value <= most):
-            what = f"a {'whole ' if whole else ''}number {'above 0' if least is None else f'from {least} on'}"
-            raise self.unsupported(name, value, what if most == MAX_NUMBER else f"{what}, at most {most}")
+        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        if not is_number or not (0 < value <= most if least is None else least <= value <= most):
+            required = f"{'an integer' if whole else 'a number'} {'above 0' if least is None else f'>= {least}'}"
+            raise self.unsupported(name, value, required if most == MAX_NUMBER else f"{required}, at most {most}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """The value of a key that is true or false; null means its default.
+        """Return the value of a boolean key; null means the default.
 
         Raises:
-            WeightError: It is neither.
+            WeightError: The value is not a boolean.
         """
         value = self.take(name, default)
         if value is not None and not isinstance(value, bool):
             raise self.unsupported(name, value, "true or false")
         return default if value is None else value
 
-    def numbers(self, name: str, default: Any = _NEEDED, *, count: int | None = None, whole: bool = True) -> Any:
-        """The value of a key that is a list of numbers from 0 on, as a tuple.
+    def numbers(self, name: str, default: Any = _REQUIRED, *, count: int | None = None, whole: bool = True) -> Any:
+        """Return the value of a key that is a list of numbers >= 0, as a tuple.
 
         Args:
-            count: How many; any number of them where None.
+            name: The key.
+            default: The value of a missing key; without a default the key is required.
+            count: Required length; None: any length.
+            whole: Require integers.
 
         Raises:
-            WeightError: It is none.
+            WeightError: The value is not such a list.
         """
         value = self.take(name, default)
         kinds = int if whole else (int, float)
         is_list = isinstance(value, list | tuple) and (count is None or len(value) == count)
         if not is_list or not all(isinstance(n, kinds) and type(n) is not bool and 0 <= n <= MAX_NUMBER for n in value):
-            raise self.unsupported(name, value, f"a list of {count or ''} {'whole ' * whole}numbers".replace("  ", " "))
+            kind = "integers" if whole else "numbers"
+            raise self.unsupported(name, value, f"a list of {f'{count} ' if count else ''}{kind} >= 0")
         return tuple(value)
 
     def only(self, name: str, *values: Any) -> None:
-        """Refuse any other value of a key; the first of them is what its absence means."""
+        """Check that a key has one of these values; the first is the default of a missing key.
+
+        Raises:
+            WeightError: The key has another value.
+        """
         value = self.take(name, values[0])
         if value not in values:
             raise WeightError(
-                f"{self.place}: {name}={value!r:.60} is not supported, only {values[0]!r} is. "
-                "Name a directory of a model that has this value."
+                f"{self.where}: {name}={value!r:.60} is not supported, only {values[0]!r} is. "
+                "Use a model with this value."
             )
 
-    def unsupported(self, name: str, value: Any, needed: str) -> WeightError:
-        """The error for a value that a config.json may well have, but that we cannot compute with."""
+    def unsupported(self, name: str, value: Any, required: str) -> WeightError:
+        """Return the error for a value that is valid in a config.json but not supported by mindvl."""
         return WeightError(
-            f"{self.place}: {name}={value!r:.60} is not supported; it must be {needed}. "
-            "Name a directory of a model that has such a value."
+            f"{self.where}: {name}={value!r:.60} is not supported; it must be {required}. "
+            "Use a model with a supported value."
         )
 
     def section(self, name: str) -> "Keys":
-        """A section inside of this one."""
-        return Keys(self.take(name), f"{self.place}: {name}")
+        """Return a nested section."""
+        return Keys(self.take(name), f"{self.where}: {name}")
 
-    def refuse_the_rest(self) -> None:
-        """Every key that was not taken must be known to change nothing.
+    def check_remaining(self) -> None:
+        """Check that the keys that were not read have no effect on the computation.
 
         Raises:
-            WeightError: One is not.
+            WeightError: A key is unknown or has an unsupported value.
         """
-        for name in sorted(set(self.values) - self._asked - _WITHOUT_EFFECT):
+        for name in sorted(set(self.values) - self._read - _WITHOUT_EFFECT):
             value = self.values[name]
             if value is None:
-                continue  # not set
+                continue  # null means not set
             if name == "layer_types" and isinstance(value, list) and all(one == "full_attention" for one in value):
                 continue
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
-                continue  # WeightDirectory gives such weights out as bfloat16
+                continue  # WeightDirectory dequantizes such weights to bfloat16
             if name not in _ONLY_VALUES:
                 raise WeightError(
-                    f"{self.place}: key {name!r:.60} ({value!r:.60}) is not known to this version, so the model may "
-                    "compute something that is not supported. Name a directory of a supported model."
+                    f"{self.where}: key {name!r:.60} ({value!r:.60}) is unknown, so the model may need a computation "
+                    "that is not supported. Use a supported model."
                 )
             self.only(name, *_ONLY_VALUES[name])
 
 
-def unsupported_model(error: ModelError, place: str) -> WeightError:
-    """What a configuration of ours refuses, said of a directory: its values belong together, so none may be changed."""
+def unsupported_model(error: ModelError, where: str) -> WeightError:
+    """Turn the error of a configuration class into that of a directory, whose values should not be changed."""
     what = (str(error).rpartition(". ")[0] or str(error)).rstrip(".")
-    return WeightError(f"{place}: {what}. Such a model is not supported. Name another directory.")
+    return WeightError(f"{where}: {what}. Use another model directory; this model is not supported.")
 
 
 def read_keys(path: Path) -> Keys:
-    """The config.json of a directory.
+    """Read the config.json of a directory.
 
     Raises:
-        WeightError: There is none, or it is damaged.
+        WeightError: The file is missing or damaged.
     """
     file = path / "config.json"
     return Keys(read_json(file), str(file))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of an exported MindVL model for transformers; written beside the weights as remote code.
+"""Configuration of an exported MindVL model for transformers, written next to the weights as remote code.
 
-Imports transformers only, so that the directory works where mindvl is not installed.
+Imports only transformers, so that the directory can be used without mindvl.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ VisionConfig = Qwen2_5_VLConfig.sub_configs["vision_config"]
 
 
 class MindVLConfig(PreTrainedConfig):
-    """Vision encoder of Qwen2.5-VL, a language model that transformers has, and the ids of the tokens that join them.
+    """Configurations of the Qwen2.5-VL vision encoder and a language model, and the special token ids.
 
-    The language model is Qwen3, Qwen3-MoE or DeepSeek-V3; text_config names it by its model_type.
+    The language model is Qwen3, Qwen3-MoE or DeepSeek-V3, selected by model_type of text_config.
     """
 
     model_type = "mindvl"

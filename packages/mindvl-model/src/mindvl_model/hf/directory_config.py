@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our configuration from a transformers directory: MindVL, Qwen2.5-VL of any naming generation, a language model alone.
+"""Read a MindVLConfig from a transformers directory: MindVL, Qwen2.5-VL of any naming version, a language model.
 
-Comes before a model is built for a directory's weights. Every key of config.json must be known: taken, without effect on
-what is computed, or of the only value we can compute; anything else is refused by name.
+Runs before a model is built for the weights of a directory. Every key of config.json must be known (config_keys.py):
+used here, without effect on the computation, or with the only supported value.
 """
 
 import logging
@@ -27,21 +27,21 @@ WHOLE_MODELS = ("mindvl", "qwen2_5_vl")
 
 
 def config_from_directory(path: Path) -> MindVLConfig:
-    """The configuration of a whole model: a MindVL or a Qwen2.5-VL directory.
+    """Return the configuration of a whole model, from a MindVL or a Qwen2.5-VL directory.
 
     Raises:
-        WeightError: The directory is another one, or config.json has a key or a value we do not know.
+        WeightError: The directory holds another model, or config.json has an unknown key or value.
     """
     keys = read_keys(path)
     kind = keys.take("model_type", None)
     if kind not in WHOLE_MODELS:
-        more = "It holds a language model alone: name it as init.language." if kind in TEXT_MODELS else "Name one."
+        to_do = "Load a language model with init.language." if kind in TEXT_MODELS else "Use one of these."
         raise WeightError(
-            f"{keys.place}: model_type={kind!r:.60} is not supported as a whole model, only "
-            f"{' and '.join(WHOLE_MODELS)} are. {more}"
+            f"{keys.where}: model_type={kind!r:.60} is not supported as a whole model, only "
+            f"{' and '.join(WHOLE_MODELS)} are. {to_do}"
         )
     nested = kind == "mindvl" or keys.take("text_config", None) is not None
-    text = keys.section("text_config") if nested else keys  # published directories have the decoder's keys at the top
+    text = keys.section("text_config") if nested else keys  # published Qwen2.5-VL has the decoder keys at the top level
     vision = keys.section("vision_config")
     family = _family(text) if kind == "mindvl" else "qwen2"
     try:
@@ -52,24 +52,26 @@ def config_from_directory(path: Path) -> MindVLConfig:
         raise _located(error, keys) from error
     if vision.take("out_hidden_size", language.hidden_size) != language.hidden_size:
         raise WeightError(
-            f"{vision.place}: out_hidden_size={vision.values['out_hidden_size']!r:.60} is not supported: it must be "
-            f"the language model's hidden_size, {language.hidden_size}. Name another directory."
+            f"{vision.where}: out_hidden_size={vision.values['out_hidden_size']!r:.60} is not supported; it must be "
+            f"the hidden_size of the language model, {language.hidden_size}. Use another directory."
         )
     if kind == "mindvl":
-        vision.take("tokens_per_second", None)  # read with three axes only
+        vision.take("tokens_per_second", None)  # used by M-RoPE only
     else:
-        vision.values = {"tokens_per_second": 4} | vision.values  # transformers' default; published directories have 2
+        vision.values = {
+            "tokens_per_second": 4
+        } | vision.values  # default of transformers; published directories have 2
         vision.only("tokens_per_second", TOKENS_PER_SECOND)
     for section in (text, vision, keys):
-        section.refuse_the_rest()
+        section.check_remaining()
     return config
 
 
 def language_config_from_directory(path: Path) -> LanguageConfig:
-    """The configuration of a language model: of a directory of it alone, or the half of a whole model's.
+    """Return the configuration of the language model in a directory of a language model or of a whole model.
 
     Raises:
-        WeightError: The directory is another one, or config.json has a key or a value we do not know.
+        WeightError: The directory holds another model, or config.json has an unknown key or value.
     """
     keys = read_keys(path)
     kind = keys.take("model_type", None)
@@ -77,31 +79,31 @@ def language_config_from_directory(path: Path) -> LanguageConfig:
         return config_from_directory(path).language
     if kind not in TEXT_MODELS:
         raise WeightError(
-            f"{keys.place}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *WHOLE_MODELS))} "
-            "are. Name a directory of one of them."
+            f"{keys.where}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *WHOLE_MODELS))} "
+            "are. Use a directory of one of them."
         )
     language = read_language(kind, keys, keys)
-    keys.refuse_the_rest()
+    keys.check_remaining()
     return _without_absent_mtp(language, path, kind)
 
 
 def _family(text: Keys) -> str:
-    """Of a MindVL directory's decoder; transformers 5 writes it, and so do we."""
+    """The model_type in text_config of a MindVL directory."""
     family = text.take("model_type", None)
     if family not in TEXT_MODELS:
         raise WeightError(
-            f"{text.place}: model_type={family!r:.60} is not supported, only {', '.join(TEXT_MODELS)} are. "
-            "Name another directory."
+            f"{text.where}: model_type={family!r:.60} is not supported, only {', '.join(TEXT_MODELS)} are. "
+            "Use another directory."
         )
     return str(family)
 
 
 def _vision(keys: Keys, path: Path) -> VisionConfig:
-    # Defaults are those of transformers' configuration, because published directories leave out what equals them.
-    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.place}: rope_parameters")
+    # The defaults are those of transformers, because published directories omit keys with default values.
+    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.where}: rope_parameters")
     rope.only("rope_type", "axial", "default")
     theta = rope.number("rope_theta", VisionConfig.rotary_base, whole=False)
-    rope.refuse_the_rest()
+    rope.check_remaining()
     vision = VisionConfig(
         hidden_size=keys.number("hidden_size"),
         num_layers=keys.number("depth", 32, most=MAX_LAYERS),
@@ -120,7 +122,7 @@ def _vision(keys: Keys, path: Path) -> VisionConfig:
 
 
 def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
-    """The same with the directory's mean and standard deviation of pixels, where it has a processor."""
+    """Set image mean and standard deviation from the processor of the directory, if it has one."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if not (path / name).is_file():
             continue
@@ -128,16 +130,16 @@ def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
         images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
         if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
             continue
-        same = {
+        field_names = {
             "patch_size": "patch_size",
             "merge_size": "spatial_merge_size",
             "temporal_patch_size": "temporal_patch_size",
         }
-        for theirs, ours in same.items():
-            if images.get(theirs, getattr(vision, ours)) != getattr(vision, ours):
+        for key, field in field_names.items():
+            if images.get(key, getattr(vision, field)) != getattr(vision, field):
                 raise WeightError(
-                    f"{path / name}: {theirs}={images[theirs]!r:.60}, but config.json has "
-                    f"{ours}={getattr(vision, ours)}. Fetch both files again."
+                    f"{path / name}: {key}={images[key]!r:.60}, but config.json has "
+                    f"{field}={getattr(vision, field)}. Download both files again."
                 )
         pixels = Keys(images, str(path / name))
         mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
@@ -153,16 +155,16 @@ def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:
     generation = generation if isinstance(generation, dict) else {}
 
     def first(name: str) -> Any:
-        found = [place[name] for place in (keys.values, text.values, generation) if place.get(name) is not None]
+        found = [values[name] for values in (keys.values, text.values, generation) if values.get(name) is not None]
         return found[0] if found else None
 
     end, pad = first("eos_token_id"), first("pad_token_id")
     if pad is None:
-        pad = first("bos_token_id")  # <|endoftext|> is both in Qwen's tokenizers
+        pad = first("bos_token_id")  # in the tokenizers of Qwen, <|endoftext|> is both
     if end is None or pad is None:
         name = "eos_token_id" if end is None else "pad_token_id"
-        raise WeightError(f"{keys.place}: {name} is missing. Add the id from the directory's tokenizer.")
-    ends = Keys({"eos_token_id": end[0] if isinstance(end, list) and end else end, "pad_token_id": pad}, keys.place)
+        raise WeightError(f"{keys.where}: {name} is missing. Add the id from the tokenizer of the directory.")
+    ends = Keys({"eos_token_id": end[0] if isinstance(end, list) and end else end, "pad_token_id": pad}, keys.where)
     has_video = keys.take("video_token_id", None) is not None
     return TokenConfig(
         image=keys.number("image_token_id", least=0),
@@ -175,11 +177,11 @@ def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:
 
 
 def _located(error: ModelError, keys: Keys) -> WeightError:
-    return error if isinstance(error, WeightError) else unsupported_model(error, keys.place)
+    return error if isinstance(error, WeightError) else unsupported_model(error, keys.where)
 
 
 def _without_absent_mtp(language: LanguageConfig, path: Path, model_type: str) -> LanguageConfig:
-    """transformers leaves out the layers of multi-token prediction when it saves, but keeps their number."""
+    """Set num_mtp_layers to 0 if the weights have none: transformers saves the number but not the layers."""
     if not isinstance(language, DeepSeekV3LanguageConfig) or not language.num_mtp_layers:
         return language
     names = stored_names(path)
@@ -189,10 +191,10 @@ def _without_absent_mtp(language: LanguageConfig, path: Path, model_type: str) -
     return replace(language, num_mtp_layers=0)
 
 
-@cache  # once, however often a process reads the configuration
+@cache  # once per process, even if the configuration is read several times
 def _warn_of_absent_mtp(path: Path) -> None:
     logger.warning(
-        "%s: config.json has num_nextn_predict_layers, but the weights have no layers of multi-token prediction "
-        "(transformers leaves them out when it saves). The model is loaded without them.",
-        path,
+        "%s: num_nextn_predict_layers is set, but the weights contain no multi-token prediction layers (transformers "
+        "does not save them). The model is loaded without them.",
+        path / "config.json",
     )

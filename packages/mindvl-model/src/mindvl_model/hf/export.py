@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a model as a directory that plain transformers loads.
+"""Export a model to a directory that transformers can load.
 
-Comes after training; what merge, evaluation and serving start from. A model with a Qwen2 decoder becomes a Qwen2.5-VL
-directory as published, which any tool for Qwen2.5-VL reads; one with another decoder carries three files of remote code.
+Used after training; merging, evaluation and serving read the directory. A model with a Qwen2 decoder is written as a
+Qwen2.5-VL directory, which tools for Qwen2.5-VL support; any other decoder needs the three files of remote code.
 """
 
 import json
@@ -36,7 +36,7 @@ def export_hf_directory(
     processor: ProcessorSettings,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a whole model (one process, no layout) as a transformers directory; arguments are those of write_hf_directory."""
+    """Export a whole model in one process, without parallelism; see write_hf_directory for the arguments."""
     parameters = named_tensors(model)
     stored = next(iter(parameters.values())).dtype
     write_hf_directory(
@@ -62,24 +62,27 @@ def write_hf_directory(
     shard_bytes: int = 4 << 30,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write a model, parameter by parameter, as a transformers directory; the directory appears whole or not at all.
+    """Export a model one parameter at a time; `out` is renamed into place once it is complete.
 
     Args:
-        read: A whole parameter by its name; each is asked for once.
-        stored: Their type.
-        tokenizer: A directory with a transformers tokenizer and its chat template.
-        dtype: Type of the written weights; the model's own when None.
-        shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
-        progress: Told how many parameters are written, and how many there are.
+        read: Returns a whole parameter by name; called once per parameter.
+        stored: Data type of the parameters.
+        config: Configuration of the model.
+        out: Directory to create.
+        tokenizer: Directory with a transformers tokenizer and its chat template.
+        processor: Image and video settings of the exported processor.
+        dtype: Data type of the written weights; None: as stored.
+        shard_bytes: Maximum size of a weight file in bytes; a larger tensor gets its own file.
+        progress: Called with the number of written parameters and their total.
 
     Raises:
-        ModelError: `out` exists already or cannot be written, there is no tokenizer in its directory, or transformers has
-            no such model.
+        ModelError: `out` exists or cannot be written, `tokenizer` holds no tokenizer, or transformers cannot represent
+            the model.
     """
     if out.exists():
-        raise ModelError(f"{out}: exists already. Name a new directory or remove it first.")
+        raise ModelError(f"{out}: already exists. Choose a new directory, or remove it first.")
     if not (tokenizer / "tokenizer_config.json").is_file():
-        raise ModelError(f"{tokenizer}: no tokenizer here. Name the directory of the run's tokenizer (--tokenizer).")
+        raise ModelError(f"{tokenizer}: contains no tokenizer. Set --tokenizer to the tokenizer directory of the run.")
     document = hf_config(config, dtype or stored)
     unfinished = out.with_name(f"{out.name}.unfinished")
 
@@ -87,9 +90,9 @@ def write_hf_directory(
         published = document["model_type"] == "qwen2_5_vl"
         rules = weight_rules(config)
         for done, rule in enumerate(rules):
-            kept = None if rule.param_name.endswith("expert_bias") else dtype  # float32 in every model, there as here
-            for name, piece in split(rule, read(rule.param_name)):
-                yield published_name(name) if published else name, as_dtype(piece, kept)
+            target = None if rule.param_name.endswith("expert_bias") else dtype  # always float32, as in transformers
+            for name, tensor in split(rule, read(rule.param_name)):
+                yield published_name(name) if published else name, as_dtype(tensor, target)
             progress(done + 1, len(rules))
 
     try:
@@ -100,11 +103,11 @@ def write_hf_directory(
         sync_directory(unfinished)
         os.replace(unfinished, out)
     except Exception as error:
-        # The tokenizer is saved by a library in Rust, which says of a full disk: "Exception: ... (os error 28)".
+        # The tokenizer is saved by a library in Rust, which reports a full disk as "Exception: ... (os error 28)".
         if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
         what = getattr(error, "strerror", None) or str(error)[:300]
-        raise ModelError(f"{out}: cannot be written ({what}). Make room or name another directory.") from error
+        raise ModelError(f"{out}: cannot be written ({what}). Free disk space, or choose another directory.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -112,7 +115,7 @@ def write_hf_directory(
 def _write_documents(
     directory: Path, document: dict[str, Any], config: MindVLConfig, tokenizer: Path, processor: ProcessorSettings
 ) -> None:
-    """Everything beside the weights."""
+    """Write all files except the weights."""
     published = document["model_type"] == "qwen2_5_vl"
     write_processor = write_qwen2_5_vl_processor if published else write_mindvl_processor
     write_processor(directory, tokenizer, processor, config.vision)

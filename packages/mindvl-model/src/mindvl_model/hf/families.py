@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of each family of language models, both ways: as transformers 5 writes it, and read as published.
+"""Keys of config.json for each family of language models: written as by transformers 5, read as published.
 
-Comes between language_config.py and the files that read and write whole directories. A family enters LANGUAGE_JSON here.
+Used by the modules that read and write whole directories. LANGUAGE_JSON registers the families.
 """
 
 import re
@@ -22,38 +22,38 @@ from mindvl_model.language_config import (
     YarnConfig,
 )
 
-# Where text continues after a video changed between these versions of transformers' Qwen2.5-VL.
+# Between these versions, Qwen2.5-VL of transformers changed the position of the text after a video.
 LAST_WITH_ALL_AXES, FIRST_WITH_HEIGHT_WIDTH = "5.2.0", "5.3.0"
-LATENT_NORM_EPSILON = 1e-6  # of the norms inside DeepSeek-V3's attention; stands in transformers' code
+LATENT_NORM_EPSILON = 1e-6  # of the norms inside DeepSeek-V3's attention; a constant in the code of transformers
 
 
 @dataclass(frozen=True)
 class LanguageJson:
-    """One family's keys in config.json; its name there is that of our `kind`."""
+    """Reader and writer of the keys of one family, whose model_type in config.json equals `kind`."""
 
-    read: Callable[[Keys, Keys], LanguageConfig]  # the section of the decoder, and the whole document
+    read: Callable[[Keys, Keys], LanguageConfig]  # from the section of the decoder and the top-level section
     write: Callable[[Any], dict[str, Any]]
 
 
 def read_language(kind: str, text: Keys, root: Keys) -> LanguageConfig:
-    """The language model that a section describes.
+    """Read the configuration of a language model from a section of config.json.
 
     Raises:
-        WeightError: A key is missing, damaged, or of a value that we cannot compute.
+        WeightError: A key is missing, or its value is invalid or not supported.
     """
     try:
         return LANGUAGE_JSON[kind].read(text, root)
     except WeightError:
         raise
     except ModelError as error:
-        raise unsupported_model(error, text.place) from error
+        raise unsupported_model(error, text.where) from error
 
 
 def write_language(language: LanguageConfig) -> dict[str, Any]:
-    """The keys of a language model, without those of its tokens.
+    """Return the keys of a language model, without the token ids.
 
     Raises:
-        ModelError: transformers has no configuration for it.
+        ModelError: The transformers configuration cannot represent the model.
     """
     return LANGUAGE_JSON[language.kind].write(language)
 
@@ -61,8 +61,8 @@ def write_language(language: LanguageConfig) -> dict[str, Any]:
 def _read_qwen2(text: Keys, root: Keys) -> Qwen2LanguageConfig:
     sizes = _grouped(text, root)
     theta, kind, more = _rotary(text, 1_000_000.0)
-    _refuse_stretched(text, "default" if kind == "mrope" else kind, more.keys() - {"mrope_section"})
-    time, height, width = Keys(more, f"{text.place}: rope_scaling").numbers("mrope_section", None, count=3)
+    _check_no_scaling(text, "default" if kind == "mrope" else kind, more.keys() - {"mrope_section"})
+    time, height, width = Keys(more, f"{text.where}: rope_scaling").numbers("mrope_section", None, count=3)
     head_dim = sizes["hidden_size"] // sizes["num_heads"]
     return Qwen2LanguageConfig(
         **sizes,
@@ -74,13 +74,13 @@ def _read_qwen2(text: Keys, root: Keys) -> Qwen2LanguageConfig:
 
 
 def _after_video(root: Keys) -> Literal["height_width", "all_axes"]:
-    """The rule of the transformers version that saved the directory; Qwen2.5-VL's code has no key for it."""
+    """The rule of the transformers version that saved the directory; Qwen2.5-VL has no key for it."""
     version = str(root.values.get("transformers_version") or FIRST_WITH_HEIGHT_WIDTH)
     found = re.match(r"(\d{1,9})(?:\.(\d{1,9}))?", version)
     if found is None:
         raise WeightError(
-            f"{root.place}: transformers_version={version[:40]!r} is not a version, and it decides the positions after "
-            "a video. Write the version of transformers that saved the directory, such as 4.57.0 or 5.3.0."
+            f"{root.where}: transformers_version={version[:40]!r} is not a version, but the positions after a video "
+            "depend on it. Set the version of transformers that saved the directory, such as 4.57.0 or 5.3.0."
         )
     first = tuple(map(int, FIRST_WITH_HEIGHT_WIDTH.split(".")[:2]))
     return "height_width" if (int(found[1]), int(found[2] or 0)) >= first else "all_axes"
@@ -89,8 +89,8 @@ def _after_video(root: Keys) -> Literal["height_width", "all_axes"]:
 def _write_qwen2(language: Qwen2LanguageConfig) -> dict[str, Any]:
     if language.head_dim * language.num_heads != language.hidden_size:
         raise ModelError(
-            f"language.head_dim={language.head_dim} times num_heads={language.num_heads} is not hidden_size="
-            f"{language.hidden_size}, which Qwen2.5-VL takes for granted. Such a model cannot be exported."
+            f"language.head_dim: a Qwen2.5-VL model can only be exported if head_dim={language.head_dim} times num_heads="
+            f"{language.num_heads} equals hidden_size={language.hidden_size}. Train with such sizes."
         )
     return _write_grouped(language) | {
         "attention_dropout": 0.0,
@@ -99,7 +99,7 @@ def _write_qwen2(language: Qwen2LanguageConfig) -> dict[str, Any]:
         "rope_theta": language.rotary_base,
         "rope_scaling": {"type": "mrope", "mrope_section": list(language.mrope_sections)},
         "use_sliding_window": False,
-        # config.json has no other key for where text continues after a video; see `_after_video`
+        # config.json has no other key for the position of the text after a video; see `_after_video`
         "transformers_version": LAST_WITH_ALL_AXES if language.after_video == "all_axes" else FIRST_WITH_HEIGHT_WIDTH,
     }
 
@@ -117,12 +117,11 @@ def _write_qwen3(language: Qwen3LanguageConfig | Qwen3MoELanguageConfig) -> dict
 
 
 def _read_qwen3_moe(text: Keys, root: Keys) -> Qwen3MoELanguageConfig:
-    # Every layer has experts here; a directory with dense layers between them says so with one of these.
+    # Every layer must have experts; these keys would make some layers dense.
     text.only("decoder_sparse_step", 1)
     text.only("mlp_only_layers", [], None)
-    count = text.number(
-        "num_experts", text.take("num_local_experts", None), most=MAX_EXPERTS
-    )  # published; transformers 5
+    # Published directories have num_experts, transformers 5 writes num_local_experts.
+    count = text.number("num_experts", text.take("num_local_experts", None), most=MAX_EXPERTS)
     return Qwen3MoELanguageConfig(
         **_qwen3_sizes(text, root),
         num_experts=count,
@@ -155,9 +154,9 @@ def _read_deepseek_v3(text: Keys, root: Keys) -> DeepSeekV3LanguageConfig:
     text.only("rope_interleave", True)
     theta, kind, more = _rotary(text, 10_000.0)
     yarn = _yarn(text, more, sizes["max_positions"]) if kind == "yarn" else None
-    _refuse_stretched(text, "default" if yarn else kind, more)
+    _check_no_scaling(text, "default" if yarn else kind, more)
     nope, rope = text.number("qk_nope_head_dim"), text.number("qk_rope_head_dim")
-    text.only("qk_head_dim", nope + rope)  # both are derived, and written by transformers 5
+    text.only("qk_head_dim", nope + rope)  # written by transformers 5, derived from other keys, as is head_dim
     text.only("head_dim", rope)
     return DeepSeekV3LanguageConfig(
         **sizes,
@@ -183,12 +182,12 @@ def _read_deepseek_v3(text: Keys, root: Keys) -> DeepSeekV3LanguageConfig:
 
 
 def _write_deepseek_v3(language: DeepSeekV3LanguageConfig) -> dict[str, Any]:
-    needed = {"norm_epsilon": LATENT_NORM_EPSILON, "num_shared_experts": max(language.num_shared_experts, 1)}
-    for name, value in needed.items():
+    required = {"norm_epsilon": LATENT_NORM_EPSILON, "num_shared_experts": max(language.num_shared_experts, 1)}
+    for name, value in required.items():
         if getattr(language, name) != value:
             raise ModelError(
-                f"language.{name}={getattr(language, name)}: transformers' DeepSeek-V3 always has {value}. "
-                "A model with another one cannot be exported."
+                f"language.{name}: a DeepSeek-V3 model can only be exported with {value}, which transformers uses, got "
+                f"{getattr(language, name)}. Train with this value."
             )
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": language.rotary_base}
     if language.yarn is not None:
@@ -236,7 +235,7 @@ LANGUAGE_JSON: dict[str, LanguageJson] = {
 
 
 def _decoder(text: Keys, root: Keys) -> dict[str, Any]:
-    tied = [place.flag("tie_word_embeddings", False) for place in (text, root)]  # either counts for transformers
+    tied = [section.flag("tie_word_embeddings", False) for section in (text, root)]  # transformers accepts either
     return {
         "hidden_size": text.number("hidden_size"),
         "num_layers": text.number("num_hidden_layers", most=MAX_LAYERS),
@@ -277,42 +276,42 @@ def _qwen3_sizes(text: Keys, root: Keys) -> dict[str, Any]:
     theta, kind, more = _rotary(text, 1_000_000.0)
     if "mrope_section" in more:
         raise WeightError(
-            f"{text.place}: mrope_section={more['mrope_section']!r:.60} is not supported: Qwen3 counts positions along "
-            "one axis. Name another directory."
+            f"{text.where}: mrope_section={more['mrope_section']!r:.60} is not supported, because Qwen3 has positions "
+            "along one axis. Use another directory."
         )
-    _refuse_stretched(text, kind, more)
+    _check_no_scaling(text, kind, more)
     return sizes | {"head_dim": text.number("head_dim", 128), "rotary_base": theta}
 
 
 def _rotary(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
-    """Base, kind, and what else is said of rotary embedding; old directories keep the base outside."""
+    """Base, kind and further parameters of the rotary embedding; older directories have the base at the top level."""
     given: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         section = text.take(name, None) or {}
         if not isinstance(section, dict):
-            raise text.unsupported(name, section, "a section of keys")
+            raise text.unsupported(name, section, "a JSON object")
         given |= section
     outside = text.number("rope_theta", default, whole=False)
-    theta = Keys(given, f"{text.place}: rope_parameters").number("rope_theta", outside, whole=False)
+    theta = Keys(given, f"{text.where}: rope_parameters").number("rope_theta", outside, whole=False)
     given.pop("rope_theta", None)
-    said = [given.pop(name, None) for name in ("type", "rope_type")]
-    kinds = {str(one) for one in said if one is not None} or {"default"}
+    types = [given.pop(name, None) for name in ("type", "rope_type")]
+    kinds = {str(kind) for kind in types if kind is not None} or {"default"}
     if len(kinds) > 1:
-        kinds -= {"default"}  # Qwen2.5-VL directories saved by transformers say mrope and default
+        kinds -= {"default"}  # Qwen2.5-VL directories saved by transformers have both mrope and default
     return theta, " and ".join(sorted(kinds)), given
 
 
-def _refuse_stretched(text: Keys, kind: str, more: Iterable[str]) -> None:
+def _check_no_scaling(text: Keys, kind: str, more: Iterable[str]) -> None:
     if kind != "default" or set(more):
         raise WeightError(
-            f"{text.place}: rotary embedding of kind {kind!r:.40} with {sorted(more)!s:.100} is not supported. "
-            "Name a directory of a model without it."
+            f"{text.where}: rotary embedding of type {kind!r:.40} with {sorted(more)!s:.100} is not supported. "
+            "Use a model without it."
         )
 
 
 def _yarn(text: Keys, given: dict[str, Any], max_positions: int) -> YarnConfig:
-    """Takes YaRN's keys out of `given`; what is left out means what it means to transformers."""
-    rope = Keys(dict(given), f"{text.place}: rope_scaling")
+    """Remove the YaRN keys from `given` and read them; missing keys have the defaults of transformers."""
+    rope = Keys(dict(given), f"{text.where}: rope_scaling")
     rope.only("truncate", True, None)
     rope.only("attention_factor", None)
     original = rope.number("original_max_position_embeddings")
@@ -320,16 +319,16 @@ def _yarn(text: Keys, given: dict[str, Any], max_positions: int) -> YarnConfig:
     yarn = YarnConfig(
         factor=max_positions / original if factor is None else rope.number("factor", whole=False),
         original_max_positions=original,
-        beta_fast=_given(rope, "beta_fast") or 32.0,
-        beta_slow=_given(rope, "beta_slow") or 1.0,
-        mscale=_given(rope, "mscale"),
-        mscale_all_dim=_given(rope, "mscale_all_dim"),
+        beta_fast=_number_or_zero(rope, "beta_fast") or 32.0,
+        beta_slow=_number_or_zero(rope, "beta_slow") or 1.0,
+        mscale=_number_or_zero(rope, "mscale"),
+        mscale_all_dim=_number_or_zero(rope, "mscale_all_dim"),
     )
-    rope.refuse_the_rest()
+    rope.check_remaining()
     given.clear()
     return yarn
 
 
-def _given(rope: Keys, name: str) -> float:
-    """A number that may be null or absent, which is 0."""
+def _number_or_zero(rope: Keys, name: str) -> float:
+    """The value of a number that may be null or missing, which means 0."""
     return 0.0 if rope.take(name, None) is None else float(rope.number(name, whole=False, least=0))
