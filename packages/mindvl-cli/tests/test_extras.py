@@ -5,9 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mindvl_cli import extras
 from mindvl_cli.failures import CliError
+from mindvl_cli.main import cli
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,16 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert str(error.value) == (
         f"mindvl demo: {named} is not installed. Install it with pip install 'mindvl-cli[{extra}]'."
     )
+
+
+def test_a_command_that_draws_stops_before_it_works_and_only_when_it_would_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    result = CliRunner().invoke(cli, ["report", str(tmp_path), "--out", str(tmp_path / "run.html")], prog_name="mindvl")
+    assert str(result.exception).startswith("mindvl report --out: matplotlib is not installed.")
+    result = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert "metrics.jsonl" in str(result.exception)
 
 
 def test_extras_that_are_checked_are_those_that_are_declared() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import PLOT_FILE
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs.")
-@click.option("--out", type=OUT_FILE, help="SVG file for the figure.")
+@click.option("--out", type=PLOT_FILE, help="SVG file for the figure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 @click.pass_context
 def alignment(

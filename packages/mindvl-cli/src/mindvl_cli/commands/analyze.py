@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import PLOT_FILE
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import progress
 from mindvl_cli.whole_file import write_whole
@@ -62,7 +62,7 @@ def analyze() -> None:
     "--seq-length", type=click.IntRange(min=8), default=4096, show_default=True,
     help="Tokens of a pack, for a directory of shards; a recipe says its own.",
 )  # fmt: skip
-@click.option("--out", type=OUT_FILE, help="Write a page with curves.")
+@click.option("--out", type=PLOT_FILE, help="Write a page with curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 def routing(
     model: Path,

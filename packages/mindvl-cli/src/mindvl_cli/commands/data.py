@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.ledger import ledger
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import OUT_FILE, PLOT_FILE
 from mindvl_cli.interrupts import StoppableGroup
 from mindvl_cli.progress import reported_progress
 from mindvl_cli.whole_file import write_whole
@@ -210,7 +210,7 @@ def show(
 @click.option(
     "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
 )
-@click.option("--out", type=OUT_FILE, help="Write a page with plots here.")
+@click.option("--out", type=PLOT_FILE, help="Write a page with plots here.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def stats(
     recipe: Path,

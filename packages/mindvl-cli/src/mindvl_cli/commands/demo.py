@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from mindvl_cli.extras import require
+
 
 @click.command(epilog="Example: mindvl demo --quick --out try")
 @click.option("--out", default="mindvl-demo", show_default=True, type=click.Path(file_okay=False, path_type=Path))
@@ -17,8 +19,6 @@ def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
 
     Stopped at any point, it continues when started again. The report is OUT/report.html.
     """
-    from mindvl_cli.extras import require
-
     require("demo", "mindvl demo")
     import torch
 

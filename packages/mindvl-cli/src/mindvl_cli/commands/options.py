@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from mindvl_cli.extras import require
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -22,8 +24,15 @@ class _OutFile(click.Path):
         return path
 
 
+class _PlotFile(_OutFile):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        require("plots", f"{ctx.command_path if ctx else 'mindvl'} --out")
+        return super().convert(value, param, ctx)
+
+
 # A file to write. Its directory must be there when the command starts: hours of work must not end for want of it.
 OUT_FILE = _OutFile(dir_okay=False)
+PLOT_FILE = _PlotFile(dir_okay=False)  # one that needs the extra "plots"
 
 
 TRUST_REMOTE_CODE = click.option(

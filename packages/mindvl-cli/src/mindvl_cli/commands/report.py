@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import PLOT_FILE
 from mindvl_cli.whole_file import write_whole
 
 
 @click.command(epilog="Example: mindvl report runs/sft --out report.html")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", type=OUT_FILE, help="Write a page with plots.")
+@click.option("--out", type=PLOT_FILE, help="Write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 def report(run: Path, out: Path | None, as_json: bool) -> None:
     """Say how the run in directory RUN went: loss, speed, where the time of its steps went, and its card.

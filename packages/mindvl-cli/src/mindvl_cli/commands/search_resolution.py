@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mindvl_cli.commands.options import answering_options
+from mindvl_cli.extras import require
 from mindvl_cli.progress import reported_progress
 
 
@@ -39,6 +40,8 @@ def search_resolution(
     Use held-out items that the final test does not use. Python files that the directory carries run only with
     --trust-remote-code: pass it for models that you trust.
     """
+    if out:
+        require("plots", "mindvl search-resolution --out")
     from mindvl_cli.evaluation import resolution
     from mindvl_cli.evaluation.benchmark import load_benchmarks
     from mindvl_cli.evaluation.predict import PredictConfig, Predictor

@@ -150,20 +150,19 @@ def histogram(
 
 def paired_bars(rows: Sequence[tuple[str, float, float]], *, names: tuple[str, str], describe: str) -> Plot:
     """Two horizontal bars for each row: what was requested and the result, as shares from 0 to 1."""
-    figure, axes = _axes(6.4, 0.6 + 0.44 * len(rows), grid="")
+    figure, axes = _axes(5.4, 0.2 + 0.44 * len(rows), grid="")
     end = max(max(shares) for _, *shares in rows) or 1.0
-    for number, colour in enumerate((_colour("tone-4"), _colour("accent"))):
+    for number in range(2):
         places = [row + 0.2 * (2 * number - 1) for row in range(len(rows))]
         shares = [pair[number] for _, *pair in rows]
-        axes.barh(places, shares, height=0.36, color=colour)
+        axes.barh(places, shares, height=0.36, color=_colour(f"tone-{number}"))
         for place, share in zip(places, shares, strict=True):
             axes.text(share + 0.01 * end, place, f"{share:.1%}", va="center", color=_colour("soft"), fontsize=8)
     axes.set_yticks(range(len(rows)), [_short(label) for label, *_ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.15 * end)
     axes.set_xticks([])
-    axes.set_xlabel(f"upper bar: {names[0]}, lower bar: {names[1]}", loc="left")
-    return Plot(figure=figure, describe=describe)
+    return Plot(figure=figure, describe=describe, names=names)
 
 
 def boxes(groups: Sequence[tuple[str, Sequence[float]]], *, describe: str, stressed: int = -1,
