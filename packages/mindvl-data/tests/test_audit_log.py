@@ -37,8 +37,8 @@ def test_the_audit_log_lists_every_sample_of_every_complete_step(make_config: Ma
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     logged = [tuple(sample) for line in lines for pack in line["packs"] for sample in pack]
-    assert logged == [(s.source, s.epoch, s.shard, s.sample_index) for batch in batches[:4] for s in batch.segments]
-    lengths = [segment.length for batch in batches[:4] for segment in batch.segments]
+    assert logged == [(s.source, s.epoch, s.shard, s.sample_index) for batch in batches[:4] for s in batch.samples]
+    lengths = [segment.length for batch in batches[:4] for segment in batch.samples]
     assert sum(sum(line["tokens"].values()) for line in lines) == sum(lengths)
     read = list(read_log(log))
     assert [(line.step, line.kind, line.packs) for line in read] == [
@@ -175,22 +175,22 @@ def test_a_log_that_cannot_be_written_loses_no_pack_and_no_step(make_config: Mak
                 next(loader)
             assert loader._state["step"] == 0
         loader._audit = None  # there is room again
-        assert next(loader).segments == first.segments
+        assert next(loader).samples == first.samples
         assert loader._state["step"] == 1
 
 
 def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
-        expected = [next(loader).segments for _ in range(7)]
+        expected = [next(loader).samples for _ in range(7)]
     with Loader(make_config(audit_log=log), global_batch_size=2, position_kind="rope") as loader:
         for _ in range(2):
             next(loader)
         state = loader.state_dict()
-        assert [next(loader).segments for _ in range(3)] == expected[2:5]
+        assert [next(loader).samples for _ in range(3)] == expected[2:5]
         with open(log, "a") as file:
             file.write("mine\n")
         with pytest.raises(DataError, match=r"audit\.jsonl:3: line is no step of an audit log"):
             loader.load_state_dict(state)
         assert loader._state["step"] == 2
-        assert [next(loader).segments for _ in range(2)] == expected[5:]
+        assert [next(loader).samples for _ in range(2)] == expected[5:]

@@ -27,7 +27,7 @@ def sample(length: int, num_patches: int = 0) -> TokenizedSample:
 
 def pack(*samples: TokenizedSample, position_kind: PositionKind = "rope", vocab_size: int | None = None) -> Batch:
     return collate(
-        PackedSample(samples=samples, segments=()),
+        PackedSample(samples=samples, references=()),
         vocab_size=vocab_size,
         step=1,
         position_kind=position_kind,

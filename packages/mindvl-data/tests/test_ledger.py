@@ -144,7 +144,7 @@ def test_what_was_consumed_is_counted_by_source(finished: tuple[DataConfig, Path
     with Loader(replace(config, audit_log=None), global_batch_size=2, position_kind="rope") as loader:
         lengths: Counter[str] = Counter()
         for batch in loader:
-            for segment in batch.segments:
+            for segment in batch.samples:
                 lengths[segment.source] += segment.length
     assert {name: figures["tokens"] for name, figures in report["sources"].items()} == lengths
     assert consumed(log, state=state) == {name: value for name, value in report.items() if name != "verified"}
@@ -190,7 +190,10 @@ def lose_a_sample(lines: list[dict[str, Any]]) -> None:
         (lose_a_sample, r"step 5: pack 1 has nothing as sample \d+, the plan has .*"),
         (lambda lines: lines[1]["tokens"].update(text=1), r"step 2: tokens .* are logged, the plan has .*"),
         (lambda lines: lines.pop(), r"steps (\d+) to \1 of the checkpoint are not in the log"),
-        (lose_a_sample, r"epoch \d of \w+: 1 usable samples are missing, 0 are not usable, the first is shard-.* sample \d+"),
+        (
+            lose_a_sample,
+            r"epoch \d of \w+: 1 usable samples are missing, 0 are not usable, the first is shard-.* sample \d+",
+        ),
     ],
 )
 def test_what_is_not_as_planned_is_named(

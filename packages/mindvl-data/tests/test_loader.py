@@ -53,7 +53,7 @@ def take(loader: Loader, count: int) -> list[Batch]:
 
 def assert_same(ours: Iterable[Batch], theirs: Iterable[Batch]) -> None:
     for a, b in zip(ours, theirs, strict=True):
-        assert a.segments == b.segments
+        assert a.samples == b.samples
         assert a.step == b.step
         for name, value in a.model_inputs().items():
             other = b.model_inputs()[name]
@@ -61,7 +61,7 @@ def assert_same(ours: Iterable[Batch], theirs: Iterable[Batch]) -> None:
 
 
 def flags(pack: Batch) -> list[bool]:
-    return [segment.bad for segment in pack.segments]
+    return [segment.failed for segment in pack.samples]
 
 
 def figures(loader: Loader) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_batch_has_the_promised_shapes_and_types(make_config: MakeConfig, toke
         assert batch.pixel_values.shape == (int(batch.image_grid_thw.prod(-1).sum()), 588)
         assert int((batch.input_ids == tokenizer.image_pad_id).sum()) == len(batch.pixel_values) // 4
         assert batch.num_loss_tokens == int((batch.labels != IGNORE_INDEX).sum()) > 0
-        assert [s.length for s in batch.segments] == batch.cu_seqlens.diff().tolist()[: len(batch.segments)]
+        assert [s.length for s in batch.samples] == batch.cu_seqlens.diff().tolist()[: len(batch.samples)]
 
 
 def test_labels_never_reach_over_the_end_of_a_segment(make_config: MakeConfig) -> None:
@@ -132,7 +132,7 @@ def test_any_number_of_ranks_gives_the_same_global_batches(make_config: MakeConf
 
 def test_an_epoch_uses_every_sample_exactly_once(make_config: MakeConfig) -> None:
     with Loader(make_config(max_epochs=1), global_batch_size=4, position_kind="rope") as loader:
-        used = Counter((s.source, s.shard, s.sample_index) for batch in loader for s in batch.segments)
+        used = Counter((s.source, s.shard, s.sample_index) for batch in loader for s in batch.samples)
         report = loader.report()
     assert len(used) == 100
     assert set(used.values()) == {1}
@@ -152,7 +152,7 @@ def test_a_state_of_a_finished_run_stays_finished(make_config: MakeConfig) -> No
 def test_a_sample_longer_than_a_pack_is_dropped_and_counted(make_config: MakeConfig) -> None:
     config = make_config(max_epochs=1, packing=PackingConfig(seq_length=40, buffer_size=8))
     with Loader(config, global_batch_size=1, position_kind="rope") as loader:
-        lengths = [s.length for batch in loader for s in batch.segments]
+        lengths = [s.length for batch in loader for s in batch.samples]
         dropped = loader.report()["dropped"]
     assert max(lengths) <= 40
     assert sum(dropped.values()) + len(lengths) == 100
@@ -178,8 +178,8 @@ def test_a_sample_that_cannot_be_decoded_becomes_a_placeholder_without_loss(
     with Loader(whole, global_batch_size=1, position_kind="rope") as loader:
         for batch, good in zip(batches, loader, strict=True):
             assert batch.cu_seqlens.tolist() == good.cu_seqlens.tolist()
-            for start, segment in zip(batch.cu_seqlens.tolist(), batch.segments, strict=False):
-                if segment.bad:
+            for start, segment in zip(batch.cu_seqlens.tolist(), batch.samples, strict=False):
+                if segment.failed:
                     assert (batch.labels[start : start + segment.length] == IGNORE_INDEX).all()
                     assert batch.num_loss_tokens < good.num_loss_tokens
 
@@ -234,15 +234,15 @@ def test_what_one_process_cannot_decode_the_others_can_leave_out_too(
         assert not any(any(flags(pack)) for pack in others)  # it decodes nothing, so nothing fails
         place, broken = next((number, pack) for number, pack in enumerate(packs) if any(flags(pack)))
         with pytest.raises(StopIteration):  # only packs of the newest step are remembered
-            bare.again(others[0], flags(others[0]))
-        number = max(n for n, pack in enumerate(others) if pack.segments)
-        agreed = bare.again(others[number], [True] * len(others[number].segments))
+            bare.rebuild(others[0], flags(others[0]))
+        number = max(n for n, pack in enumerate(others) if pack.samples)
+        agreed = bare.rebuild(others[number], [True] * len(others[number].samples))
         assert agreed.num_loss_tokens == 0
         assert all(flags(agreed))
         assert {use.reason for use in read_quarantine(log)} == {"a process that trains the same pack cannot use it"}
     with Loader(config, global_batch_size=2, position_kind="mrope", with_pixels=False) as bare:
         other = take(bare, place + 1)[place]
-        agreed = bare.again(other, flags(broken))
+        agreed = bare.rebuild(other, flags(broken))
         for name in ("input_ids", "labels", "position_ids", "cu_seqlens", "image_grid_thw"):
             assert torch.equal(getattr(agreed, name), getattr(broken, name)), name
         assert agreed.num_loss_tokens == broken.num_loss_tokens < other.num_loss_tokens
@@ -253,7 +253,7 @@ def test_the_report_does_not_depend_on_restarts_or_ranks(make_config: MakeConfig
     with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
         batches = take(loader, 12)
         expected = figures(loader)
-    tokens = [sum(s.length for s in b.segments) for b in batches]
+    tokens = [sum(s.length for s in b.samples) for b in batches]
     visual = [len(b.pixel_values) // 4 for b in batches]
     assert expected["packs"] == 12
     assert expected["packing_efficiency"] == pytest.approx(sum(tokens) / 12 / 256)
@@ -371,7 +371,7 @@ def test_ranks_together_read_the_bytes_of_the_samples_used_and_no_more(
     shards = {(name, shard.name): shard for name, index in indexes.items() for shard in index.shards}
     for rank in range(dp_size):
         with Loader(config, global_batch_size=4, dp_rank=rank, dp_size=dp_size, position_kind="rope") as loader:
-            mine = [(s.source, s.shard, s.sample_index) for batch in loader for s in batch.segments]
+            mine = [(s.source, s.shard, s.sample_index) for batch in loader for s in batch.samples]
             read += loader.report()["reads"]["bytes_read"]
         entries = [shards[source, shard].samples[pack] for source, shard, pack in mine]
         extents += sum(int(entry["length"]) + 512 for entry in entries)  # a tar header goes before each sample
@@ -486,15 +486,18 @@ def test_a_bad_sample_is_quarantined_by_the_rank_that_met_it_and_ranks_stay_equa
     states, packs = [], []
     for rank in range(2):
         with Loader(config, global_batch_size=2, dp_rank=rank, dp_size=2, position_kind="rope") as loader:
-            packs.append([(batch.step, batch.segments) for batch in loader])
+            packs.append([(batch.step, batch.samples) for batch in loader])
             states.append(loader.state_dict())
     assert states[0] == states[1]
-    met = {(step, s.sample_index) for mine in packs for step, segments in mine for s in segments if s.bad}
+    met = {(step, s.sample_index) for mine in packs for step, samples in mine for s in samples if s.failed}
     assert len(met) == 4  # two samples, two epochs
     lines = [json.loads(line) for file in tmp_path.glob("quarantine.rank*.jsonl") for line in file.open()]
     assert {(line["step"], line["sample_index"]) for line in lines} == met
-    assert {(bad.shard, bad.sample_index) for bad in read_quarantine(log)} == {(shard.name, 2), (shard.name, 5)}
-    assert {bad.reason for bad in read_quarantine(log)} == {"contents differ from what was indexed (crc32)"}
+    assert {(sample.shard, sample.sample_index) for sample in read_quarantine(log)} == {
+        (shard.name, 2),
+        (shard.name, 5),
+    }
+    assert {sample.reason for sample in read_quarantine(log)} == {"contents differ from what was indexed (crc32)"}
 
 
 FEW_FILES = """
@@ -506,7 +509,7 @@ directories, tokenizer = [Path(p) for p in sys.argv[1:-1]], Path(sys.argv[-1])
 sources = tuple(SourceConfig(name=f.name, path=f, max_epochs=1) for f in directories)
 config = DataConfig(sources=sources, tokenizer=tokenizer, packing=PackingConfig(seq_length=256, buffer_size=64))
 with Loader(config, global_batch_size=4, position_kind="rope") as loader:
-    used = sum(len(batch.segments) for batch in loader)
+    used = sum(len(batch.samples) for batch in loader)
     files = len(os.listdir("/proc/self/fd"))
 # Not ru_maxrss: that begins with the memory of whoever started this process.
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -70,11 +70,11 @@ def test_texts_with_coordinates_have_their_planned_length_at_any_pixel_budget(
     with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batches = list(loader)
         assert loader.report()["failed_samples"] == 0  # a length other than the planned one is a bad sample
-    segments = [segment for batch in batches for segment in batch.segments]
+    segments = [segment for batch in batches for segment in batch.samples]
     assert len(segments) == 4
     if (low, high) == (784, 784):
         start = next(
-            s for b in batches for s, g in zip(b.cu_seqlens.tolist(), b.segments, strict=False) if g.sample_index == 3
+            s for b in batches for s, g in zip(b.cu_seqlens.tolist(), b.samples, strict=False) if g.sample_index == 3
         )
         text = tokenizer.hf.decode(batches[0].input_ids[start:])
         assert "(14,14)" in text
@@ -147,7 +147,7 @@ def test_where_turns_are_cut_what_is_planned_is_what_comes_out(
     with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batches = list(loader)
         assert loader.report()["failed_samples"] == 0
-    segments = [segment for batch in batches for segment in batch.segments]
+    segments = [segment for batch in batches for segment in batch.samples]
     whole = SampleRules(image=config.image)
     files = ShardFiles()
     (shard,) = open_index(directory).shards

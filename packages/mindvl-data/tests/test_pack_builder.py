@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs: bytes read, bytes expected, samples that turn out bad."""
+"""Packs: bytes read, bytes expected, samples that turn out failed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ def test_the_bytes_expected_of_a_pack_are_nearly_those_it_has(workshop: Workshop
 
 def test_an_empty_pack_is_padding(workshop: Workshop) -> None:
     made = workshop.maker.make(5, ())
-    assert (made.batch.step, made.batch.num_loss_tokens, made.batch.segments, made.bad) == (5, 0, (), ())
+    assert (made.batch.step, made.batch.num_loss_tokens, made.batch.samples, made.failed) == (5, 0, (), ())
 
 
 def test_what_turns_out_other_than_planned_is_told_with_its_place(
@@ -92,13 +92,13 @@ def test_what_turns_out_other_than_planned_is_told_with_its_place(
     fewer = next((pack, i) for pack in workshop.packs for i, sample in enumerate(pack) if sample.patches)
     smaller = tuple(s._replace(patches=s.patches - 4) if i == fewer[1] else s for i, s in enumerate(fewer[0]))
     made = workshop.maker.make(2, longer)
-    (bad,) = made.bad
-    assert (bad.step, bad.sample_index) == (2, pack[1].sample_index)
-    assert bad.reason == f"{pack[1].length} tokens instead of the planned {pack[1].length + 1}"
-    assert [segment.bad for segment in made.batch.segments] == [False, True] + [False] * (len(pack) - 2)
-    assert made.batch.segments[1].length == pack[1].length + 1
-    (bad,) = workshop.maker.make(2, smaller).bad
-    assert "patches instead of the planned" in bad.reason
+    (failed,) = made.failed
+    assert (failed.step, failed.sample_index) == (2, pack[1].sample_index)
+    assert failed.reason == f"{pack[1].length} tokens instead of the planned {pack[1].length + 1}"
+    assert [segment.failed for segment in made.batch.samples] == [False, True] + [False] * (len(pack) - 2)
+    assert made.batch.samples[1].length == pack[1].length + 1
+    (failed,) = workshop.maker.make(2, smaller).failed
+    assert "patches instead of the planned" in failed.reason
     workshop.files.close()
 
 
@@ -118,11 +118,15 @@ def test_a_image_damaged_inside_is_bad_and_its_neighbours_are_not(
     config = make_config(sources=(SourceConfig(name="photos", path=tmp_path / "shards", max_epochs=1),))
     workshop = Workshop(config, tokenizer)
     made = [workshop.maker.make(1, pack) for pack in workshop.packs]
-    (bad,) = [bad for one in made for bad in one.bad]
-    assert (bad.source, bad.shard, bad.sample_index) == ("photos", open_index(tmp_path / "shards").shards[0].name, 1)
-    assert bad.key
-    assert [s.sample_index for one in made for s in one.batch.segments if s.bad] == [1]
-    assert sum(len(one.batch.segments) for one in made) == 3
+    (failed,) = [sample for one in made for sample in one.failed]
+    assert (failed.source, failed.shard, failed.sample_index) == (
+        "photos",
+        open_index(tmp_path / "shards").shards[0].name,
+        1,
+    )
+    assert failed.key
+    assert [s.sample_index for one in made for s in one.batch.samples if s.failed] == [1]
+    assert sum(len(one.batch.samples) for one in made) == 3
     patches, _ = to_patches(np.asarray(Image.open(tmp_path / "whole.png")), config.image)
     found = np.concatenate([one.batch.pixel_values for one in made])
     np.testing.assert_array_equal(found, np.concatenate([patches, patches]))  # no gap where the damaged one was begun
@@ -133,11 +137,11 @@ def test_a_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenize
     image = ImageConfig(min_pixels=28 * 28, max_pixels=84 * 84, decode_limit=56 * 84)  # the largest has 84 x 140
     workshop = Workshop(make_config(image=image), tokenizer)
     made = [workshop.maker.make(1, pack) for pack in workshop.packs]
-    reasons = {bad.reason for one in made for bad in one.bad}
+    reasons = {sample.reason for one in made for sample in one.failed}
     assert reasons == {
         "image of 84x140 pixels is larger than the decode limit of 4704 pixels. Make it smaller, or raise decode_limit"
     }
-    assert all(segment.source == "images" for one in made for segment in one.batch.segments if segment.bad)
+    assert all(segment.source == "images" for one in made for segment in one.batch.samples if segment.failed)
     workshop.files.close()
 
 
@@ -192,8 +196,8 @@ def test_whatever_bytes_come_a_pack_keeps_its_lengths(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pack_builder, "read_samples", lambda *where: given_samples)
         made = maker.make(1, pack)
-    assert [segment.length for segment in made.batch.segments] == [planned.length for planned in pack]
-    assert [segment.bad for segment in made.batch.segments] in (
+    assert [segment.length for segment in made.batch.samples] == [planned.length for planned in pack]
+    assert [segment.failed for segment in made.batch.samples] in (
         [place == number for place in range(3)],
         [False] * 3,
     )

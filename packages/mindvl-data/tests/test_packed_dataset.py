@@ -33,7 +33,7 @@ def first_packs(config: DataConfig, count: int | None, **options: Any) -> list[B
 
 def assert_same(ours: Iterable[Batch], theirs: Iterable[Batch]) -> None:
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.step, a.segments) == (b.step, b.segments)
+        assert (a.step, a.samples) == (b.step, b.samples)
         for name, value in a.model_inputs().items():
             other = b.model_inputs()[name]
             assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
@@ -53,7 +53,7 @@ def test_ranks_share_a_step_without_overlap(config: DataConfig, num_workers: int
         dataset = PackedDataset(config, **(OPTIONS | {"dp_rank": rank}))
         packs = list(islice(DataLoader(dataset, batch_size=None, num_workers=num_workers), 4))
         assert_same(packs, first_packs(config, 4, dp_rank=rank))
-        seen += [(s.source, s.epoch, s.shard, s.sample_index) for pack in packs for s in pack.segments]
+        seen += [(s.source, s.epoch, s.shard, s.sample_index) for pack in packs for s in pack.samples]
     assert len(seen) == len(set(seen))
 
 

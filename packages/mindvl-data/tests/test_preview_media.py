@@ -110,6 +110,6 @@ def test_a_packed_sequence_is_the_tokens_of_its_samples(
     with Loader(make_config(), global_batch_size=1, position_kind="rope") as loader:
         batch = next(loader)
     samples = packed_samples(batch, tokenizer)
-    assert [sample.key for sample in samples] == [segment.key for segment in batch.segments]
+    assert [sample.key for sample in samples] == [segment.key for segment in batch.samples]
     assert [sample.start for sample in samples] == batch.cu_seqlens.tolist()[: len(samples)]
     assert all(sum(run.count for run in sample.tokens) == sample.stop - sample.start for sample in samples)

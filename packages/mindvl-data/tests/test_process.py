@@ -63,7 +63,7 @@ def test_a_loader_is_refused_in_a_fork_and_goes_on_where_it_was_made(make_config
                 "next": lambda: next(loader),
                 "state_dict": loader.state_dict,
                 "load_state_dict": lambda: loader.load_state_dict(state),
-                "again": lambda: loader.again(first, [False] * len(first.segments)),
+                "again": lambda: loader.rebuild(first, [False] * len(first.samples)),
                 "report": loader.report,
                 "is_used_up": loader.is_used_up,
                 "close": loader.close,

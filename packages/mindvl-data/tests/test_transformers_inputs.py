@@ -16,7 +16,7 @@ from mindvl_data import IGNORE_INDEX, Batch, DataConfig, DataError, ImageConfig,
 from mindvl_data.collate import collate
 from mindvl_data.images import cut_patches
 from mindvl_data.transformers_inputs import IMAGE_MEAN, IMAGE_STD
-from mindvl_data.types import PackedSample, Segment, TokenizedSample
+from mindvl_data.types import PackedSample, SampleReference, TokenizedSample
 
 IMAGE, VIDEO = 5, 6
 TOLERANCE = 1e-5  # float32, relative
@@ -59,12 +59,14 @@ SAMPLES = (
 
 
 def packed(samples: Sequence[TokenizedSample], *, pad_multiple: int = 37, kind: Any = "mrope") -> Batch:
-    segments = tuple(
-        Segment(source="s", epoch=0, shard="0.tar", sample_index=number, key=str(number), length=len(sample.input_ids))
+    references = tuple(
+        SampleReference(
+            source="s", epoch=0, shard="0.tar", sample_index=number, key=str(number), length=len(sample.input_ids)
+        )
         for number, sample in enumerate(samples)
     )
     return collate(
-        PackedSample(samples=tuple(samples), segments=segments), step=1, position_kind=kind, pad_id=0,
+        PackedSample(samples=tuple(samples), references=references), step=1, position_kind=kind, pad_id=0,
         image_pad_id=IMAGE, video_pad_id=VIDEO, pad_multiple=pad_multiple, patch_dim=588, spatial_merge_size=2,
     )  # fmt: skip
 
@@ -103,7 +105,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 def test_loss_and_gradients_of_a_pack_are_those_of_its_samples(model: Any, attention: str) -> None:
     model.set_attn_implementation(attention)
     packs = [packed(SAMPLES[:3]), packed(SAMPLES[3:] + SAMPLES[1:2])]
-    assert all(len(pack.cu_seqlens) - 1 > len(pack.segments) for pack in packs)  # with a segment of padding
+    assert all(len(pack.cu_seqlens) - 1 > len(pack.samples) for pack in packs)  # with a segment of padding
     total = sum(pack.num_loss_tokens for pack in packs)
     expected = sum(alone(model, sample) for sample in (*SAMPLES, SAMPLES[1])) / total
     expected.backward()

@@ -23,7 +23,7 @@ def test_a_batch_moves_with_its_tensors_and_keeps_on_the_host_what_is_planned_wi
         "pixel_values_videos": "meta",
         "cu_seqlens": "cpu", "image_grid_thw": "cpu", "video_grid_thw": "cpu",
     }  # fmt: skip
-    assert moved.segments == batch.segments
+    assert moved.samples == batch.samples
     assert set(batch.model_inputs()) == {
         "input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "pixel_values", "image_grid_thw",
         "pixel_values_videos", "video_grid_thw",

@@ -151,7 +151,7 @@ class Part:
 @dataclass
 class Pack:
     inputs: dict[str, Any]
-    segments: list[Part]
+    samples: list[Part]
 
     def model_inputs(self) -> dict[str, Any]:
         return self.inputs
@@ -177,7 +177,7 @@ def test_a_model_with_experts_is_analysed_over_packed_packs(
         assert 0 < score.hit_rates[0] <= score.hit_rates[1] == 1.0  # four times two are all eight experts
         assert 0 < score.srp <= 1
         assert [layer.layer for layer in score.layers] == list(analysis.layers)
-    assert analysis.num_tokens == sum(part.length for pack in packs for part in pack.segments)
+    assert analysis.num_tokens == sum(part.length for pack in packs for part in pack.samples)
 
 
 def test_what_cannot_be_analysed_is_refused() -> None:

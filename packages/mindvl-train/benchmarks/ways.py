@@ -125,7 +125,7 @@ def _train(config: RunConfig) -> Result:
     torch.set_num_threads(1)
     run_training(config, resume="never", on_step=lambda step, loss: marks.append(time.thread_time()))
     steps = list(_steps(config))
-    real = [sum(segment.length for pack in packs for segment in pack.segments) for packs in steps]
+    real = [sum(sample.length for pack in packs for sample in pack.samples) for packs in steps]
     computed = [sum(len(pack.input_ids) for pack in packs) for packs in steps]
     splits = [line["step_split"] for line in read_metrics(config.out / "metrics.jsonl") if "step_split" in line]
     return {
@@ -159,7 +159,7 @@ def _timed(model: torch.nn.Module, steps: Sequence[Sequence[Batch]], step: Calla
     for packs in steps[WARM_UP:]:
         step(packs)
     seconds = time.thread_time() - started
-    real = [sum(segment.length for pack in packs for segment in pack.segments) for packs in steps]
+    real = [sum(sample.length for pack in packs for sample in pack.samples) for packs in steps]
     return {
         "tokens_per_s": sum(real[WARM_UP:]) / seconds,
         "tokens_per_step": sum(real) / len(real),

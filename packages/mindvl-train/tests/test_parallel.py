@@ -100,7 +100,7 @@ class Pack:
     """A pack as the loader would give it."""
 
     inputs: dict[str, Any]
-    segments: tuple[Any, ...] = ()
+    samples: tuple[Any, ...] = ()
 
     @property
     def num_loss_tokens(self) -> int:

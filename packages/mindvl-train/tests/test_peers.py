@@ -20,12 +20,12 @@ WORKER = """
     rank, address = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
 
-    def pack(name, *bad):
-        return SimpleNamespace(name=name, segments=[SimpleNamespace(bad=flag) for flag in bad])
+    def pack(name, *failed):
+        return SimpleNamespace(name=name, samples=[SimpleNamespace(failed=flag) for flag in failed])
 
     class Source:
-        def again(self, batch, bad):
-            return pack(batch.name + " again", *bad)
+        def rebuild(self, batch, failed):
+            return pack(batch.name + " again", *failed)
 
     mine = [
         [pack("a", False, True), pack("b", False), pack("c"), pack("d", True, False, False)],
@@ -39,7 +39,7 @@ WORKER = """
         )
     except TrainError as error:
         print(error)
-    print(json.dumps([[one.name, [segment.bad for segment in one.segments]] for one in agreed]))
+    print(json.dumps([[one.name, [sample.failed for sample in one.samples]] for one in agreed]))
     dist.destroy_process_group()
 """
 

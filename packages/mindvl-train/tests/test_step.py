@@ -13,7 +13,7 @@ from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, set_up_device
 from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3
 from mindvl_train import OptimizerConfig, TrainError
-from mindvl_train.interfaces import Batch, Segment
+from mindvl_train.interfaces import Batch, SampleReference
 
 CONFIG = smallest_config()
 
@@ -23,7 +23,7 @@ class Pack:
     """A pack as the loader would give it."""
 
     inputs: dict[str, Any]
-    segments: tuple[Segment, ...] = ()
+    samples: tuple[SampleReference, ...] = ()
 
     @property
     def num_loss_tokens(self) -> int:
@@ -48,7 +48,7 @@ class Packs:
     def is_used_up(self) -> bool:
         return False
 
-    def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
+    def rebuild(self, batch: Any, failed: Sequence[bool]) -> Batch:
         raise AssertionError("a single process has nobody to agree with")
 
     def state_dict(self) -> dict[str, Any]:

@@ -106,4 +106,4 @@ def test_a_packed_sequence_is_shown_with_its_samples(tiny_place: Path) -> None:
         batch = next(loader)
     page = pack_page(batch, load_tokenizer(tiny_place / "tokenizer"))
     check(page)
-    assert all(segment.key in page for segment in batch.segments)
+    assert all(segment.key in page for segment in batch.samples)

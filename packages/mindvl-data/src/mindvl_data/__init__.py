@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mindvl_data.shards.indexing import index_directory
     from mindvl_data.shards.write import write_shards
     from mindvl_data.tokenization import Tokenizer, load_tokenizer
-    from mindvl_data.types import IGNORE_INDEX, Batch, Segment
+    from mindvl_data.types import IGNORE_INDEX, Batch, SampleReference
 
 _MODULES = {
     "config": ("DataConfig", "ImageConfig", "PackingConfig", "SourceConfig", "StoreConfig", "VideoConfig"),
@@ -35,7 +35,7 @@ _MODULES = {
     "shards.indexing": ("index_directory",),
     "shards.write": ("write_shards",),
     "tokenization": ("Tokenizer", "load_tokenizer"),
-    "types": ("IGNORE_INDEX", "Batch", "Segment"),
+    "types": ("IGNORE_INDEX", "Batch", "SampleReference"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -51,7 +51,7 @@ __all__ = [
     "Packer",
     "PackingConfig",
     "SampleError",
-    "Segment",
+    "SampleReference",
     "ShardFiles",
     "SourceConfig",
     "SourceIndex",

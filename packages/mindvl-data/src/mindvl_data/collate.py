@@ -85,7 +85,7 @@ def collate(
         pixel_values_videos=_end_to_end([s.pixel_values_videos for s in packed.samples], 2 * patch_dim),
         video_grid_thw=_end_to_end([s.video_grid_thw for s in packed.samples], 3),
         num_loss_tokens=int((labels != IGNORE_INDEX).sum()),
-        segments=packed.segments,
+        samples=packed.references,
         step=step,
         seconds_per_grid=tuple(float(value) for s in packed.samples for value in s.seconds_per_grid),
     )
@@ -95,7 +95,7 @@ def _check_ids(name: str, ids: NDArray[np.int64], vocab_size: int | None, packed
     if not len(ids) or (ids.min() >= 0 and (vocab_size is None or ids.max() < vocab_size)):
         return
     lowest, highest = int(ids.min()), int(ids.max())
-    sources = ", ".join(sorted({segment.source for segment in packed.segments})) or "unknown"
+    sources = ", ".join(sorted({reference.source for reference in packed.references})) or "unknown"
     size = "" if vocab_size is None else f" of {vocab_size} tokens"
     raise DataError(
         f"step {step}: {name} of a pack hold token {lowest if lowest < 0 else highest}, which lies outside the model's "

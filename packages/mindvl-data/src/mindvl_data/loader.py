@@ -28,9 +28,9 @@ from mindvl_data.quarantine import FailedSample, QuarantineLog, quarantine_sizes
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, identities, open_state, seal_state
-from mindvl_data.types import Batch, Segment
+from mindvl_data.types import Batch, SampleReference
 
-_BAD_SAMPLES_FORGIVEN = 16  # before the share of bad samples means anything
+_MAX_FAILED_UNCHECKED = 16  # before the share of bad samples means anything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +153,16 @@ class Loader:
             raise StopIteration
         first = self._waiting[0]
         made = self._maker.make(first.step.step, first.pack) if first.made is None else first.made.result()
-        self._note_bad(made.bad, num_samples=len(made.batch.segments))
+        self._record_failed(made.failed, num_samples=len(made.batch.samples))
         if first.is_last and self._audit is not None:
             self._audit.record(first.step)
         # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a pack.
         self._waiting.popleft()
         if self._handed and self._handed[0][0] != first.step.step:
             self._handed.clear()
-        self._handed.append((first.step.step, made.batch.segments, first.pack))
-        self._num_samples += len(made.batch.segments)
-        self._num_bad += len(made.bad)
+        self._handed.append((first.step.step, made.batch.samples, first.pack))
+        self._num_samples += len(made.batch.samples)
+        self._num_failed += len(made.failed)
         self._state = first.state
         self._prepare(wait=False)
         return made.batch
@@ -184,7 +184,7 @@ class Loader:
         self._prepare(wait=True)
         return not self._waiting
 
-    def again(self, batch: Batch, bad: Sequence[bool]) -> Batch:
+    def rebuild(self, batch: Batch, failed: Sequence[bool]) -> Batch:
         """A pack of the newest step once more, with placeholders for these samples, as if they could not be decoded.
 
         Processes that train the same packs need it: where one of them cannot use a sample, none may. Without pixels
@@ -192,18 +192,20 @@ class Loader:
 
         Args:
             batch: As it was handed out, or moved to a device.
-            bad: By sample of the pack; those that were bad already among them.
+            failed: One flag per sample of the pack, including the samples that had failed before.
 
         Raises:
             DataError: Too many samples cannot be used, or the log cannot be written.
         """
         self._process.check()
-        pack = next(pack for _, segments, pack in self._handed if segments is batch.segments)
-        made = self._maker.make(batch.step, pack, refused=[place for place, is_bad in enumerate(bad) if is_bad])
-        known = {(s.source, s.shard, s.sample_index) for s in batch.segments if s.bad}
-        new = tuple(use for use in made.bad if (use.source, use.shard, use.sample_index) not in known)
-        self._note_bad(new, num_samples=0)
-        self._num_bad += len(new)
+        pack = next(pack for _, samples, pack in self._handed if samples is batch.samples)
+        made = self._maker.make(
+            batch.step, pack, refused=[place for place, has_failed in enumerate(failed) if has_failed]
+        )
+        known = {(s.source, s.shard, s.sample_index) for s in batch.samples if s.failed}
+        new = tuple(use for use in made.failed if (use.source, use.shard, use.sample_index) not in known)
+        self._record_failed(new, num_samples=0)
+        self._num_failed += len(new)
         return made.batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,7 +270,7 @@ class Loader:
             The planner's figures; `failed_samples` and `reads` (bytes and requests) of this rank alone.
         """
         self._process.check()
-        return self._planner.figures(self._state) | {"failed_samples": self._num_bad, "reads": self._files.report()}
+        return self._planner.figures(self._state) | {"failed_samples": self._num_failed, "reads": self._files.report()}
 
     def close(self) -> None:
         """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
@@ -313,11 +315,13 @@ class Loader:
         self._num_planned: int = 0  # packs of this rank that were planned, those of other workers included
         self._planned: deque[_Planned] = deque()  # packs that nobody works on yet
         self._waiting: deque[_Waiting] = deque()
-        self._handed: list[tuple[int, tuple[Segment, ...], Pack]] = []  # step, samples and plan of its newest packs
+        self._handed: list[
+            tuple[int, tuple[SampleReference, ...], Pack]
+        ] = []  # step, samples and plan of its newest packs
         self._is_over = False
         self._failure = None
         self._num_samples: int = 0
-        self._num_bad: int = 0
+        self._num_failed: int = 0
 
     def _prepare(self, *, wait: bool) -> None:
         """Have up to `prefetch_packs` packs in the making, within `prefetch_bytes`; one always.
@@ -351,12 +355,12 @@ class Loader:
             self._planned_state = step.state_after
         return bool(self._planned)
 
-    def _note_bad(self, uses: Sequence[FailedSample], *, num_samples: int) -> None:
-        for bad in uses:
+    def _record_failed(self, uses: Sequence[FailedSample], *, num_samples: int) -> None:
+        for sample in uses:
             if self._quarantine is not None:
-                self._quarantine.record(bad)
-        num_samples, num_failed = self._num_samples + num_samples, self._num_bad + len(uses)
-        if uses and num_failed > max(_BAD_SAMPLES_FORGIVEN, self._config.max_failed_share * num_samples):
+                self._quarantine.record(sample)
+        num_samples, num_failed = self._num_samples + num_samples, self._num_failed + len(uses)
+        if uses and num_failed > max(_MAX_FAILED_UNCHECKED, self._config.max_failed_share * num_samples):
             self._failure = DataError(
                 f"{num_failed} of {num_samples} samples could not be decoded. "
                 f"data.max_failed_share={self._config.max_failed_share}. The log names them; mend or leave out their source."

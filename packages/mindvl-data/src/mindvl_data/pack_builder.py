@@ -25,7 +25,7 @@ from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.location import shown
 from mindvl_data.shards.reading import read_samples
 from mindvl_data.tokenization import Tokenizer
-from mindvl_data.types import Batch, PackedSample, RawSample, Segment, TokenizedSample
+from mindvl_data.types import Batch, PackedSample, RawSample, SampleReference, TokenizedSample
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class BuiltPack:
     """A pack as it is handed out, and what was wrong in it."""
 
     batch: Batch
-    bad: tuple[FailedSample, ...]
+    failed: tuple[FailedSample, ...]
     num_bytes: int  # of its tensors
 
 
@@ -100,7 +100,7 @@ class PackBuilder:
         room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
         made = [self._use(planned, raw, encoding, room, step) for planned, raw, encoding in found]
         batch = collate(
-            PackedSample(samples=tuple(m[0] for m in made), segments=tuple(m[1] for m in made)),
+            PackedSample(samples=tuple(m[0] for m in made), references=tuple(m[1] for m in made)),
             step=step,
             position_kind=self._position_kind,
             pad_id=self._tokenizer.pad_id,
@@ -114,7 +114,7 @@ class PackBuilder:
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         return BuiltPack(
-            batch=batch, bad=tuple(m[2] for m in made if m[2] is not None), num_bytes=sum(t.nbytes for t in tensors)
+            batch=batch, failed=tuple(m[2] for m in made if m[2] is not None), num_bytes=sum(t.nbytes for t in tensors)
         )
 
     def _read(self, pack: Pack) -> list[RawSample | SampleError]:
@@ -157,11 +157,11 @@ class PackBuilder:
         encoding: Encoding | SampleError,
         room: PatchRoom,
         step: int,
-    ) -> tuple[TokenizedSample, Segment, FailedSample | None]:
+    ) -> tuple[TokenizedSample, SampleReference, FailedSample | None]:
         source = self._sources[planned.source]
         shard = source.index.shards[planned.shard]
         key = raw.key if isinstance(raw, RawSample) else ""
-        bad: FailedSample | None = None
+        failed: FailedSample | None = None
         try:
             if isinstance(encoding, SampleError):
                 raise encoding
@@ -174,15 +174,15 @@ class PackBuilder:
                 "bad sample: %s. source %s, %s pack %d, key %r. A zero-loss placeholder takes its place.",
                 error, source.name, shown(shard.path), planned.sample_index, key,
             )  # fmt: skip
-            bad = FailedSample(
+            failed = FailedSample(
                 step=step, source=source.name, shard=shard.name, sample_index=planned.sample_index, key=key, reason=str(error),
                 epoch=planned.epoch,
             )  # fmt: skip
             patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
             tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)
-        segment = Segment(
+        reference = SampleReference(
             source=source.name, epoch=planned.epoch, shard=shard.name, sample_index=planned.sample_index, key=key,
             length=planned.length, num_images=len(tokenized.image_grid_thw),
-            num_videos=len(tokenized.video_grid_thw), bad=bad is not None,
+            num_videos=len(tokenized.video_grid_thw), failed=failed is not None,
         )  # fmt: skip
-        return tokenized, segment, bad
+        return tokenized, reference, failed

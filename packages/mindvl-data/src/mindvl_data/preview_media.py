@@ -94,13 +94,13 @@ def packed_samples(batch: Batch, tokenizer: Tokenizer) -> list[PackedSample]:
     ends = batch.cu_seqlens.tolist()
     return [
         PackedSample(
-            source=segment.source,
-            key=segment.key,
+            source=sample.source,
+            key=sample.key,
             start=start,
             stop=stop,
             tokens=tuple(token_runs(batch.input_ids[start:stop].numpy(), batch.labels[start:stop].numpy(), tokenizer)),
         )
-        for segment, start, stop in zip(batch.segments, ends, ends[1:], strict=False)
+        for sample, start, stop in zip(batch.samples, ends, ends[1:], strict=False)
     ]
 
 

@@ -41,7 +41,7 @@ class FailedSample:
 class LoggedUse:
     """A line of a quarantine log."""
 
-    bad: FailedSample
+    sample: FailedSample
     file: str  # name of the log of its rank
     line: int
     offset: int  # byte at which the line begins
@@ -58,7 +58,7 @@ class QuarantineLog:
         self._path = path.with_name(f"{path.stem}.rank{dp_rank:05d}{path.suffix}")
         self._file: LogFile | None = None
 
-    def record(self, bad: FailedSample) -> None:
+    def record(self, sample: FailedSample) -> None:
         """Write one line.
 
         Raises:
@@ -68,7 +68,7 @@ class QuarantineLog:
             file = LogFile(self._path, "quarantine")
             file.end_line()
             self._file = file
-        self._file.append(asdict(bad))
+        self._file.append(asdict(sample))
 
     def close(self) -> None:
         """Close the file."""
@@ -100,7 +100,7 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
         offset = 0
         for number, text in lines_of(file, may_be_cut_off=True):
             try:
-                bad = FailedSample(**json.loads(text))
+                sample = FailedSample(**json.loads(text))
             except (ValueError, TypeError, RecursionError) as error:
                 if not text.rstrip().endswith(b"}"):  # cut off by a kill, and ended by the next start
                     offset += len(text)
@@ -109,7 +109,7 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
                     f"{file}:{number}: line of a quarantine log is damaged ({type(error).__name__}: "
                     f"{str(error)[:200]}). Restore the file from a copy."
                 ) from error
-            yield LoggedUse(bad=bad, file=file.name, line=number, offset=offset)
+            yield LoggedUse(sample=sample, file=file.name, line=number, offset=offset)
             offset += len(text)
 
 
@@ -124,7 +124,7 @@ def read_quarantine(path: Path) -> Iterator[FailedSample]:
     """
     seen = set()
     for use in read_uses(path):
-        bad = use.bad
-        if (bad.source, bad.shard, bad.sample_index) not in seen:
-            seen.add((bad.source, bad.shard, bad.sample_index))
-            yield bad
+        sample = use.sample
+        if (sample.source, sample.shard, sample.sample_index) not in seen:
+            seen.add((sample.source, sample.shard, sample.sample_index))
+            yield sample

@@ -106,7 +106,7 @@ class TokenizedSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class SampleReference:
     """Where one part of a pack comes from."""
 
     source: str
@@ -117,7 +117,7 @@ class Segment:
     length: int  # tokens
     num_images: int = 0
     num_videos: int = 0
-    bad: bool = False  # could not be decoded; a zero-loss placeholder stands here
+    failed: bool = False  # could not be read or decoded; a placeholder without loss tokens takes its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class PackedSample:
     """The samples of one pack, in order, with where they come from."""
 
     samples: tuple[TokenizedSample, ...]
-    segments: tuple[Segment, ...]
+    references: tuple[SampleReference, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Batch:
     pixel_values_videos: "torch.Tensor"  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, pack, column)
     video_grid_thw: "torch.Tensor"  # int64 [num_videos, 3]
     num_loss_tokens: int
-    segments: tuple[Segment, ...]  # without the padding
+    samples: tuple[SampleReference, ...]  # in order, without the padding
     step: int  # the optimizer step this pack belongs to
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
     seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid

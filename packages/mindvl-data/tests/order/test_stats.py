@@ -23,7 +23,7 @@ def test_the_figures_are_those_of_the_packs(make_config: MakeConfig) -> None:
         report = loader.report()
     tokens: Counter[str] = Counter()
     for batch in batches:
-        for segment in batch.segments:
+        for segment in batch.samples:
             tokens[segment.source] += segment.length
     assert figures["tokens_by_source"] == tokens == report["tokens_by_source"]
     assert figures["packing_efficiency"] == pytest.approx(report["packing_efficiency"])
@@ -43,7 +43,7 @@ def test_the_figures_are_those_of_the_packs(make_config: MakeConfig) -> None:
     counts, edges = figures["visual_load"]["counts"], figures["visual_load"]["edges"]
     assert sum(counts) == 16
     assert counts[0] == sum(load < edges[1] for load in loads)
-    filled = [sum(segment.length for segment in batch.segments) / 256 for batch in batches]
+    filled = [sum(segment.length for segment in batch.samples) / 256 for batch in batches]
     assert figures["packing_efficiency_histogram"]["counts"][-1] == sum(fill >= 0.999 for fill in filled)
 
 

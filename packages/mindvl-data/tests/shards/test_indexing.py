@@ -425,13 +425,13 @@ def test_a_loader_over_shards_damaged_after_indexing_keeps_lengths_and_ranks_equ
     for planned, met, dealt in zip(wanted, alone, together, strict=True):
         assert planned.cu_seqlens.tolist() == met.cu_seqlens.tolist() == dealt.cu_seqlens.tolist()
         assert met.input_ids.tolist() == dealt.input_ids.tolist()
-        for number, segment in enumerate(met.segments):
+        for number, segment in enumerate(met.samples):
             assert (segment.source, segment.sample_index) == (
-                planned.segments[number].source,
-                planned.segments[number].sample_index,
+                planned.samples[number].source,
+                planned.samples[number].sample_index,
             )
             here = slice(int(met.cu_seqlens[number]), int(met.cu_seqlens[number + 1]))
-            if segment.bad:
+            if segment.failed:
                 assert (met.labels[here] == -100).all()
             else:
                 assert met.labels[here].tolist() == planned.labels[here].tolist()

@@ -123,7 +123,7 @@ def test_the_ranks_together_read_the_bytes_of_the_samples_used_once(
         with Loader(config, global_batch_size=4, dp_rank=rank, dp_size=4, position_kind="rope") as loader:
             for batch in loader:
                 used += sum(
-                    int(lengths[segment.source, segment.shard][segment.sample_index]) for segment in batch.segments
+                    int(lengths[segment.source, segment.shard][segment.sample_index]) for segment in batch.samples
                 )
             report = loader.report()["reads"]
             wanted, read = wanted + report["bytes_wanted"], read + report["bytes_read"]

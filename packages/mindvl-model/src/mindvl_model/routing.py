@@ -35,7 +35,7 @@ class PackedSequences(Protocol):
     """One packed pack as the data package hands it over (mindvl_data.Batch)."""
 
     @property
-    def segments(self) -> Sequence[Any]:
+    def samples(self) -> Sequence[Any]:
         """Each with `source` and `length`, without the padding."""
         ...
 
@@ -270,7 +270,7 @@ def run_packs(
         visual = ids == tokens.image
         if tokens.video is not None:
             visual = visual | (ids == tokens.video)
-        analysis.add_row(choices, [(part.source, part.length) for part in pack.segments], visual.cpu().numpy())
+        analysis.add_row(choices, [(part.source, part.length) for part in pack.samples], visual.cpu().numpy())
         yield number
 
 

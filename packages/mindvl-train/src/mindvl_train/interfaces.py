@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class Segment(Protocol):
-    """Where one sample of a pack comes from."""
+class SampleReference(Protocol):
+    """The origin of one sample of a pack."""
 
     @property
     def source(self) -> str:
@@ -48,8 +48,8 @@ class Segment(Protocol):
         ...
 
     @property
-    def bad(self) -> bool:
-        """Whether it cannot be used, so that a placeholder that learns nothing stands for it."""
+    def failed(self) -> bool:
+        """Whether it could not be read or decoded, so that a placeholder without loss tokens replaces it."""
         ...
 
 
@@ -57,7 +57,7 @@ class Batch(Protocol):
     """One pack: packed samples of one microbatch."""
 
     @property
-    def segments(self) -> Sequence[Segment]:
+    def samples(self) -> Sequence[SampleReference]:
         """Its samples, in order, without the padding."""
         ...
 
@@ -86,7 +86,7 @@ class BatchSource(Protocol):
         """Whether no pack is left; the same answer on every rank after the last pack of a step."""
         ...
 
-    def again(self, batch: Any, bad: Sequence[bool]) -> Batch:
+    def rebuild(self, batch: Any, failed: Sequence[bool]) -> Batch:
         """A pack of the newest step once more, with placeholders for these of its samples."""
         ...
 

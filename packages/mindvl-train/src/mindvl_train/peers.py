@@ -25,14 +25,14 @@ def agree(packs: Sequence[Batch], source: BatchSource, peers: dist.ProcessGroup)
         packs: Of one step, the same on all peers.
         peers: A group that works on the host.
     """
-    ends = [0, *accumulate(len(pack.segments) for pack in packs)]
-    mine = torch.tensor([segment.bad for pack in packs for segment in pack.segments], dtype=torch.uint8)
-    together = mine.clone()
+    ends = [0, *accumulate(len(pack.samples) for pack in packs)]
+    own = torch.tensor([sample.failed for pack in packs for sample in pack.samples], dtype=torch.uint8)
+    together = own.clone()
     dist.all_reduce(together, op=dist.ReduceOp.MAX, group=peers)
     agreed = []
     for pack, (start, end) in zip(packs, pairwise(ends), strict=True):
-        bad = together[start:end]
-        agreed.append(pack if torch.equal(mine[start:end], bad) else source.again(pack, bad.bool().tolist()))
+        failed = together[start:end]
+        agreed.append(pack if torch.equal(own[start:end], failed) else source.rebuild(pack, failed.bool().tolist()))
     return agreed
 
 

@@ -20,12 +20,12 @@ from mindvl_train.run import model_config_of
 def pack(make_config: Callable[..., RunConfig]) -> Batch:
     config = make_config()
     with Loader(config.data, global_batch_size=8, position_kind="rope") as loader:
-        return max((next(loader) for _ in range(8)), key=lambda pack: len(pack.segments))
+        return max((next(loader) for _ in range(8)), key=lambda pack: len(pack.samples))
 
 
 def test_samples_taken_out_of_a_pack_are_the_pack_again_when_joined(pack: Batch) -> None:
-    singles = [alone(pack, number) for number in range(len(pack.segments))]
-    length = int(pack.cu_seqlens[len(pack.segments)])
+    singles = [alone(pack, number) for number in range(len(pack.samples))]
+    length = int(pack.cu_seqlens[len(pack.samples)])
     for name, whole in (("input_ids", pack.input_ids[:length]), ("labels", pack.labels[:length])):
         assert torch.equal(torch.cat([getattr(one, name) for one in singles]), whole)
     for name in ("pixel_values", "image_grid_thw"):
@@ -38,10 +38,10 @@ def test_a_poison_changes_words_and_pixels_of_one_sample_only(
     pack: Batch, make_config: Callable[..., RunConfig]
 ) -> None:
     model_config = model_config_of(make_config())
-    before = [alone(pack, number) for number in range(len(pack.segments))]
-    for number in range(len(pack.segments)):
+    before = [alone(pack, number) for number in range(len(pack.samples))]
+    for number in range(len(pack.samples)):
         changed = poisoned(pack, number, model_config)
-        after = [alone(changed, other) for other in range(len(pack.segments))]
+        after = [alone(changed, other) for other in range(len(pack.samples))]
         for other, (one, two) in enumerate(zip(before, after, strict=True)):
             assert torch.equal(one.input_ids, two.input_ids) == (other != number)
             assert torch.equal(one.labels, two.labels)
@@ -109,7 +109,7 @@ def test_a_pack_of_one_sample_proves_nothing_and_is_refused(make_config: Callabl
     config = make_config()
     data = replace(config.data, sources=(replace(config.data.sources[0], first=1),))
     with Loader(data, global_batch_size=1, position_kind="rope") as loader:
-        length = next(loader).segments[0].length
+        length = next(loader).samples[0].length
     short = replace(data, packing=replace(data.packing, seq_length=-(-length // 8) * 8))
     with pytest.raises(TrainError, match="none of the first 8 packs has two samples"):
         report_of(replace(config, data=short))

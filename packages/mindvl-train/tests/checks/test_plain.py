@@ -43,7 +43,7 @@ def test_samples_put_end_to_end_are_the_pack(config: RunConfig, packs: list[Batc
     assert any(len(pack.image_grid_thw) > 1 for pack in packs)
     for pack in packs:
         samples = list(samples_of(pack, model_config))
-        length = sum(segment.length for segment in pack.segments)
+        length = sum(segment.length for segment in pack.samples)
         assert torch.equal(torch.cat([sample["input_ids"][0] for sample in samples]), pack.input_ids[:length])
         assert torch.equal(torch.cat([sample["labels"] for sample in samples]), pack.labels[:length])
         pixels = [sample["pixel_values"] for sample in samples if "pixel_values" in sample]
@@ -81,11 +81,11 @@ def test_transformers_computes_positions_itself_and_others_in_the_pack_are_count
 
 
 def test_padding_is_no_sample(config: RunConfig, packs: list[Batch]) -> None:
-    padded = [pack for pack in packs if len(pack.cu_seqlens) - 1 > len(pack.segments)]
+    padded = [pack for pack in packs if len(pack.cu_seqlens) - 1 > len(pack.samples)]
     assert padded
     for pack in padded:
         samples = list(samples_of(pack, model_config_of(config)))
-        assert len(samples) == len(pack.segments)
+        assert len(samples) == len(pack.samples)
         assert all(bool((sample["labels"] != IGNORE_INDEX).any()) for sample in samples)
 
 
@@ -111,7 +111,7 @@ def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
     kind = model_config.position_kind
     with Loader(config.data, global_batch_size=2, position_kind=kind) as loader:
         packs = [next(loader) for _ in range(2)]
-    assert all(len(pack.cu_seqlens) - 1 > len(pack.segments) > 2 for pack in packs)  # samples and padding
+    assert all(len(pack.cu_seqlens) - 1 > len(pack.samples) > 2 for pack in packs)  # samples and padding
     assert all(len(pack.image_grid_thw) > 1 for pack in packs)
     total = sum(pack.num_loss_tokens for pack in packs)
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 import torch
 
-from mindvl_data.types import Segment
+from mindvl_data.types import SampleReference
 from mindvl_model import set_up_device
 from mindvl_train import CheckpointConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainError, run_training
 from mindvl_train.config import FaultsConfig
@@ -31,7 +31,7 @@ NAN = float("nan")
 class Pack:
     """As much of a pack as is written down."""
 
-    segments: tuple[Segment, ...]
+    samples: tuple[SampleReference, ...]
     num_loss_tokens: int = 7
 
     def to(self, device: torch.device) -> Self:
@@ -43,7 +43,11 @@ class Pack:
 
 def pack_of(number: int) -> Pack:
     return Pack(
-        (Segment(source="pages", epoch=0, shard="shard-000000.tar", sample_index=number, key=f"n{number}", length=9),)
+        (
+            SampleReference(
+                source="pages", epoch=0, shard="shard-000000.tar", sample_index=number, key=f"n{number}", length=9
+            ),
+        )
     )
 
 

@@ -137,7 +137,7 @@ WORKER = """
             self._inputs = pack_segments([random_segment(model_config, **segment)])
             self.num_loss_tokens = int((self._inputs["labels"] != -100).sum())
             images = len(segment.get("grids", ()))
-            self.segments = [SimpleNamespace(source="text", num_images=images, num_videos=0, bad=False)]
+            self.samples = [SimpleNamespace(source="text", num_images=images, num_videos=0, failed=False)]
         def to(self, device):
             return self
         def model_inputs(self):

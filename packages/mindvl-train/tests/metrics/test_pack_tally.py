@@ -19,17 +19,17 @@ def test_counts_are_those_of_the_samples(make_config: Callable[..., RunConfig]) 
     tally = PackTally(FACTS)
     tally.add_step(packs[:2])
     tally.add_step(packs[2:])
-    segments = [segment for pack in packs for segment in pack.segments]
+    samples = [sample for pack in packs for sample in pack.samples]
     images = int(sum(pack.image_grid_thw.prod(dim=1).sum() for pack in packs))
     assert tally.counts.packs == 4
-    assert tally.counts.samples == len(segments) > 4
-    assert tally.counts.sample_tokens == sum(segment.length for segment in segments)
+    assert tally.counts.samples == len(samples) > 4
+    assert tally.counts.sample_tokens == sum(sample.length for sample in samples)
     assert tally.counts.visual_tokens == images // 4 > 0
     assert sum(tally.tokens_by_source) == tally.counts.sample_tokens
-    assert tally.tokens_by_source[2] == sum(segment.length for segment in segments if segment.source == "text")
+    assert tally.tokens_by_source[2] == sum(sample.length for sample in samples if sample.source == "text")
     whole = sum(
         pack_flops(
-            FACTS.model, [s.length for s in pack.segments], [tuple(g) for g in pack.image_grid_thw.tolist()]
+            FACTS.model, [s.length for s in pack.samples], [tuple(g) for g in pack.image_grid_thw.tolist()]
         ).total
         for pack in packs
     )
@@ -42,16 +42,16 @@ def test_a_class_is_source_and_modality_and_a_bad_sample_is_none_of_the_counted(
 ) -> None:
     with Loader(make_config().data, global_batch_size=1, position_kind="rope") as loader:
         pack = next(loader)
-    first, second, *rest = pack.segments
+    first, second, *rest = pack.samples
     changed = replace(
         pack,
-        segments=(
+        samples=(
             replace(first, source="text", num_images=0),
-            replace(second, source="photos", num_images=1, num_videos=1, bad=True),
+            replace(second, source="photos", num_images=1, num_videos=1, failed=True),
             *rest,
         ),
     )
     tally = PackTally(FACTS)
     assert tally.classes(changed)[:2] == [6, 5]
     tally.add_step([changed])
-    assert tally.counts.samples == len(pack.segments) - 1
+    assert tally.counts.samples == len(pack.samples) - 1

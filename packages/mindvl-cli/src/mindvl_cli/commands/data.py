@@ -274,7 +274,7 @@ def _first_pack(
     starts = batch.cu_seqlens.tolist()
     segments = [
         {"start": start, "length": s.length, "source": s.source, "key": s.key}
-        for start, s in zip(starts, batch.segments, strict=False)
+        for start, s in zip(starts, batch.samples, strict=False)
     ]
     patches = len(batch.pixel_values) + len(batch.pixel_values_videos)
     document = {"stage": "pack", "tokens": starts[-1], "patches": patches, "segments": segments}

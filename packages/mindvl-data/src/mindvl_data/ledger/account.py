@@ -131,11 +131,11 @@ class Account:
                 if epoch >= self._epochs[source]:
                     self._epochs[source] = epoch + 1
         self._samples.update(in_step)
-        bad = self._bad_of(line, link)
+        failed = self._failed_in(line, link)
         if line.step > self._saved_step:
             self._after_checkpoint += in_step.total()
             return
-        self._placeholders += len(bad)
+        self._placeholders += len(failed)
         recorded = self._links[link].training.skipped.get(line.step)
         if recorded is not None:
             if recorded != {tuple(use) for pack in line.packs for use in pack}:
@@ -145,9 +145,9 @@ class Account:
             self._skipped_steps.add(line.step)
             self._skipped[ANOMALOUS] += in_step.total()
             return
-        for use in bad:
-            self._skipped[MASKED if use.bad.reason == FAILED_ELSEWHERE else UNDECODABLE] += 1
-            in_step[use.bad.source] -= 1
+        for use in failed:
+            self._skipped[MASKED if use.sample.reason == FAILED_ELSEWHERE else UNDECODABLE] += 1
+            in_step[use.sample.source] -= 1
         self._trained.update(in_step)
 
     def totals(self) -> tuple[int, int]:
@@ -175,7 +175,7 @@ class Account:
         """All of it as JSON values."""
         saved_step = None if self._state is None else self._saved_step
         quarantine_log = self._links[-1].quarantine_log
-        bad = Counter(bad.source for bad in read_quarantine(quarantine_log)) if quarantine_log else Counter()
+        failed = Counter(sample.source for sample in read_quarantine(quarantine_log)) if quarantine_log else Counter()
         return {
             "steps": self.num_steps,
             "first_step": self._first_step,
@@ -197,16 +197,16 @@ class Account:
                     "trained_on": self._trained[name],
                     "tokens": self._tokens[name],
                     "epochs_begun": self._epochs[name],
-                    "failed_samples": bad[name],
+                    "failed_samples": failed[name],
                 }
                 for name, count in self._samples.items()
             },
             "dropped": {} if self._state is None else dict(self._state["plan"]["dropped"]),
-            "failed_samples": bad.total(),
+            "failed_samples": failed.total(),
             "changes": self.changes,
         }
 
-    def _bad_of(self, line: AuditLine, link: int) -> list[LoggedUse]:
+    def _failed_in(self, line: AuditLine, link: int) -> list[LoggedUse]:
         """The samples of a step that were replaced, each once; what another try of the step wrote does not count."""
         uses = self._uses[link]
         if line.before:
@@ -218,13 +218,14 @@ class Account:
         anywhere = {(source, shard, pack): (source, epoch, shard, pack) for source, epoch, shard, pack in planned}
         found: dict[tuple[str, int | None, str, int], LoggedUse] = {}
         for use in here:
-            bad = use.bad
-            name = (bad.source, bad.epoch, bad.shard, bad.sample_index)
-            if bad.epoch is None:  # an older line
-                name = anywhere.get((bad.source, bad.shard, bad.sample_index), name)
+            sample = use.sample
+            name = (sample.source, sample.epoch, sample.shard, sample.sample_index)
+            if sample.epoch is None:  # an older line
+                name = anywhere.get((sample.source, sample.shard, sample.sample_index), name)
             if name not in planned:
                 self._disagreements.append(
-                    f"{use.file}:{use.line}: step {line.step} has no sample {bad.shard} record {bad.sample_index} of {bad.source}"
+                    f"{use.file}:{use.line}: step {line.step} has no sample {sample.sample_index} of {sample.shard} of "
+                    f"{sample.source}"
                 )
                 continue
             found[name] = use
@@ -235,5 +236,5 @@ def _uses_by_step(link: Link) -> dict[int, list[LoggedUse]]:
     uses: defaultdict[int, list[LoggedUse]] = defaultdict(list)
     if link.quarantine_log is not None:
         for use in read_uses(link.quarantine_log):
-            uses[use.bad.step].append(use)
+            uses[use.sample.step].append(use)
     return uses

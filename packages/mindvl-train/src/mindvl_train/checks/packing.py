@@ -103,12 +103,12 @@ def check_packing(
 def alone(pack: Batch, number: int) -> Batch:
     """One sample of a pack as a pack of its own."""
     start, stop = pack.cu_seqlens[number : number + 2].tolist()
-    before, segment = pack.segments[:number], pack.segments[number]
+    before, sample = pack.samples[:number], pack.samples[number]
     images, image_grids = _media(
-        pack.pixel_values, pack.image_grid_thw, sum(one.num_images for one in before), segment.num_images
+        pack.pixel_values, pack.image_grid_thw, sum(one.num_images for one in before), sample.num_images
     )
     videos, video_grids = _media(
-        pack.pixel_values_videos, pack.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos
+        pack.pixel_values_videos, pack.video_grid_thw, sum(one.num_videos for one in before), sample.num_videos
     )
     labels = pack.labels[start:stop]
     return replace(
@@ -123,7 +123,7 @@ def alone(pack: Batch, number: int) -> Batch:
         pixel_values_videos=videos,
         video_grid_thw=video_grids,
         num_loss_tokens=int((labels != -100).sum()),
-        segments=(segment,),
+        samples=(sample,),
     )
 
 
@@ -141,11 +141,11 @@ def poisoned(pack: Batch, number: int, config: MindVLConfig) -> Batch:
     inside[:start], inside[stop:] = False, False
     # Each word becomes the next one that this pack has, so that all stay words of the vocabulary.
     ids[inside] = words[(torch.searchsorted(words, ids[inside]) + 1) % len(words)]
-    before, segment = pack.segments[:number], pack.segments[number]
+    before, sample = pack.samples[:number], pack.samples[number]
     pixels, videos = pack.pixel_values.clone(), pack.pixel_values_videos.clone()
     for values, grids, first, count in (
-        (pixels, pack.image_grid_thw, sum(one.num_images for one in before), segment.num_images),
-        (videos, pack.video_grid_thw, sum(one.num_videos for one in before), segment.num_videos),
+        (pixels, pack.image_grid_thw, sum(one.num_images for one in before), sample.num_images),
+        (videos, pack.video_grid_thw, sum(one.num_videos for one in before), sample.num_videos),
     ):
         own, _ = _media(values, grids, first, count)
         own.copy_(255 - own)  # a view
@@ -198,7 +198,7 @@ def _check(config: RunConfig) -> dict[str, Any]:
     accelerator = set_up_device()
     model_config = _without_balancing(model_config_of(config))
     pack = _pack(config, model_config)
-    number = len(pack.segments)
+    number = len(pack.samples)
     with process_groups(accelerator, config.seed, config.parallel) as place:
         exact = None if config.precision == "fp32" else _packed_in_fp32(config, model_config, place, pack)
         rank = _Rank(config, model_config, place)
@@ -257,8 +257,8 @@ def _pack(config: RunConfig, model_config: MindVLConfig) -> Batch:
         vocab_size=model_config.language.vocab_size,
     ) as loader:
         packs = [next(loader) for _ in range(_PACKS)]
-    pack = max(packs, key=lambda pack: len(pack.segments))
-    if len(pack.segments) < 2:
+    pack = max(packs, key=lambda pack: len(pack.samples))
+    if len(pack.samples) < 2:
         raise TrainError(
             f"data: none of the first {_PACKS} packs has two samples, so there is nothing to keep apart. "
             "Raise data.packing.seq_length."

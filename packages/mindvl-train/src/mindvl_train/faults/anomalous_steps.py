@@ -105,7 +105,7 @@ class AnomalousSteps:
             "dp_rank": self._place.dp_rank,
             "loss_sum": _finite_or_text(float(loss_sum)),
             "num_loss_tokens": sum(pack.num_loss_tokens for pack in packs),
-            "packs": [[[s.source, s.epoch, s.shard, s.sample_index, s.key] for s in pack.segments] for pack in packs],
+            "packs": [[[s.source, s.epoch, s.shard, s.sample_index, s.key] for s in pack.samples] for pack in packs],
         }
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)

@@ -158,7 +158,7 @@ class RandomBatch:
         )
 
     @property
-    def segments(self) -> Sequence[Any]:
+    def samples(self) -> Sequence[Any]:
         """Nobody asks where random samples are from."""
         return ()
 

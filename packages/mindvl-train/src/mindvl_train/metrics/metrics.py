@@ -116,7 +116,7 @@ class Metrics:
             self._mtp += tally
         for pack, losses in zip(step.packs, by_pack, strict=True) if by_pack else ():
             self._classes += self._tally.classes(pack)
-            self._segment_losses.append(losses[:, : len(pack.segments)])
+            self._segment_losses.append(losses[:, : len(pack.samples)])
 
     def _start_anew(self) -> None:
         self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._place.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mindvl_model import MindVLConfig
 from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS, Part
-from mindvl_train.interfaces import Batch, Segment
+from mindvl_train.interfaces import Batch, SampleReference
 
 MODALITIES = ("text", "image", "video")  # a sample with a video counts as video, with images as image
 
@@ -55,7 +55,7 @@ class PackTally:
         vision = language = 0
         for pack in packs:
             inputs = pack.model_inputs()
-            lengths = inputs["cu_seqlens"].diff().tolist()[: len(pack.segments)]  # without the padding
+            lengths = inputs["cu_seqlens"].diff().tolist()[: len(pack.samples)]  # without the padding
             images, videos = (_grids(inputs[name]) for name in ("image_grid_thw", "video_grid_thw"))
             work = pack_flops(self._facts.model, lengths, images, videos, trainable=self._facts.trained_parts)
             vision += work.vision.total + work.projector.total
@@ -63,24 +63,22 @@ class PackTally:
             counts = self.counts
             patches = sum(time * height * width for time, height, width in (*images, *videos))
             counts.packs += 1
-            num_failed = sum(segment.bad for segment in pack.segments)
-            counts.samples += len(pack.segments) - num_failed
+            num_failed = sum(sample.failed for sample in pack.samples)
+            counts.samples += len(pack.samples) - num_failed
             counts.placeholders += num_failed
             counts.sample_tokens += sum(lengths)
             counts.visual_tokens += patches // self._facts.model.vision.spatial_merge_size**2
-            for segment, length in zip(pack.segments, lengths, strict=True):
-                self.tokens_by_source[self._source_numbers[segment.source]] += length
+            for sample, length in zip(pack.samples, lengths, strict=True):
+                self.tokens_by_source[self._source_numbers[sample.source]] += length
         self.work.append((vision / 1e12, language / 1e12))
 
     def classes(self, pack: Batch) -> list[int]:
         """Number of the class of each sample of a pack."""
-        return [
-            self._source_numbers[segment.source] * len(MODALITIES) + _modality(segment) for segment in pack.segments
-        ]
+        return [self._source_numbers[sample.source] * len(MODALITIES) + _modality(sample) for sample in pack.samples]
 
 
-def _modality(segment: Segment) -> int:
-    return 2 if segment.num_videos else 1 if segment.num_images else 0
+def _modality(sample: SampleReference) -> int:
+    return 2 if sample.num_videos else 1 if sample.num_images else 0
 
 
 def _grids(grids: object) -> list[tuple[int, int, int]]:
