@@ -27,7 +27,7 @@ def generate(root: Path) -> ModuleType:
 def test_all_pages_are_collected_without_a_dead_link(generate: ModuleType, tmp_path: Path) -> None:
     assert generate.stage(tmp_path) == []
     fields = (tmp_path / "pages" / "reference" / "recipe-fields.md").read_text()
-    assert "| `trainable` | list (`vision`, `projector`, `language`) or null | `null` |" in fields
+    assert "| `trainable`<br>list (`vision`, `projector`, `language`) or null, default `null` |" in fields
     assert "## mindvl train" in (tmp_path / "pages" / "reference" / "commands.md").read_text()
 
 

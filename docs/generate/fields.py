@@ -47,14 +47,15 @@ def describe(section: Section, *, title: str, heading: str = "##") -> str:
     if kinds:
         name += f" with `kind: {kinds[0].default}`"
     lines = [f"{heading} {name}", "", inspect.cleandoc(section.config.__doc__ or "").split("\n\n")[0], ""]
-    lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
+    lines += ["| field | meaning |", "|---|---|"]
     hints, comments = get_type_hints(section.config), _comments(section.config)
     for field in _fields(section.config):
         kind, meaning = _type(hints[field.name]), comments.get(field.name, "")
         below = _dataclasses_in(hints[field.name])
         if len(below) == 1:
             meaning = meaning or inspect.cleandoc(below[0].__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        cells = (f"`{field.name}`", kind, _default(field), meaning.replace("None:", "`null`:"))
+        field_cell = f"`{field.name}`<br>{kind}, {_default(field)}"
+        cells = (field_cell, meaning.replace("None:", "`null`:"))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -102,15 +103,15 @@ def _type(hint: Any) -> str:
 def _default(field: dataclasses.Field) -> str:
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
-        return "its defaults" if dataclasses.is_dataclass(value) else "empty"
+        return "optional" if dataclasses.is_dataclass(value) else "default empty"
     if field.default is dataclasses.MISSING:
         return "required"
     value = field.default.value if isinstance(field.default, Enum) else field.default
     if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
+        return f"default `{str(value).lower()}`"
     if isinstance(value, tuple):
-        return f"`[{', '.join(map(str, value))}]`" if value else "empty"
-    return "`null`" if value is None else f"`{value}`"
+        return f"default `[{', '.join(map(str, value))}]`" if value else "default empty"
+    return "default `null`" if value is None else f"default `{value}`"
 
 
 def _comments(config: type) -> dict[str, str]:
