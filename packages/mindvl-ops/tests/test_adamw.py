@@ -66,9 +66,9 @@ def test_state_made_by_the_caller_is_used():
     assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.ones(3))  # no gradient, no update
 
 
-@pytest.mark.parametrize("slab", [1, 14, 1 << 25])
-def test_a_state_on_the_host_changes_no_number(monkeypatch: pytest.MonkeyPatch, slab: int):
-    monkeypatch.setattr(adamw, "_SLAB_ELEMENTS", slab)
+@pytest.mark.parametrize("chunk", [1, 14, 1 << 25])
+def test_a_state_on_the_host_changes_no_number(monkeypatch: pytest.MonkeyPatch, chunk: int):
+    monkeypatch.setattr(adamw, "_CHUNK_ELEMENTS", chunk)
     params, others = _params(), _params()
     plain, offloaded = AdamW(params, lr=0.1), AdamW(others, lr=0.1, host_state=True)
     offloaded.initialize_state(others[0])

@@ -5,7 +5,7 @@ import pytest
 
 from mindvl_ops import OpsConfig, OpsError, UnknownBackend, backend, backend_table, select_backends, use_backend
 from mindvl_ops.backend import chosen
-from mindvl_ops.npu import door
+from mindvl_ops.npu import extension
 from mindvl_ops.registry import _ENTRIES, lookup
 
 
@@ -34,7 +34,7 @@ def test_auto_is_npu_on_an_npu_and_torch_elsewhere(fake_npu, monkeypatch):
 
 
 def test_auto_on_an_npu_that_cannot_be_used_is_refused_and_not_replaced(monkeypatch):
-    monkeypatch.setattr(door, "why_not", lambda: "torch_npu is not installed")
+    monkeypatch.setattr(extension, "why_not", lambda: "torch_npu is not installed")
     with pytest.raises(OpsError, match="torch_npu is not installed"):
         select_backends(OpsConfig(), "npu")
 
@@ -76,7 +76,7 @@ def test_a_backend_that_lacks_an_operator_is_refused_and_nothing_changes(monkeyp
 
 
 def test_the_npu_backend_is_refused_with_the_reason_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(door, "why_not", lambda: "torch_npu finds no NPU device")
+    monkeypatch.setattr(extension, "why_not", lambda: "torch_npu finds no NPU device")
     with pytest.raises(OpsError, match="torch_npu finds no NPU device"):
         select_backends(OpsConfig(overrides={"swiglu": "npu"}))
     assert _table()["swiglu"].why_not["npu"] == "torch_npu finds no NPU device"

@@ -43,8 +43,8 @@ def test_queries_are_the_last_keys_unless_told():
     ("arguments", "message"),
     [
         (([2, 3], [5]), "2 lengths, 1 key lengths"),
-        (([2, 3], [5, 0]), "3 queries have no key.*segment 1"),
-        (([2], [5], [4]), "offset 4 is outside of 0 to 3.*segment 0"),
+        (([2, 3], [5, 0]), "segment 1: 3 queries have no key"),
+        (([2], [5], [4]), "segment 0: offset 4 is outside of 0 to 3"),
         (([2], [5], [-1]), "offset -1 is outside"),
         (([2], [5], [0, 0]), "2 offsets for 1 segments"),
     ],

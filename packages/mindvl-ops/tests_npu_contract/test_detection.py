@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installed wheel is not yet an NPU: what our door says of each state of a machine."""
+"""An installed wheel is not yet an NPU: the reason that is given for each state of a machine."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_one_device_is_found_and_has_no_memory(with_device):
 
 def test_the_wheel_without_cann_is_named_with_the_missing_library(wheel):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ASCEND", "LD_"))}
-    code = "from mindvl_ops.npu import door; print(door.why_not())"
+    code = "from mindvl_ops.npu import extension; print(extension.why_not())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

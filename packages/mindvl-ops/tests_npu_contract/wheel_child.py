@@ -12,14 +12,14 @@ from contract import observe, on_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 from whole_step import is_registered
 
-from mindvl_ops.npu import door
+from mindvl_ops.npu import extension
 from mindvl_ops.testing.fake_npu.calls import Call
 
 
 def detect(_: Any) -> dict[str, Any]:
     """What a program learns about the device."""
-    why_not = door.why_not()
-    module = door.torch_npu()
+    why_not = extension.why_not()
+    module = extension.torch_npu()
     try:
         torch.zeros(1, device="npu")
         allocation = None
@@ -36,13 +36,13 @@ def detect(_: Any) -> dict[str, Any]:
 
 def schemas(names: list[str]) -> dict[str, str]:
     """Printed schemas of the named overloads."""
-    door.torch_npu()
+    extension.torch_npu()
     return {name: str(_overload(name)._schema) for name in names}
 
 
 def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What can be seen of every call, under FakeTensorMode."""
-    door.torch_npu()
+    extension.torch_npu()
     import torch_npu
     import torch_npu.op_plugin.meta._meta_registrations as registrations
 
@@ -58,7 +58,7 @@ def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def registered(names: list[str]) -> list[bool]:
     """Whether the wheel registers these operators of PyTorch for its device."""
-    door.torch_npu()
+    extension.torch_npu()
     found = []
     for name in names:
         packet, _, overload = name.partition(".")

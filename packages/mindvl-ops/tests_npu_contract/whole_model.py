@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tiny MindVL forward and backward beside the real torch_npu: our doorway, megatron-core, every layer's NPU twin.
+"""One tiny MindVL forward and backward beside the real torch_npu: device setup, megatron-core, NPU operators in every layer.
 
 Fake tensors carry shapes, types and the device, no values. Prints one line of JSON. A process of its own, because the
-doorway and the wheel change PyTorch for good.
+the device setup and the wheel change PyTorch for the rest of the process.
 """
 
 import json

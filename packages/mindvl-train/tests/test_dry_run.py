@@ -78,7 +78,7 @@ def test_a_layout_that_does_not_fit_is_refused(make_config: Callable[..., RunCon
 def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_told_for_them(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mindvl_ops.npu.door.why_not", lambda: "torch_npu finds no NPU device")
+    monkeypatch.setattr("mindvl_ops.npu.extension.why_not", lambda: "torch_npu finds no NPU device")
     config = make_config(ops=OpsConfig(backend="torch"))
     here, there = dry_run(config), dry_run(replace(config, ops=OpsConfig(backend="npu")))
     (problem,) = there.problems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators for packed multimodal training: contracts, plain PyTorch references, fast twins."""
+"""Operators for packed multimodal training: contracts, plain PyTorch references, fast implementations."""
 
 from . import torch_backend as torch_backend
 from .adamw import AdamW
@@ -15,7 +15,7 @@ from .masked_softmax import scaled_masked_softmax
 from .moe_gating import moe_gating, updated_expert_bias
 from .moe_permute import moe_permute, moe_permute_map, moe_unpermute, moe_unpermute_map
 from .norm import add_rms_norm, rms_norm
-from .npu import twins as twins
+from .npu import kernels as kernels
 from .npu.masks import mask_bytes_saved
 from .patch_embed import conv_as_matmul, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 from .rope import rotary

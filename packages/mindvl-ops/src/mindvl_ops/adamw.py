@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW: optimizer with the contract that megatron-core expects, over one update operator.
 
-megatron-core wants the shape of Apex's and TransformerEngine's FusedAdam: `step` as an int in each parameter group
+megatron-core expects the interface of Apex's and TransformerEngine's FusedAdam: `step` as an int in each parameter group
 and only `exp_avg` and `exp_avg_sq` in the state of a parameter. torch's own AdamW keeps `step` in the state, and the
 distributed optimizer then cannot load its checkpoint. Source: Loshchilov and Hutter, "Decoupled Weight Decay
 Regularization", 2019.
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of, joined
 from .errors import OpsError
 from .registry import register
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SLAB_ELEMENTS = 1 << 25  # parameters whose moments are on the device at once: 256 MiB of float32
+_CHUNK_ELEMENTS = 1 << 25  # parameters whose moments are on the device at once: 256 MiB of float32
 
 
 class AdamW(torch.optim.Optimizer):
@@ -27,9 +28,9 @@ class AdamW(torch.optim.Optimizer):
     Args:
         adam_w_mode: Decoupled decay if True, else the decay is added to the gradient (plain Adam).
         bias_correction: Divide the moments by `1 - beta ** step`.
-        host_state: Keep the moments in the memory of the host, pinned where there is a device, and bring them to the
-            device a slab at a time for the update. Two float32 numbers for each parameter that a device need not hold;
-            every step sends them there and back.
+        host_state: Keep the moments in host memory, pinned where there is a device, and stream them to the device in
+            chunks of 32M parameters for the update. This saves two float32 values per parameter of device memory and
+            costs one copy in each direction per step.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise OpsError(
-                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} is out of range. AdamW. "
-                "Use non-negative values and 0 <= beta < 1."
+                f"AdamW: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} is out of range. Use "
+                "non-negative values and 0 <= beta < 1."
             )
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})
@@ -66,14 +67,14 @@ class AdamW(torch.optim.Optimizer):
             for param in params:
                 self.initialize_state(param)
             if self.host_state:
-                self._update_by_slabs(group, params)
+                self._update_in_chunks(group, params)
             elif params:
                 moments = {name: [self.state[param][name] for param in params] for name in _MOMENTS}
                 self._update(group, params, moments)
         return loss
 
     def initialize_state(self, param: Tensor) -> None:
-        """Make room for the moments of a parameter, zero, where they are kept; nothing where there are some."""
+        """Allocate the moments of a parameter as zeros where they are kept; keep existing ones."""
         state = self.state[param]
         for name in _MOMENTS:
             if name not in state:
@@ -83,17 +84,17 @@ class AdamW(torch.optim.Optimizer):
     def _on_host(like: Tensor) -> Tensor:
         return torch.empty_like(like, device="cpu", pin_memory=like.device.type != "cpu")
 
-    def _update_by_slabs(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for slab in _slabs(params):
+    def _update_in_chunks(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for chunk in _chunks(params):
             moments = {
-                name: [self.state[param][name].to(param.device, non_blocking=True) for param in slab]
+                name: [self.state[param][name].to(param.device, non_blocking=True) for param in chunk]
                 for name in _MOMENTS
             }
-            self._update(group, slab, moments)
+            self._update(group, chunk, moments)
             for name, values in moments.items():
-                for param, value in zip(slab, values, strict=True):
+                for param, value in zip(chunk, values, strict=True):
                     kept = self.state[param][name]
-                    if kept.device.type != "cpu":  # somebody loaded a state to the device
+                    if kept.device.type != "cpu":  # a state was loaded onto the device
                         kept = self.state[param][name] = self._on_host(param)
                     if kept is not value:
                         kept.copy_(value)
@@ -114,16 +115,16 @@ class AdamW(torch.optim.Optimizer):
         )
 
 
-def _slabs(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters in order, in groups of so many elements at most, or of one parameter."""
-    slab: list[Tensor] = []
+def _chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters in order, in groups of at most _CHUNK_ELEMENTS elements or of one larger parameter."""
+    chunk: list[Tensor] = []
     for param in params:
-        if slab and sum(p.numel() for p in slab) + param.numel() > _SLAB_ELEMENTS:
-            yield slab
-            slab = []
-        slab.append(param)
-    if slab:
-        yield slab
+        if chunk and sum(p.numel() for p in chunk) + param.numel() > _CHUNK_ELEMENTS:
+            yield chunk
+            chunk = []
+        chunk.append(param)
+    if chunk:
+        yield chunk
 
 
 @register("adamw", "reference")
@@ -153,3 +154,19 @@ def adamw_reference(
         exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
         exp_avg_sq.mul_(beta2).add_(grad.square(), alpha=1 - beta2)
         param.sub_(lr * (exp_avg / correction1) / ((exp_avg_sq / correction2).sqrt() + eps))
+
+
+@case_of("adamw")
+def _case(inputs: Inputs) -> Case:
+    shape = (4 * inputs.tokens, inputs.tokens)
+    return Case(_case_step, (inputs.normal(*shape), inputs.normal(*shape)), trains=False)
+
+
+@torch.no_grad()
+def _case_step(param: Tensor, grad: Tensor) -> Tensor:
+    param, first, second = param.clone(), grad * 0.1, grad.square() * 0.1
+    chosen("adamw")(
+        [param], [grad], [first], [second],
+        step=3, lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, decoupled=True, bias_correction=True,
+    )  # fmt: skip
+    return joined((param, first, second))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cosine and sine of rotary embedding from positions: 1-D, M-RoPE, 2-D of a vision encoder.
 
-Comes before `rotary`, once per row. Every kind is one formula: pair `p` of a head turns by the position along its axis
-times its frequency. Angles are float32: a 16-bit position is wrong from 257 on. Sources: Su et al., "RoFormer", 2021;
-Wang et al., "Qwen2-VL", 2024 (three axes, sections; rows and columns of patches).
+Comes before `rotary`, once per packed sequence. Every kind uses one formula: pair `p` of a head is rotated by the
+position along its axis times its frequency. Angles are float32: a 16-bit position is wrong from 257 on. Sources: Su et
+al., "RoFormer", 2021; Wang et al., "Qwen2-VL", 2024 (three axes, sections; rows and columns of patches).
 """
 
 from collections.abc import Sequence
@@ -39,38 +39,41 @@ def mrope_tables(
             16, 24, 24).
 
     Raises:
-        OpsError: The sections do not add up, or there is not one for each axis.
+        OpsError: The sections do not add up to `D / 2`, or their number differs from that of the axes.
     """
     if len(sections) != len(position_ids) or 2 * sum(sections) != width:
         raise OpsError(
-            f"sections {tuple(sections)} do not fit {len(position_ids)} axes and width {width}. mrope_tables. Give one "
-            f"for each axis, {width // 2} in all."
+            f"mrope_tables: sections {tuple(sections)} do not fit {len(position_ids)} axes and width {width}. Give "
+            f"one for each axis, {width // 2} in all."
         )
     axis = torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections)).to(position_ids.device)
     positions = position_ids.float().index_select(0, axis).transpose(0, 1)  # [T, D/2]
     return _both(positions * _frequencies(width, base, position_ids.device), interleaved)
 
 
-def vision_tables(places: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
+def vision_tables(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[P, D]` float32 for patches in a plane: a quarter of the head each for row and column, repeated.
 
     Args:
-        places: `[P, 2]` row and column of each patch.
+        positions: `[P, 2]` row and column of each patch.
         width: `D`, a multiple of 4.
 
     Raises:
-        OpsError: The width cannot be cut in four.
+        OpsError: The width is not a multiple of 4.
     """
     if width % 4:
-        raise OpsError(f"width {width} is not a multiple of 4. vision_tables. Row and column take a quarter each.")
-    angles = places.float()[:, :, None] * _frequencies(width // 2, base, places.device)  # [P, 2, D/4]
+        raise OpsError(
+            f"vision_tables: width {width} is not a multiple of 4. Give a multiple of 4: row and column positions use a "
+            "quarter of the head each."
+        )
+    angles = positions.float()[:, :, None] * _frequencies(width // 2, base, positions.device)  # [P, 2, D/4]
     return _both(angles.flatten(1), interleaved=False)
 
 
 def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """`[width / 2]`: 1, base^(-2/width), base^(-4/width), ..."""
     if width % 2:
-        raise OpsError(f"width {width} is odd. rotary tables. A head is turned in pairs.")
+        raise OpsError(f"width {width} is odd. rotary tables. Rotary embedding rotates pairs; give an even width.")
     return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 

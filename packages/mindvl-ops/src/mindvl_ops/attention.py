@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention inside the segments of a packed row: contract and reference.
+"""Attention inside the segments of a packed sequence: contract and reference.
 
-One operator serves the vision encoder (full, or windowed by segments) and the language model (causal): what differs is
-the `Segments` and the flags it is given. Comes after rotary, before the output projection. Source: Vaswani et al.,
+One operator serves the vision encoder (full, or windowed by segments) and the language model (causal): they differ only
+in the `Segments` and flags passed. Comes after rotary, before the output projection. Source: Vaswani et al.,
 "Attention Is All You Need", 2017; grouped heads: Ainslie et al., "GQA", 2023.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -67,8 +68,8 @@ def attention(
 
     Args:
         query: `[T, N, D]`.
-        key: `[T, Nkv, D]`; `N` is a multiple of `Nkv`, neighbouring query heads share one key-value head. A row of
-            `segments` with own key lengths has `key_total` keys.
+        key: `[T, Nkv, D]`; `N` is a multiple of `Nkv`, neighbouring query heads share one key-value head.
+            `Segments` with key lengths of their own have `key_total` keys.
         value: `[T, Nkv, Dv]`; `Dv` may differ from `D` (multi-latent attention: 192 and 128).
         segments: Their lengths add up to `T`.
         causal: A token sees itself and earlier tokens only.
@@ -85,7 +86,9 @@ def attention(
         OpsError: Shapes or types that do not agree; queries before the first key under a mask.
     """
     _check(query, key, value, segments, causal, window)
-    window = None if window is None else (window[0], window[1])  # a list is no key of what is kept with the segments
+    window = (
+        None if window is None else (window[0], window[1])
+    )  # a list is not hashable, and the window is part of a cache key
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if segments.total == 0:  # no kernel takes an empty tensor; the sums keep the result in the graph of its inputs
         output = query.new_zeros(0, query.shape[1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())
@@ -165,21 +168,21 @@ def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal
             f"attention: query is {query.dtype}, key {key.dtype}, value {value.dtype}. Give one type; autocast "
             "does not convert them."
         )
-    for name, tensor, told in (("query", query, segments.total), ("key", key, segments.key_total)):
-        if tensor.shape[0] != told:
+    for name, tensor, total in (("query", query, segments.total), ("key", key, segments.key_total)):
+        if tensor.shape[0] != total:
             raise OpsError(
-                f"{name} has {tensor.shape[0]} tokens, segments add up to {told}. attention. Make "
-                "Segments from the cu_seqlens of this row, padding included."
+                f"attention: {name} has {tensor.shape[0]} tokens, segments add up to {total}. Make Segments from the "
+                "cu_seqlens of this pack, padding included."
             )
     if key.shape[:2] != value.shape[:2] or key.shape[2] != query.shape[2]:
         raise OpsError(
-            f"shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not agree. attention: "
-            "query, key, value. Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
+            f"attention: query, key, value: shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)} do not "
+            "agree. Use [T, N, D], [T, Nkv, D], [T, Nkv, Dv]."
         )
     if query.shape[1] % key.shape[1]:
         raise OpsError(
-            f"{query.shape[1]} query heads over {key.shape[1]} key-value heads. attention. The first must "
-            "be a multiple of the second."
+            f"attention: {query.shape[1]} query heads over {key.shape[1]} key-value heads. The first must be a "
+            "multiple of the second."
         )
     _check_window(window)
     if (causal or window is not None) and min(segments.offsets, default=0) < 0:
@@ -198,3 +201,11 @@ def _check_window(window: object) -> None:
             f"attention: window {window!r} is not (left, right). Give two integers: tokens seen to each side, 0 for "
             "none, -1 for no limit; for example (8, 0)."
         )
+
+
+@case_of("attention")
+def _case(inputs: Inputs) -> Case:
+    tokens = inputs.tokens
+    segments = Segments([tokens // 2, 1, 0, tokens - tokens // 2 - 1])
+    heads = (inputs.normal(tokens, 4, 32), inputs.normal(tokens, 2, 32), inputs.normal(tokens, 2, 32))
+    return Case(lambda q, k, v: attention(q, k, v, segments, causal=True), heads)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the implementation of every operator, explicitly and for the whole process.
 
-Comes after the registry is filled, before the first model call. The choice is never made behind the user's back: a
-backend that lacks an operator is an error, not a fallback; `auto` looks at the kind of device; `backend_table` says
+Comes after the registry is filled, before the first model call. There is no silent fallback: a
+backend that lacks an operator is an error; `auto` looks at the kind of device; `backend_table` says
 what runs and why not the others.
 """
 
@@ -17,7 +17,7 @@ import torch
 from . import registry
 from .config import BackendName, OpsConfig
 from .errors import OpsError
-from .npu import door
+from .npu import extension
 from .runtime.start import device_kind
 
 _DEFAULT = OpsConfig(backend="torch")
@@ -51,8 +51,8 @@ def select_backends(config: OpsConfig, device_type: str | None = None) -> None:
         registry.backends_of(operator)  # an unknown name raises and lists what exists
     wanted = {operator: _backend_for(config, operator) for operator in registry.operators()}
     functions = {operator: registry.lookup(operator, backend) for operator, backend in wanted.items()}
-    if "npu" in wanted.values() and (reason := door.why_not()) is not None:
-        raise OpsError(f"{reason}. ops: backend npu. Choose backend torch, or see `mindvl doctor`.")
+    if "npu" in wanted.values() and (reason := extension.why_not()) is not None:
+        raise OpsError(f"ops: backend npu: {reason}. Choose backend torch, or see `mindvl doctor`.")
     _chosen, _chosen_config = functions, config
 
 
@@ -98,7 +98,7 @@ def _without_autocast(function: registry.Operator, *arguments: Any, **options: A
 
 def backend_table() -> list[BackendRow]:
     """What runs for each operator, and why the other backends do not."""
-    no_npu = door.why_not()  # asked once: a wheel without its libraries takes a while to fail
+    no_npu = extension.why_not()  # queried once: a wheel without its libraries takes a while to fail
     return [_row(operator, no_npu) for operator in registry.operators()]
 
 

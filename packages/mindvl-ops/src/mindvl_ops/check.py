@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: which backend runs each operator, how near it is to the reference here and now, and how fast.
+"""`check_operators`: which backend runs each operator, how far it differs from the reference on this machine, and how fast it is.
 
-The reference is computed on the CPU in float64 from the same rounded inputs, so that an error speaks of the tested
+The reference is computed on the CPU in float64 from the same rounded inputs, so that an error is that of the tested
 backend alone. Printed by `mindvl check ops`, and at the start of every training run without the times.
 """
 
@@ -104,7 +104,7 @@ def _errors(comparison: Comparison) -> str:
     if comparison.reason:
         return comparison.reason
     backward = "-" if comparison.backward is None else f"{comparison.backward:.0e}"
-    return f"{comparison.forward:.0e} / {backward}{'' if comparison.holds else ' TOO FAR'}"
+    return f"{comparison.forward:.0e} / {backward}{'' if comparison.holds else ' ABOVE TOLERANCE'}"
 
 
 def _compare(case: Case, device: torch.device | str, tolerance: float) -> Comparison:
@@ -112,7 +112,9 @@ def _compare(case: Case, device: torch.device | str, tolerance: float) -> Compar
         expected = _run(case, [x.double() for x in case.inputs])
     try:
         actual = _run(case, [x.to(device) for x in case.inputs])
-    except Exception as error:  # a kernel that refuses this type or device: the row says so, and the others are checked
+    except (
+        Exception
+    ) as error:  # the kernel rejects this type or device: reported in the table, and the others are checked
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         return Comparison(forward=float("nan"), backward=None, tolerance=tolerance, reason=reason)
     errors = [_error(left, right) for left, right in zip(actual, expected, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -21,8 +22,8 @@ IGNORE_INDEX = -100  # a position with this label has no loss
 def cross_entropy(logits: Tensor, labels: Tensor, *, shard: VocabularyShard = WHOLE) -> Tensor:
     """Negative log probability of each label.
 
-    A label is -100 or a token id in `[0, V)`. Whoever makes the labels checks that on the host, as mindvl_data does
-    once for each pack: an operator that raised would have to wait for the device. The loss of any other label is NaN,
+    A label is -100 or a token id in `[0, V)`. The caller checks this on the host, as mindvl_data does
+    once per pack: an operator that raised would have to synchronize with the device. The loss of any other label is NaN,
     on every backend, so that it cannot be trained on unnoticed.
 
     Args:
@@ -60,7 +61,7 @@ def linear_cross_entropy(
     """
     if hidden_states.dim() != 2 or weight.dim() != 2 or hidden_states.shape[1] != weight.shape[1]:
         raise OpsError(
-            f"shapes {list(hidden_states.shape)}, {list(weight.shape)} do not agree. linear_cross_entropy. Give "
+            f"linear_cross_entropy: shapes {list(hidden_states.shape)}, {list(weight.shape)} do not agree. Give "
             "hidden_states [T, H] and weight [V, H]."
         )
     if hidden_states.dtype != weight.dtype:
@@ -74,7 +75,7 @@ def linear_cross_entropy(
 
 
 def loss_of_known_labels(loss: Tensor, labels: Tensor, is_known: Tensor) -> Tensor:
-    """`[T]`: the loss, 0 where the label is -100, NaN where it is no id of the whole vocabulary."""
+    """`[T]`: the loss, 0 where the label is -100, NaN where it is not an id of the whole vocabulary."""
     return torch.where(labels == IGNORE_INDEX, 0.0, torch.where(is_known, loss, float("nan")))
 
 
@@ -104,3 +105,23 @@ def linear_cross_entropy_reference(
 ) -> Tensor:
     """The product, then the loss."""
     return cross_entropy_reference(hidden_states @ weight.T, labels, shard)
+
+
+@case_of("cross_entropy")
+def _case(inputs: Inputs) -> Case:
+    labels = _case_labels(inputs)
+    logits = inputs.normal(inputs.tokens, 4 * inputs.tokens)
+    return Case(lambda x: cross_entropy(x, labels.to(x.device)), (logits,))
+
+
+@case_of("linear_cross_entropy")
+def _linear_case(inputs: Inputs) -> Case:
+    labels = _case_labels(inputs)
+    tensors = (inputs.normal(inputs.tokens, 64), inputs.normal(4 * inputs.tokens, 64))
+    return Case(lambda h, w: linear_cross_entropy(h, w, labels.to(h.device)), tensors)
+
+
+def _case_labels(inputs: Inputs) -> Tensor:
+    labels = torch.randint(0, 4 * inputs.tokens, (inputs.tokens,), generator=inputs.generator)
+    labels[::7] = IGNORE_INDEX
+    return labels

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .registry import register
 
@@ -33,13 +34,13 @@ def grouped_matmul(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
     """
     if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[1] or len(sizes) != len(weight):
         raise OpsError(
-            f"x {list(x.shape)}, weight {list(weight.shape)}, {len(sizes)} sizes do not agree. grouped_matmul. Give "
+            f"grouped_matmul: x {list(x.shape)}, weight {list(weight.shape)}, {len(sizes)} sizes do not agree. Give "
             "[M, K], [E, K, N] and E sizes."
         )
     if not isinstance(sizes, Tensor):
         _check_sizes(sizes, len(x))
     if x.dtype != weight.dtype:
-        raise OpsError(f"x is {x.dtype}, weight {weight.dtype}. grouped_matmul. Give one type.")
+        raise OpsError(f"grouped_matmul: x is {x.dtype}, weight {weight.dtype}. Give one type.")
     result: Tensor = chosen("grouped_matmul")(x, weight, sizes)
     return result
 
@@ -67,3 +68,11 @@ def grouped_matmul_reference(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Te
     """Group after group."""
     pieces = x.split(host_sizes(sizes, len(x)))
     return torch.cat([x.new_zeros(0, weight.shape[2]), *(rows @ w for rows, w in zip(pieces, weight, strict=True))])
+
+
+@case_of("grouped_matmul")
+def _case(inputs: Inputs) -> Case:
+    groups, num_rows = 16, 2 * inputs.tokens
+    sizes = torch.bincount(torch.randint(0, groups, (num_rows,), generator=inputs.generator), minlength=groups)
+    tensors = (inputs.normal(num_rows, 32), inputs.normal(groups, 32, 48))
+    return Case(lambda x, w: grouped_matmul(x, w, sizes.to(x.device)), tensors)

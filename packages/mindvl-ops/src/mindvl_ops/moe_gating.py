@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -56,17 +57,17 @@ def moe_gating(
     experts = logits.shape[-1] if logits.dim() else 0
     if logits.dim() != 2 or num_groups < 1 or experts % num_groups or not 1 <= top_groups <= num_groups:
         raise OpsError(
-            f"logits {list(logits.shape)} in {num_groups} groups, best {top_groups}. moe_gating. Give [T, E], E a "
+            f"moe_gating: logits {list(logits.shape)} in {num_groups} groups, best {top_groups}. Give [T, E], E a "
             "multiple of num_groups, and no more best groups than groups."
         )
     if not 1 <= k <= top_groups * experts // num_groups or (num_groups > 1 and experts // num_groups < 2):
         raise OpsError(
-            f"k={k} of {top_groups} groups of {experts // num_groups} experts. moe_gating. Choose no more than there "
+            f"moe_gating: k={k} of {top_groups} groups of {experts // num_groups} experts. Choose no more than there "
             "are, and give a group two experts at least."
         )
     if bias is not None and (bias.shape != (experts,) or bias.dtype != logits.dtype):
         raise OpsError(
-            f"bias {list(bias.shape)} {bias.dtype} beside logits of {experts} experts, {logits.dtype}. moe_gating. "
+            f"moe_gating: bias {list(bias.shape)} {bias.dtype} beside logits of {experts} experts, {logits.dtype}. "
             "Give one value for each expert, in the type of the logits."
         )
     result: tuple[Tensor, Tensor] = chosen("moe_gating")(
@@ -113,3 +114,14 @@ def moe_gating_reference(
     if renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + EPSILON)
     return (weights * scaling).to(logits.dtype), experts.int()
+
+
+@case_of("moe_gating")
+def _case(inputs: Inputs) -> Case:
+    def gate(logits: Tensor, bias: Tensor) -> Tensor:
+        weights, experts = moe_gating(
+            logits, 2, score="sigmoid", bias=bias.detach(), num_groups=4, top_groups=2, scaling=2.5
+        )
+        return weights + 0 * experts.sum()  # the order of the weights shows which experts were chosen
+
+    return Case(gate, (inputs.normal(inputs.tokens, 16), inputs.normal(16)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of, joined
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -26,8 +27,8 @@ def moe_permute(tokens: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """
     if tokens.dim() != 2 or experts.dim() != 2 or len(tokens) != len(experts):
         raise OpsError(
-            f"tokens {list(tokens.shape)} and experts {list(experts.shape)} do not agree. moe_permute. Give [T, H] and "
-            "[T, K]."
+            f"moe_permute: tokens {list(tokens.shape)} and experts {list(experts.shape)} do not agree. Give [T, H] "
+            "and [T, K]."
         )
     result: tuple[Tensor, Tensor] = chosen("moe_permute")(tokens, experts)
     return result
@@ -50,9 +51,8 @@ def moe_unpermute(permuted: Tensor, slots: Tensor, weights: Tensor | None = None
         or (weights is not None and (weights.dim() != 2 or weights.numel() != len(slots)))
     ):
         raise OpsError(
-            f"permuted {list(permuted.shape)}, slots {list(slots.shape)}, weights "
-            f"{None if weights is None else list(weights.shape)} do not agree. moe_unpermute. Give [T*K, H], [T*K], "
-            "[T, K]."
+            f"moe_unpermute: permuted {list(permuted.shape)}, slots {list(slots.shape)}, weights "
+            f"{(None if weights is None else list(weights.shape))} do not agree. Give [T*K, H], [T*K], [T, K]."
         )
     result: Tensor = chosen("moe_unpermute")(permuted, slots, weights)
     return result
@@ -84,8 +84,8 @@ def moe_permute_map(
         or routing_map.dtype != torch.bool
     ):
         raise OpsError(
-            f"tokens {list(tokens.shape)} and routing_map {list(routing_map.shape)} {routing_map.dtype} do not agree. "
-            "moe_permute_map. Give [T, H] and [T, E] bool."
+            f"moe_permute_map: tokens {list(tokens.shape)} and routing_map {list(routing_map.shape)} "
+            f"{routing_map.dtype} do not agree. Give [T, H] and [T, E] bool."
         )
     _check_weights("moe_permute_map", weights, routing_map)
     _check_k(routing_map, k)
@@ -180,3 +180,47 @@ def moe_unpermute_map_reference(permuted: Tensor, slots: Tensor, routing_map: Te
     if weights is not None:
         rows = rows * weights[routing_map].to(rows.dtype).view(*rows.shape[:2], 1)
     return rows.sum(dim=1).to(permuted.dtype)
+
+
+_CASE_EXPERTS, _CASE_CHOSEN = 16, 2
+
+
+def _case_routing(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Chosen experts `[T, K]`, and the same as a routing map `[T, E]`."""
+    experts = torch.rand(inputs.tokens, _CASE_EXPERTS, generator=inputs.generator).argsort(dim=1)[:, :_CASE_CHOSEN]
+    return experts, torch.zeros(inputs.tokens, _CASE_EXPERTS, dtype=torch.bool).scatter_(1, experts, True)
+
+
+@case_of("moe_permute")
+def _permute_case(inputs: Inputs) -> Case:
+    experts, _ = _case_routing(inputs)
+    tokens = inputs.normal(inputs.tokens, 4 * inputs.tokens)
+    return Case(lambda x: moe_permute(x, experts.to(x.device))[0], (tokens,))
+
+
+@case_of("moe_permute_map")
+def _permute_map_case(inputs: Inputs) -> Case:
+    _, routing_map = _case_routing(inputs)
+
+    def permute(x: Tensor, weights: Tensor) -> Tensor:
+        permuted, permuted_weights, _ = moe_permute_map(x, routing_map.to(x.device), _CASE_CHOSEN, weights)
+        assert permuted_weights is not None
+        return joined((permuted, permuted_weights))
+
+    return Case(permute, (inputs.normal(inputs.tokens, 4 * inputs.tokens), inputs.normal(*routing_map.shape)))
+
+
+@case_of("moe_unpermute")
+def _unpermute_case(inputs: Inputs) -> Case:
+    experts, _ = _case_routing(inputs)
+    slots = experts.flatten().argsort(stable=True).argsort().int()
+    tensors = (inputs.normal(experts.numel(), 4 * inputs.tokens), inputs.normal(*experts.shape))
+    return Case(lambda x, w: moe_unpermute(x, slots.to(x.device), w), tensors)
+
+
+@case_of("moe_unpermute_map")
+def _unpermute_map_case(inputs: Inputs) -> Case:
+    experts, routing_map = _case_routing(inputs)
+    slots = routing_map.T.nonzero()[:, 1].argsort(stable=True).int()
+    tensors = (inputs.normal(experts.numel(), 4 * inputs.tokens), inputs.normal(*routing_map.shape))
+    return Case(lambda x, w: moe_unpermute_map(x, slots.to(x.device), routing_map.to(x.device), w), tensors)

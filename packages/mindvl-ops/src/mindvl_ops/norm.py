@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of, joined
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -50,8 +51,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     _check_weight("add_rms_norm", x, weight)
     if x.shape != residual.shape or x.dtype != residual.dtype:
         raise OpsError(
-            f"{list(x.shape)} {x.dtype} and {list(residual.shape)} {residual.dtype} cannot be added. add_rms_norm: x, "
-            "residual. Give one shape and one type."
+            f"add_rms_norm: x, residual: {list(x.shape)} {x.dtype} and {list(residual.shape)} {residual.dtype} cannot "
+            "be added. Give one shape and one type."
         )
     result: tuple[Tensor, Tensor] = chosen("add_rms_norm")(x, residual, weight, eps)
     return result
@@ -78,3 +79,16 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     """The sum, then the norm."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
+
+
+@case_of("rms_norm")
+def _rms_norm_case(inputs: Inputs) -> Case:
+    width = 4 * inputs.tokens
+    return Case(lambda x, w: rms_norm(x, w, 1e-6), (inputs.normal(inputs.tokens, width), inputs.normal(width)))
+
+
+@case_of("add_rms_norm")
+def _add_rms_norm_case(inputs: Inputs) -> Case:
+    shape = (inputs.tokens, 4 * inputs.tokens)
+    tensors = (inputs.normal(*shape), inputs.normal(*shape), inputs.normal(shape[1]))
+    return Case(lambda x, y, w: joined(add_rms_norm(x, y, w, 1e-6)), tensors)

@@ -2,7 +2,7 @@
 """Patch embedding as one matmul, its weights to and from the published convolution, and any convolution like it.
 
 A convolution whose stride is its kernel never overlaps, so it is a matmul over flattened patches. Published vision
-vision encoders store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d). The paper's section 3.1.4
+encoders store `[H, C, time, height, width]` (Conv3d) or `[H, C, height, width]` (Conv2d). The paper's section 3.1.4
 replaces both by matmuls because they were slow in CANN 8.0; later versions of CANN lower the convolution of one patch
 to a batched matmul themselves, so `OpsConfig.patch_embed` chooses (docs/design/operators.md).
 """
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .backend import chosen, configuration
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .registry import register
 
@@ -34,7 +35,7 @@ def patch_embed(
     as_convolution = configuration().patch_embed == "convolution"
     if as_convolution and kernel is None:
         raise OpsError(
-            "the kernel of the convolution is not known. patch_embed: kernel. Give (C, h, w) or (C, t, h, w), or "
+            "patch_embed: kernel: the kernel of the convolution is not known. Give (C, h, w) or (C, t, h, w), or "
             "choose patch_embed: matmul in the configuration of the operators."
         )
     result: Tensor = chosen("patch_embed")(patches, weight, bias, tuple(kernel) if as_convolution and kernel else None)
@@ -63,7 +64,7 @@ def unfold_patches(x: Tensor, kernel: Sequence[int]) -> Tensor:
     """`[B, C, *S]` -> `[B * number of kernels in S, K]`, K in the order of the weight: (C, [t,] h, w)."""
     if x.dim() != len(kernel) + 1 or x.dim() not in (4, 5) or x.shape[1] != kernel[0]:
         raise OpsError(
-            f"x {list(x.shape)} does not fit kernel {tuple(kernel)}. unfold_patches. Give [B, C, h, w] and (C, h, w), "
+            f"unfold_patches: x {list(x.shape)} does not fit kernel {tuple(kernel)}. Give [B, C, h, w] and (C, h, w), "
             "or [B, C, t, h, w] and (C, t, h, w)."
         )
     for axis, size in enumerate(kernel[1:], start=2):
@@ -77,7 +78,7 @@ def conv_weight_to_matmul(weight: Tensor) -> Tensor:
     """Conv3d `[H, C, t, h, w]` or Conv2d `[H, C, h, w]` weight -> `[H, K]`, K in the order (C, [t,] h, w)."""
     if weight.dim() not in (4, 5):
         raise OpsError(
-            f"weight has shape {list(weight.shape)}. conv_weight_to_matmul. Give [H, C, h, w] or [H, C, t, h, w]."
+            f"conv_weight_to_matmul: weight has shape {list(weight.shape)}. Give [H, C, h, w] or [H, C, t, h, w]."
         )
     return weight.reshape(weight.shape[0], -1)
 
@@ -86,8 +87,8 @@ def matmul_weight_to_conv(weight: Tensor, kernel: Sequence[int]) -> Tensor:
     """`[H, K]` -> `[H, *kernel]`; `kernel` is (C, h, w) or (C, t, h, w)."""
     if len(kernel) not in (3, 4) or weight.dim() != 2 or prod(kernel) != weight.shape[1]:
         raise OpsError(
-            f"weight {list(weight.shape)} does not fit kernel {tuple(kernel)}. matmul_weight_to_conv. Its "
-            "columns must be C * h * w or C * t * h * w."
+            f"matmul_weight_to_conv: weight {list(weight.shape)} does not fit kernel {tuple(kernel)}. Its columns "
+            "must be C * h * w or C * t * h * w."
         )
     return weight.reshape(weight.shape[0], *kernel)
 
@@ -110,3 +111,9 @@ def patch_embed_reference(
 
 
 register("patch_embed", "torch")(project)
+register("patch_embed", "npu")(project)  # the same PyTorch operators on every device
+
+
+@case_of("patch_embed")
+def _case(inputs: Inputs) -> Case:
+    return Case(lambda x, w: patch_embed(x, w), (inputs.normal(inputs.tokens, 96), inputs.normal(64, 96)))

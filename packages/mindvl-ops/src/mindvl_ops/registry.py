@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one table of operators: operator and backend -> function.
 
-Modules enter their functions here when they are imported; `backend.py` chooses among the entries. Entering a function
-is the only thing that happens on import.
+Modules register their functions here when they are imported, which is all that happens on import; `backend.py` chooses
+among the entries.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _ENTRIES: dict[str, dict[str, Operator]] = {}
 
 
 def register(operator: str, backend: str) -> Callable[[F], F]:
-    """Decorator that enters a function as the implementation of `operator` for `backend`."""
+    """Decorator that registers a function as the implementation of `operator` for `backend`."""
     assert backend in BACKENDS, backend
 
     def enter(function: F) -> F:
@@ -50,7 +50,7 @@ def lookup(operator: str, backend: str) -> Operator:
     function = _ENTRIES[operator].get(backend)
     if function is None:
         raise UnknownBackend(
-            f"backend {backend!r} has no {operator!r}. ops: {operator}. Use one of {', '.join(backends_of(operator))}."
+            f"ops: {operator}: backend {backend!r} has no {operator!r}. Use one of {', '.join(backends_of(operator))}."
         )
     return function
 
@@ -58,5 +58,5 @@ def lookup(operator: str, backend: str) -> Operator:
 def _check_operator(operator: str) -> None:
     if operator not in _ENTRIES:
         raise UnknownBackend(
-            f"operator {operator!r} does not exist. ops: {operator}. Use one of {', '.join(operators())}."
+            f"ops: {operator}: operator {operator!r} does not exist. Use one of {', '.join(operators())}."
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who attends to whom in one packed row: lengths of its segments, on the host.
+"""The segments of one packed sequence: their lengths, on the host; attention never crosses a segment border.
 
-Made once per row, before the first layer, and shared by all layers: what a backend derives from it (cumulative
+Made once per pack, before the first layer, and shared by all layers: what a backend derives from it (cumulative
 lengths on a device, gather plans, masks, lists for a kernel) is computed once and kept with it.
 """
 
@@ -18,9 +18,9 @@ R = TypeVar("R")
 
 
 class Segments:
-    """Segment lengths of a packed row of `total` tokens.
+    """Segment lengths of a packed sequence of `total` tokens.
 
-    A row that is cut (context parallel, or a prefix that was computed before) has more keys than queries; then
+    A pack that is split (context parallelism, or a prefix that was computed before) has more keys than queries; then
     `key_lengths` counts the keys of each segment and `offsets` says at which key its first query lies.
 
     Args:
@@ -57,12 +57,12 @@ class Segments:
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor) -> "Segments":
-        """From cumulative lengths `[num_segments + 1]`, first entry 0. Copies to the host: call it once per row."""
+        """From cumulative lengths `[num_segments + 1]`, first entry 0. Copies to the host: call it once per pack."""
         bounds = cu_seqlens.tolist()
         if not bounds or bounds[0] != 0:
             raise OpsError(
-                f"cu_seqlens starts with {bounds[:1]}. Segments.from_cu_seqlens. The first entry must be "
-                "0, the last one the number of tokens."
+                f"Segments.from_cu_seqlens: cu_seqlens starts with {bounds[:1]}. The first entry must be 0, the last "
+                "one the number of tokens."
             )
         return cls(end - start for start, end in pairwise(bounds))
 
@@ -77,7 +77,7 @@ class Segments:
         return self._bounds("key_cu_seqlens", self.key_lengths, device)
 
     def derived(self, key: Hashable, make: Callable[[], R]) -> R:
-        """What `make` returns, computed at the first call with `key` and kept."""
+        """The value that `make` returns, computed at the first call with `key` and cached."""
         if key not in self._derived:
             self._derived[key] = make()
         value: R = self._derived[key]
@@ -112,26 +112,26 @@ class Segments:
 def _check_lengths(lengths: tuple[int, ...], key_lengths: tuple[int, ...]) -> None:
     if any(length < 0 for length in (*lengths, *key_lengths)):
         raise OpsError(
-            f"segment length {min(*lengths, *key_lengths)} is negative. Segments.lengths. Check that cu_seqlens "
-            "never decreases."
+            f"Segments.lengths: segment length {min(*lengths, *key_lengths)} is negative. Check that cu_seqlens never "
+            "decreases."
         )
     if len(lengths) != len(key_lengths):
         raise OpsError(
-            f"{len(lengths)} lengths, {len(key_lengths)} key lengths. Segments. Give one of each for every segment."
+            f"Segments: {len(lengths)} lengths, {len(key_lengths)} key lengths. Give one of each for every segment."
         )
     for number, (queries, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
         if queries and not keys:
             raise OpsError(
-                f"{queries} queries have no key. Segments: segment {number}. Leave out the segment or give it keys."
+                f"Segments: segment {number}: {queries} queries have no key. Leave out the segment or give it keys."
             )
 
 
 def _check_offsets(offsets: tuple[int, ...], at_end: tuple[int, ...]) -> None:
     if len(offsets) != len(at_end):
-        raise OpsError(f"{len(offsets)} offsets for {len(at_end)} segments. Segments.offsets. Give one for each.")
+        raise OpsError(f"Segments.offsets: {len(offsets)} offsets for {len(at_end)} segments. Give one for each.")
     for number, (offset, last) in enumerate(zip(offsets, at_end, strict=True)):
         if not 0 <= offset <= last:
             raise OpsError(
-                f"offset {offset} is outside of 0 to {last}. Segments.offsets: segment {number}. All queries of a "
+                f"Segments.offsets: segment {number}: offset {offset} is outside of 0 to {last}. All queries of a "
                 "segment must lie among its keys."
             )

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from .backend import chosen
+from .cases import Case, Inputs, case_of
 from .errors import OpsError
 from .precision import compute_dtype
 from .registry import register
@@ -30,3 +31,8 @@ def swiglu_reference(x: Tensor) -> Tensor:
     """The formula as written."""
     gate, up = x.to(compute_dtype(x)).chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+
+@case_of("swiglu")
+def _case(inputs: Inputs) -> Case:
+    return Case(swiglu, (inputs.normal(inputs.tokens, 8 * inputs.tokens),))

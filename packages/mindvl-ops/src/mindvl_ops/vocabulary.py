@@ -74,7 +74,7 @@ class SumOverRanks(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if ctx.is_sharded and torch.is_grad_enabled():  # create_graph=True: the next derivative needs an exchange
             raise OpsError(
-                "second derivative (create_graph=True) of a loss over a sharded vocabulary. vocabulary.SumOverRanks. "
+                "vocabulary.SumOverRanks: second derivative (create_graph=True) of a loss over a sharded vocabulary. "
                 "Gather the logits of all ranks first, or use tensor-parallel size 1."
             )
         return grad, None

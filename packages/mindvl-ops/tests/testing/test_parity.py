@@ -17,7 +17,7 @@ from mindvl_ops.testing import assert_parity
         (lambda x: swiglu_reference(x * 1.0).detach() + 0 * x.sum(), "gradient 0"),
     ],
 )
-def test_a_wrong_twin_is_found(monkeypatch, wrong, name):
+def test_a_wrong_implementation_is_found(monkeypatch, wrong, name):
     monkeypatch.setitem(_ENTRIES["swiglu"], "torch", wrong)
     with pytest.raises(AssertionError, match=name):
         assert_parity(swiglu, (torch.randn(3, 4),))

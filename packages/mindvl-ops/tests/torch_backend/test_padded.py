@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindvl_ops import Segments
-from mindvl_ops.torch_backend.padded import group_by_length, make_plan
+from mindvl_ops.torch_backend.padded import group_by_length, padded_index
 
 
 @given(lengths=st.lists(st.integers(0, 200), max_size=30))
@@ -20,11 +20,11 @@ def test_every_segment_is_in_one_group_and_padding_is_bounded(lengths):
 
 
 def test_a_plan_visits_every_token_once():
-    plan = make_plan(Segments([3, 90, 1, 50, 0, 2]), torch.device("cpu"))
-    tokens = torch.cat([bucket.token_index for bucket in plan.buckets])
-    assert torch.equal(tokens[plan.place], torch.arange(146))
+    index = padded_index(Segments([3, 90, 1, 50, 0, 2]), torch.device("cpu"))
+    tokens = torch.cat([bucket.token_index for bucket in index.buckets])
+    assert torch.equal(tokens[index.place], torch.arange(146))
 
 
 @pytest.mark.parametrize(("lengths", "is_view"), [([5], True), ([5, 5, 5], True), ([5, 4], False)])
 def test_equal_lengths_need_no_copy(lengths, is_view):
-    assert make_plan(Segments(lengths), torch.device("cpu")).is_view is is_view
+    assert padded_index(Segments(lengths), torch.device("cpu")).is_view is is_view

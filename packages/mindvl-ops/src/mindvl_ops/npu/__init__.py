@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twins of the operators on torch_npu; importing this imports nothing of torch_npu."""
+"""Implementations of the operators on torch_npu; importing this package does not import torch_npu."""
 
-from . import door
+from . import extension
 
-__all__ = ["door"]
+__all__ = ["extension"]

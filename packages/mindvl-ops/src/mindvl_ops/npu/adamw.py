@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..errors import OpsError
 from ..registry import register
-from .door import torch_npu
+from .extension import torch_npu
 
 
 @register("adamw", "npu")
@@ -29,8 +29,8 @@ def adamw_npu(
     for param, grad, exp_avg, exp_avg_sq in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
         if len({tensor.dtype for tensor in (param, grad, exp_avg, exp_avg_sq)}) > 1:
             raise OpsError(
-                f"parameter {param.dtype}, gradient {grad.dtype}, moments {exp_avg.dtype} and {exp_avg_sq.dtype}: the "
-                "kernel takes one type. npu adamw. Keep float32 master weights and gradients."
+                f"npu adamw: parameter {param.dtype}, gradient {grad.dtype}, moments {exp_avg.dtype} and "
+                f"{exp_avg_sq.dtype}: the kernel takes one type. Keep float32 master weights and gradients."
             )
         if not decoupled:
             grad = grad.add(param, alpha=weight_decay)

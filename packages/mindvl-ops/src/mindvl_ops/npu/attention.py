@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention on npu_fusion_attention: one call for vision and language, chosen by the segments.
 
-Layout TND with lengths as Python ints, which `Segments` keeps for all layers; one shared mask. What the device would
-refuse, or compute wrongly, is refused here first. Contract: NPU_CONTRACTS, section 2.
+Layout TND with lengths as Python ints, which `Segments` keeps for all layers; one shared mask. Inputs that the
+device would reject or compute wrongly raise an error here. Contract: NPU_CONTRACTS, section 2.
 """
 
 import torch
@@ -14,7 +14,7 @@ from ..errors import OpsError
 from ..registry import register
 from ..segments import Segments
 from ..torch_backend.derivatives import without_second_derivative
-from .door import torch_npu
+from .extension import torch_npu
 from .masks import MAX_TOKENS, Description, describe, shared_mask
 
 MAX_WIDTH = 512  # of the gradient in TND; the forward kernel takes 768
@@ -34,9 +34,9 @@ def attention_npu(
     scale: float,
     return_logsumexp: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """One call for the whole row, unless it has more segments than a call takes; gradients are the kernel's own."""
+    """One call for the whole pack, unless it has more segments than a call takes; gradients are the kernel's own."""
     width = value.shape[-1]
-    if width > query.shape[-1]:  # the kernel wants no value wider than the keys; zeros in both change no logit
+    if width > query.shape[-1]:  # the kernel requires values no wider than keys; zero padding of both changes no logit
         missing = (0, width - query.shape[-1])
         query, key = F.pad(query, missing), F.pad(key, missing)
     calls = describe(segments, causal=causal, window=window)
@@ -88,4 +88,4 @@ def _check(query: Tensor, calls: tuple[Description, ...]) -> None:
     )
     for holds, what, remedy in rules:
         if not holds:
-            raise OpsError(f"{what}: the kernel does not take it. npu attention. {remedy}, or choose backend torch.")
+            raise OpsError(f"npu attention: {what} is not supported by the kernel. {remedy}, or choose backend torch.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import OpsError
 from ..registry import register
 from ..torch_backend.derivatives import without_second_derivative
-from .door import torch_npu
+from .extension import torch_npu
 
 MAX_ROTARY_WIDTH = 896
 MAX_ROTARY_HEADS = 1000
@@ -26,7 +26,7 @@ def rms_norm_npu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One kernel, float32 inside and one rounding."""
     if (x.dtype, weight.dtype) not in NORM_TYPES:
         raise OpsError(
-            f"x {x.dtype} with weight {weight.dtype}: the kernel does not take it. npu rms_norm. Give one type, or 16 "
+            f"npu rms_norm: x {x.dtype} with weight {weight.dtype}: the kernel does not take it. Give one type, or 16 "
             "bit with a float32 weight."
         )
     if not x.numel():  # no empty tensor is documented
@@ -49,8 +49,8 @@ def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
     tokens, heads, width = x.shape
     if width % 2 or width >= MAX_ROTARY_WIDTH or heads >= MAX_ROTARY_HEADS:
         raise OpsError(
-            f"{heads} heads of {width}: the kernel takes fewer than {MAX_ROTARY_HEADS}, of an even width below "
-            f"{MAX_ROTARY_WIDTH}. npu rotary. Choose backend torch for rotary."
+            f"npu rotary: {heads} heads of {width}: the kernel takes fewer than {MAX_ROTARY_HEADS}, of an even width "
+            f"below {MAX_ROTARY_WIDTH}. Choose backend torch for rotary."
         )
     if not tokens:
         return x.clone()
@@ -77,8 +77,8 @@ def scaled_masked_softmax_npu(x: Tensor, blocked_mask: Tensor, scale: float) -> 
     """One kernel; both sides must be multiples of 32 up to 4096."""
     if x.shape[2] not in SOFTMAX_SIDES or x.shape[3] not in SOFTMAX_SIDES:
         raise OpsError(
-            f"{x.shape[2]} x {x.shape[3]}: the kernel takes multiples of 32 up to 4096. npu scaled_masked_softmax. Pad "
-            "both sides, or choose backend torch for it."
+            f"npu scaled_masked_softmax: {x.shape[2]} x {x.shape[3]}: the kernel takes multiples of 32 up to 4096. "
+            "Pad both sides, or choose backend torch for it."
         )
     probabilities: Tensor = torch_npu().npu_scaled_masked_softmax(x, blocked_mask, scale, False)
     return without_second_derivative(probabilities, "npu scaled_masked_softmax")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a packed row is described to the fusion-attention kernel: sparse mode, shared mask, lengths.
+"""How a packed sequence is described to the fusion-attention kernel: sparse mode, shared mask, lengths.
 
-The kernel takes the mask of a whole row as one triangle of 2048 x 2048, whatever the lengths are, and a sparse mode
+The kernel takes the mask of a whole pack as one triangle of 2048 x 2048, whatever the lengths are, and a sparse mode
 that says what the triangle means in every segment. Source: NPU_CONTRACTS, section 2, and the paper's section 3.1.4
 (mask compression). Nothing here needs torch_npu.
 """
@@ -26,7 +26,7 @@ _shared: dict[torch.device, Tensor] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What one call of the kernel is told about who attends to whom; made once per row and kind of attention."""
+    """The arguments of one kernel call that define which query attends to which key; made once per pack and mask."""
 
     query_range: tuple[int, int]  # first and one after the last query of this call
     key_range: tuple[int, int]
@@ -39,14 +39,14 @@ class Description:
 
 
 def describe(segments: Segments, *, causal: bool, window: Window | None) -> tuple[Description, ...]:
-    """The calls that a row needs, one in nearly all cases, kept with its segments.
+    """The kernel calls that a pack needs, almost always one; cached with its segments.
 
-    Segments do not see each other, so a row with more of them than one call takes is cut between two segments. Segments
+    Segments do not see each other, so a pack with more segments than one call takes is split between two segments. Segments
     without queries at either end of a call are left out together with their keys: which segment modes 7 and 8 treat as
     the last or the first is decided by the kernel among those that are not empty.
 
     Sparse modes: 0 all tokens of the segment; 2 causal from the first key on; 3 causal up to the last key; 4 a band;
-    7 as 3, but the last segment ends before its keys do; 8 as 2, but the first segment began before this row.
+    7 as 3, but the last segment ends before its keys do; 8 as 2, but the first segment began before this pack.
 
     Raises:
         OpsError: The kernel has no mode for these offsets.
@@ -65,9 +65,9 @@ def shared_mask(device: torch.device) -> Tensor:
 
 
 def mask_bytes_saved(segments: Segments, *, causal: bool, window: Window | None = None) -> int:
-    """Bytes that the description saves against the full mask of the row, `[T, Tk]` bool.
+    """Bytes that the description saves against the full mask of the pack, `[T, Tk]` bool.
 
-    The shared mask is counted in full, although all rows and layers of a process use one.
+    The shared mask is counted in full, although all packs and layers of a process share it.
     """
     used = MASK_SIDE**2 if any(call.masked for call in describe(segments, causal=causal, window=window)) else 0
     return segments.total * segments.key_total - used
@@ -134,8 +134,8 @@ def _band(rows: list[tuple[int, int]], left: int, right: int) -> tuple[int, int,
     shifts = {offset - last for offset, last in rows}
     if len(shifts) > 1:
         raise OpsError(
-            f"windows over segments whose queries end {sorted(-shift for shift in shifts)} tokens before their keys. "
-            "npu attention. The kernel has one band for all segments; cut the row elsewhere."
+            f"npu attention: windows over segments whose queries end {sorted(-shift for shift in shifts)} tokens "
+            "before their keys. The kernel has one band for all segments; split the pack elsewhere."
         )
     shift = shifts.pop() if shifts else 0
     return 4, NO_LIMIT if left < 0 else left - shift, NO_LIMIT if right < 0 else right + shift
@@ -154,6 +154,7 @@ def _causal(rows: list[tuple[int, int]]) -> tuple[int, int]:
     if all(from_start[1:]):
         return 8, rows[0][0] - rows[0][1]
     raise OpsError(
-        f"queries start at keys {[offset for offset, _ in rows]}, {[last - offset for offset, last in rows]} before "
-        "the end. npu attention: causal. The kernel can cut only the first or the last segment; cut the row elsewhere."
+        f"npu attention: causal: queries start at keys {[offset for offset, _ in rows]}, "
+        f"{[last - offset for offset, last in rows]} before the end. The kernel can cut only the first or the last "
+        "segment; split the pack elsewhere."
     )

@@ -23,10 +23,10 @@ from ..moe_permute import (
 from ..precision import compute_dtype
 from ..registry import register
 from ..torch_backend.derivatives import gradients_of_reference, is_differentiated_again, without_second_derivative
-from .door import torch_npu
+from .extension import torch_npu
 
 MAX_EXPERTS = 2048
-LEAST_GROUP = 3  # of the documents; the code of the kernel is content with 2
+LEAST_GROUP = 3  # as documented; the kernel's code accepts 2
 MAX_CHOSEN = 512
 MAX_GROUPS = 1024
 MAX_INNER = 65535
@@ -47,17 +47,17 @@ def moe_gating_npu(
     experts = logits.shape[1]
     if experts > MAX_EXPERTS or (num_groups > 1 and num_groups * -(-(experts // num_groups) // 32) * 32 > MAX_EXPERTS):
         raise OpsError(
-            f"{experts} experts in {num_groups} groups: the kernel takes {MAX_EXPERTS}, each group filled up to "
-            "multiples of 32. npu moe_gating. Choose backend torch for it."
+            f"npu moe_gating: {experts} experts in {num_groups} groups: the kernel takes {MAX_EXPERTS}, each group "
+            "filled up to multiples of 32. Choose backend torch for it."
         )
     if num_groups > 1 and experts // num_groups < LEAST_GROUP:
         raise OpsError(
-            f"groups of {experts // num_groups} experts: the kernel wants {LEAST_GROUP} at least. npu moe_gating. "
+            f"npu moe_gating: groups of {experts // num_groups} experts: the kernel needs at least {LEAST_GROUP}. "
             "Choose backend torch for it."
         )
     if score == "sigmoid" and not renormalize:
         raise OpsError(
-            "sigmoid scores without renormalize: the kernel always divides by their sum. npu moe_gating. Choose "
+            "npu moe_gating: sigmoid scores without renormalize: the kernel always divides by their sum. Choose "
             "backend torch for it."
         )
     if not len(logits):
@@ -106,7 +106,7 @@ def moe_unpermute_npu(permuted: Tensor, slots: Tensor, weights: Tensor | None) -
 def moe_permute_map_npu(
     tokens: Tensor, routing_map: Tensor, k: int, weights: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """One kernel; its default number of rows is for one expert per token, so it is always told."""
+    """One kernel; its default for num_out_tokens assumes one expert per token, so it is always passed."""
     _check_chosen(k, "moe_permute_map")
     if not len(tokens):
         return moe_permute_map_reference(tokens, routing_map, k, weights)
@@ -138,8 +138,8 @@ def grouped_matmul_npu(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
     """Three calls of npu_grouped_matmul: forward, and one for each gradient."""
     if max(weight.shape[1:]) > MAX_INNER or len(weight) > MAX_GROUPS:
         raise OpsError(
-            f"{len(weight)} matrices of {list(weight.shape[1:])}: the kernel takes {MAX_GROUPS}, of sides up to "
-            f"{MAX_INNER}. npu grouped_matmul. Cut them over more ranks."
+            f"npu grouped_matmul: {len(weight)} matrices of {list(weight.shape[1:])}: the kernel takes {MAX_GROUPS}, "
+            f"of sides up to {MAX_INNER}. Cut them over more ranks."
         )
     if not isinstance(sizes, Tensor):
         sizes = torch.tensor(sizes, dtype=torch.int64, device=x.device)
@@ -181,4 +181,4 @@ def _by_rows(x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
 
 def _check_chosen(k: int, operator: str) -> None:
     if k > MAX_CHOSEN:
-        raise OpsError(f"{k} experts for a token: the kernel takes {MAX_CHOSEN}. npu {operator}. Choose fewer.")
+        raise OpsError(f"npu {operator}: {k} experts for a token: the kernel takes {MAX_CHOSEN}. Choose fewer.")

@@ -94,7 +94,7 @@ def bind_thread(cores: Iterable[int]) -> None:
 def visible_devices(environment: Mapping[str, str], kind: str, num_local_ranks: int) -> list[int]:
     """Physical index of the device of each local rank, as the visibility variables say.
 
-    Names other than numbers (UUIDs of GPUs) cannot be told apart here; the ranks then count from 0.
+    Names other than numbers (UUIDs of GPUs) cannot be mapped to devices; ranks then count from 0.
     """
     name = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}.get(kind, "")
     listed = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]

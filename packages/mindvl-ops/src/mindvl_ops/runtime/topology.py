@@ -24,8 +24,8 @@ class Device:
 
     index: int  # in the order of the bus, which is that of the driver
     kind: DeviceKind
-    bus_id: str  # of the PCI bus; empty where npu-smi told of it
-    near: frozenset[int]  # cores of its NUMA node; empty when nobody knows
+    bus_id: str  # of the PCI bus; empty where npu-smi reported the device
+    near: frozenset[int]  # cores of its NUMA node; empty if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ def read_topology(
     usable = os.sched_getaffinity(0) if allowed is None else set(allowed)
     devices = _pci_devices(root / "sys/bus/pci/devices", nodes)
     if npu_smi is not None:
-        told = parse_npu_smi_topology(npu_smi)
+        reported = parse_npu_smi_topology(npu_smi)
         known = {device.index: device for device in devices if device.kind == "npu"}
         devices = [device for device in devices if device.kind != "npu"]
-        for index, cores in sorted(told.items()):
+        for index, cores in sorted(reported.items()):
             bus_id = known[index].bus_id if index in known else ""
             devices.append(Device(index=index, kind="npu", bus_id=bus_id, near=cores))
     return Topology(nodes=nodes, devices=tuple(devices), allowed=frozenset(usable))

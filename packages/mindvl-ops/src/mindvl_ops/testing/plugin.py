@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fake_npu() -> Iterator["FakeNpu"]:
-    """The simulated NPU at the door of mindvl_ops, every strict flag on."""
+    """The simulated NPU in place of torch_npu, with every strict flag on."""
     from .fake_npu import simulate  # pytest loads this file at every start; the operators wait until they are asked for
 
     with simulate() as fake:

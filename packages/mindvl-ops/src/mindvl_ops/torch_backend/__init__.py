@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twins of every operator on the best that PyTorch has; importing this enters them in the registry."""
+"""Implementations of every operator with the fastest operators of PyTorch; importing this package registers them."""
 
 from . import adamw, attention, elementwise, loss, moe
 

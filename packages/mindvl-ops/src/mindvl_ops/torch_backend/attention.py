@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention on scaled_dot_product_attention and on the variable-length flash kernel.
 
-On CUDA in 16 bit the kernel of `torch.nn.attention.varlen` takes the packed row as it is. Elsewhere segments of a row
-are gathered into a few right-padded batches of similar length, one call each, and put back; a cut row (more keys than
-queries) goes segment by segment. Decisions and measurements: `docs/design/operators.md`.
+On CUDA in 16 bit the kernel of `torch.nn.attention.varlen` takes the packed sequence as it is. Elsewhere its segments
+are gathered into a few right-padded batches of similar length, one call each, and scattered back; a split pack (more keys
+than queries) is computed segment by segment. Decisions and measurements: `docs/design/operators.md`.
 """
 
 from typing import NamedTuple
@@ -17,13 +17,13 @@ from ..precision import compute_dtype
 from ..registry import register
 from ..segments import Segments
 from .derivatives import without_second_derivative
-from .padded import Gather, Plan, Scatter, bucket_mask, collect, make_plan
+from .padded import Gather, PaddedIndex, Scatter, bucket_mask, collect, padded_index
 
 Result = tuple[Tensor, Tensor | None]
 
 
 class Flags(NamedTuple):
-    """What is asked besides the tensors."""
+    """The arguments besides the tensors."""
 
     causal: bool
     window: Window | None
@@ -43,30 +43,30 @@ def attention_torch(
     scale: float,
     return_logsumexp: bool = False,
 ) -> Result:
-    """Fastest path that PyTorch has for this row on this device."""
+    """The fastest PyTorch path for this pack on this device."""
     width, flags = value.shape[-1], Flags(causal, window, scale, return_logsumexp)
     if _varlen_fits(query, value, segments):
         return _varlen(query, key, value, segments, flags)
     query, key, value = _one_width(query, key, value)
     if segments.is_self:
-        plan = segments.derived(("plan", query.device), lambda: make_plan(segments, query.device))
-        way = _whole if plan.is_view else _gathered
-        output, sums = way(plan, query, key, value, segments, flags)
+        index = segments.derived(("padded", query.device), lambda: padded_index(segments, query.device))
+        compute = _whole if index.is_view else _gathered
+        output, sums = compute(index, query, key, value, segments, flags)
     else:
         output, sums = _by_segment(query, key, value, segments, flags)
     return output[..., :width], sums
 
 
 def _whole(
-    plan: Plan,
+    index: PaddedIndex,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     segments: Segments,
     flags: Flags,
 ) -> Result:
-    """All segments have one length: the row is a batch already."""
-    bucket = plan.buckets[0]
+    """All segments have one length: the pack is a batch already."""
+    bucket = index.buckets[0]
     q, k, v = (x.view(bucket.batch, bucket.length, *x.shape[1:]) for x in (query, key, value))
     mask = bucket_mask(segments, 0, bucket, flags.causal, flags.window, query)
     output, sums = _attend(q, k, v, mask, flags)
@@ -74,7 +74,7 @@ def _whole(
 
 
 def _gathered(
-    plan: Plan,
+    index: PaddedIndex,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -82,16 +82,16 @@ def _gathered(
     flags: Flags,
 ) -> Result:
     """Batches of similar length."""
-    gathered = Gather.apply(plan, query, key, value)
+    gathered = Gather.apply(index, query, key, value)
     outputs, all_sums = [], []
-    for i, bucket in enumerate(plan.buckets):
+    for i, bucket in enumerate(index.buckets):
         q, k, v = gathered[3 * i : 3 * i + 3]
         mask = bucket_mask(segments, i, bucket, flags.causal, flags.window, query)
         output, sums = _attend(q, k, v, mask, flags)
         outputs.append(output)
         all_sums.append(sums)
-    row: Tensor = Scatter.apply(plan, *outputs)
-    return row, collect(plan, tuple(x for x in all_sums if x is not None)) if flags.with_sums else None
+    packed: Tensor = Scatter.apply(index, *outputs)
+    return packed, collect(index, tuple(x for x in all_sums if x is not None)) if flags.with_sums else None
 
 
 def _by_segment(
@@ -101,7 +101,7 @@ def _by_segment(
     segments: Segments,
     flags: Flags,
 ) -> Result:
-    """One call for each segment of a cut row, with a mask where one is needed."""
+    """One call for each segment of a split pack, with a mask where one is needed."""
     outputs, all_sums = [], []
     pieces = query.split(segments.lengths), key.split(segments.key_lengths), value.split(segments.key_lengths)
     for q, k, v, offset in zip(*pieces, segments.offsets, strict=True):

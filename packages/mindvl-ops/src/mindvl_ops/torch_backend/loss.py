@@ -29,6 +29,7 @@ _CHUNK_ELEMENTS_OF_DEVICE = 16 * 2**20
 _LEAST_COLUMNS = 256
 
 
+@register("cross_entropy", "npu")  # torch_npu has no operator that needs as little memory
 @register("cross_entropy", "torch")
 def cross_entropy_torch(logits: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE) -> Tensor:
     """Rows in chunks, so that no float32 copy of all logits is ever kept; PyTorch's own loss where one chunk is all."""
@@ -41,6 +42,7 @@ def cross_entropy_torch(logits: Tensor, labels: Tensor, shard: VocabularyShard =
     return chunked
 
 
+@register("linear_cross_entropy", "npu")  # torch_npu has no operator that needs as little memory
 @register("linear_cross_entropy", "torch")
 def linear_cross_entropy_torch(
     hidden_states: Tensor, weight: Tensor, labels: Tensor, shard: VocabularyShard = WHOLE

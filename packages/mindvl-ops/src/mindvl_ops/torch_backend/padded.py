@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed row as a few right-padded batches of segments of similar length, and back.
+"""A packed sequence as a few right-padded batches of segments of similar length, and back.
 
-The plan (which token goes where) is made once per `Segments` and shared by all layers.
+The index (which token goes where) is made once per `Segments` and shared by all layers.
 """
 
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Where every token of a row goes, and how to come back."""
+class PaddedIndex:
+    """Where every token of a pack goes in the padded batches, and the inverse."""
 
     buckets: tuple[Bucket, ...]
-    place: Tensor  # [T] int64, place of each token in the buckets laid end to end
+    place: Tensor  # [T] int64, position of each token in the buckets laid end to end
     is_view: bool  # all segments have one length and are in order: a reshape does it
 
 
-def make_plan(segments: Segments, device: torch.device) -> Plan:
+def padded_index(segments: Segments, device: torch.device) -> PaddedIndex:
     """Group segments by length, longest first, and index their tokens."""
     lengths = torch.tensor(segments.lengths, dtype=torch.int64)
     starts = lengths.cumsum(0) - lengths
@@ -64,11 +64,11 @@ def make_plan(segments: Segments, device: torch.device) -> Plan:
         )
         buckets.append(bucket)
     is_view = len(groups) == 1 and buckets[0].keep is None
-    return Plan(buckets=tuple(buckets), place=place.to(device), is_view=is_view)
+    return PaddedIndex(buckets=tuple(buckets), place=place.to(device), is_view=is_view)
 
 
 def group_by_length(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Segment numbers in groups of similar length, each group in the order of the row; empty segments are left out."""
+    """Segment numbers in groups of similar length, each group in the order of the pack; empty segments are left out."""
     groups: list[list[int]] = []
     longest = 0
     for number in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i]):
@@ -92,7 +92,7 @@ def bucket_mask(
             assert keep is not None
             return keep
         inside = ~blocked_mask(bucket.length, causal, window, query.device)
-        # padded queries would have no key at all under a window; they are thrown away, so let them see themselves
+        # padded queries would have no key at all under a window; their results are dropped, so they attend to themselves
         return (
             inside
             if keep is None
@@ -106,32 +106,32 @@ class Gather(torch.autograd.Function):
     """Packed query, key, value -> padded batches. Padding gets no gradient, so backward is a gather too."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.plan = plan
+    def forward(ctx: Any, index: PaddedIndex, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.index = index
         return tuple(
             x.index_select(0, bucket.token_index).view(bucket.batch, bucket.length, *x.shape[1:])
-            for bucket in plan.buckets
+            for bucket in index.buckets
             for x in tensors
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        num_tensors = len(grads) // len(ctx.plan.buckets)
-        return None, *(collect(ctx.plan, grads[i::num_tensors]) for i in range(num_tensors))
+        num_tensors = len(grads) // len(ctx.index.buckets)
+        return None, *(collect(ctx.index, grads[i::num_tensors]) for i in range(num_tensors))
 
 
 class Scatter(torch.autograd.Function):
-    """Padded batches -> packed row; padding is dropped."""
+    """Padded batches -> packed sequence; padding is dropped."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *outputs: Tensor) -> Tensor:
-        ctx.plan = plan
-        return collect(plan, outputs)
+    def forward(ctx: Any, index: PaddedIndex, *outputs: Tensor) -> Tensor:
+        ctx.index = index
+        return collect(index, outputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = []
-        for bucket in ctx.plan.buckets:
+        for bucket in ctx.index.buckets:
             padded = grad.index_select(0, bucket.token_index).view(bucket.batch, bucket.length, *grad.shape[1:])
             if bucket.keep is not None:
                 padded.masked_fill_(~bucket.keep[:, :, None, None], 0.0)
@@ -139,6 +139,6 @@ class Scatter(torch.autograd.Function):
         return None, *grads
 
 
-def collect(plan: Plan, padded: tuple[Tensor, ...]) -> Tensor:
-    rows = [x.reshape(-1, *x.shape[2:]) for x in padded]
-    return (rows[0] if len(rows) == 1 else torch.cat(rows)).index_select(0, plan.place)
+def collect(index: PaddedIndex, padded: tuple[Tensor, ...]) -> Tensor:
+    flat = [x.reshape(-1, *x.shape[2:]) for x in padded]
+    return (flat[0] if len(flat) == 1 else torch.cat(flat)).index_select(0, index.place)

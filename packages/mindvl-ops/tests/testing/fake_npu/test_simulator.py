@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module at the door and in sys.modules; flags for a block; what is there afterwards."""
+"""The simulator in place of torch_npu and in sys.modules, flags for a block, and the state afterwards."""
 
 import sys
 from importlib.util import find_spec
@@ -7,16 +7,16 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mindvl_ops.npu import door
+from mindvl_ops.npu import extension
 from mindvl_ops.testing.fake_npu import RefusedError, Strict, simulate
 
 
-def test_the_simulator_stands_at_the_door_and_leaves_it(fake_npu):
-    assert door.torch_npu() is fake_npu.torch_npu
-    assert door.why_not() is None
+def test_the_simulator_replaces_torch_npu_and_is_removed_again(fake_npu):
+    assert extension.torch_npu() is fake_npu.torch_npu
+    assert extension.why_not() is None
     with simulate() as inner:
-        assert door.torch_npu() is inner.torch_npu
-    assert door.torch_npu() is fake_npu.torch_npu
+        assert extension.torch_npu() is inner.torch_npu
+    assert extension.torch_npu() is fake_npu.torch_npu
 
 
 def test_import_finds_it_only_when_asked(fake_npu):

@@ -45,7 +45,7 @@ def _check(op: str, arguments: dict[str, Any]) -> None:
     head_num, layout = arguments["head_num"], arguments["input_layout"]
     attention_rules.check(op, query, key, arguments["value"], head_num, layout, _sparsity(arguments), rest)
     if arguments.get("dropout_mask") is not None:
-        raise OpsError(f"dropout_mask is not simulated. {op}. The documents do not give its layout; leave it out.")
+        raise OpsError(f"{op}: dropout_mask is not simulated. The documents do not give its layout; leave it out.")
 
 
 def _shapes(arguments: dict[str, Any]) -> Shapes:

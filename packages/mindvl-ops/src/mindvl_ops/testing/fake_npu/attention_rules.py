@@ -151,8 +151,8 @@ def _check_pse(op: str, shapes: Shapes, mode: int, rest: dict[str, Any]) -> None
     refuse(shapes.layout == "TND" and empty, f"{op}: pse is forbidden with sequences of length 0")
     if kind in (2, 3) or shapes.layout == "TND":
         raise OpsError(
-            f"pse_type {kind} in layout {shapes.layout} is not simulated. {op}. The documents do not give its formula; "
-            "use a dense pse of type 0 or 1 outside TND."
+            f"{op}: pse_type {kind} in layout {shapes.layout} is not simulated. The documents do not give its "
+            "formula; use a dense pse of type 0 or 1 outside TND."
         )
     refuse(pse.dtype != rest["dtype"], f"{op}: pse is {pse.dtype}, query is {rest['dtype']}")
     refuse(pse.dim() != 4, f"{op}: pse has rank {pse.dim()}, must be 4")
@@ -167,7 +167,7 @@ def _check_pse(op: str, shapes: Shapes, mode: int, rest: dict[str, Any]) -> None
         f"{op}: pse {list(pse.shape)} must be one of {sorted(map(list, allowed))}",
     )
     if compressed and rows > 1024:
-        raise OpsError(f"compressed pse for {rows} rows is not simulated. {op}. Use the dense form.")
+        raise OpsError(f"{op}: compressed pse for {rows} rows is not simulated. Use the dense form.")
 
 
 def _check_mode(op: str, shapes: Shapes, sparsity: Sparsity) -> None:

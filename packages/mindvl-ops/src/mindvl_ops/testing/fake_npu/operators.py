@@ -88,7 +88,7 @@ def register_all() -> None:
         return
     if "torch_npu" in sys.modules:
         raise OpsError(
-            "the real torch_npu is loaded. mindvl_ops.testing.fake_npu. Run the simulator in a process without it."
+            "mindvl_ops.testing.fake_npu: the real torch_npu is loaded. Run the simulator in a process without it."
         )
     library = torch.library.Library("npu", "FRAGMENT")
     for schema in SCHEMAS:

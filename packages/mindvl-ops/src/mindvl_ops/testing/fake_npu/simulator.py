@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated torch_npu: a module with the wheel's operators, put at our door and, if asked, in `sys.modules`."""
+"""The simulated torch_npu: a module with the wheel's operators that replaces torch_npu in mindvl_ops."""
 
 import dataclasses
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...npu import door
+from ...npu import extension
 from . import formats, operators, state
 from .calls import Call
 from .optimisers import NpuFusedAdamW
@@ -61,7 +61,7 @@ class FakeNpu:
 
 @contextmanager
 def simulate(strict: Strict | None = None) -> Iterator[FakeNpu]:
-    """Run a block with the simulator at the door of mindvl_ops.
+    """Use the simulator in place of torch_npu inside the block.
 
     Raises:
         OpsError: The real torch_npu is loaded in this process.
@@ -69,7 +69,7 @@ def simulate(strict: Strict | None = None) -> Iterator[FakeNpu]:
     operators.register_all()
     simulation = state.Simulation(strict or Strict())
     fake = FakeNpu(simulation)
-    with state.running(simulation), door.put(fake.torch_npu), count_syncs(simulation):
+    with state.running(simulation), extension.replaced_by(fake.torch_npu), count_syncs(simulation):
         yield fake
 
 

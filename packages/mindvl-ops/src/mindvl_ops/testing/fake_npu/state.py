@@ -45,7 +45,7 @@ def current() -> Simulation:
     """
     if not _running:
         raise OpsError(
-            "the simulated NPU is not running. mindvl_ops.testing.fake_npu. Use the fixture fake_npu, or `with "
+            "mindvl_ops.testing.fake_npu: the simulated NPU is not running. Use the fixture fake_npu, or `with "
             "simulate():`."
         )
     return _running[-1]

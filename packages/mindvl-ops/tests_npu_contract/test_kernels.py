@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call that the NPU twins make in their own tests, made again on the wheel."""
+"""Every call that the NPU implementations make in their own tests, made again on the wheel."""
 
 import json
 import os
@@ -18,7 +18,7 @@ NO_META_KERNEL = ("npu_format_cast", "npu_conv3d")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The calls of the twins' tests, each once."""
+    """The calls of the tests of the NPU implementations, each once."""
     target = tmp_path_factory.mktemp("calls") / "calls.json"
     environment = {**os.environ, "NPU_CALLS": str(target), "PYTHONPATH": str(HERE)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "recording", str(HERE.parent / "tests" / "npu")]
@@ -28,7 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_the_wheel_gives_every_recorded_call_the_same_outputs(recorded, with_device):
-    assert recorded, "the tests of the twins made no call: the recorder is broken"
+    assert recorded, "the tests of the NPU implementations made no call: the recorder is broken"
     jobs = [
         {"call": call, "uses": list(operators.declared(call["op"]).uses)}
         for call in recorded

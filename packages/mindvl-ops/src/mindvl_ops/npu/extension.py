@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to torch_npu: imported at the first call, never on import of ours.
+"""The only module that imports torch_npu, at the first call and never when mindvl_ops itself is imported.
 
-Comes before every twin in this directory: they ask `torch_npu()` for the module when they are called, so that a test can
-put the contract simulator (`mindvl_ops.testing.fake_npu`) in its place. Facts of detection: `docs/design/npu.md`.
+Comes before every implementation in this directory: they call `torch_npu()` at run time, so that a test can replace the
+module by the simulator (`mindvl_ops.testing.fake_npu`). How an NPU is detected: `docs/design/npu.md`.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ import torch
 
 from ..errors import OpsError
 
-_module: Any = None  # imported once, or what `put` placed here
+_WHERE = "npu backend"
+_module: Any = None  # imported once, or the module given to `replaced_by`
 
 
 def torch_npu() -> Any:
-    """The module torch_npu, or what `put` placed at the door.
+    """The module torch_npu, or the one given to `replaced_by`.
 
     Raises:
         OpsError: torch_npu is not installed, or its runtime libraries (CANN) are missing, or it refuses this torch.
@@ -30,8 +31,8 @@ def torch_npu() -> Any:
 
 
 @contextmanager
-def put(module: Any) -> Iterator[None]:
-    """Run a block with `module` in the place of torch_npu; what was there before comes back."""
+def replaced_by(module: Any) -> Iterator[None]:
+    """Use `module` in place of torch_npu inside the block, and restore the earlier module after it."""
     global _module
     before, _module = _module, module
     try:
@@ -41,31 +42,31 @@ def put(module: Any) -> Iterator[None]:
 
 
 def why_not() -> str | None:
-    """Why no NPU can be used in this process, in one line; None if one can."""
+    """The reason why this process cannot use an NPU, in one line; None if it can."""
     if _module is None and find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     try:
         module = torch_npu()
     except OpsError as error:
-        return str(error).split(". ")[0]
+        return str(error).removeprefix(f"{_WHERE}: ").split(". ")[0]
     return None if module.npu.is_available() else "torch_npu finds no NPU device"
 
 
 def _imported() -> Any:
     if find_spec("torch_npu") is None:
-        raise OpsError("torch_npu is not installed. npu backend. Install mindvl-ops[npu], or choose backend torch.")
+        raise OpsError(f"{_WHERE}: torch_npu is not installed. Install mindvl-ops[npu], or choose backend torch.")
     try:
         import torch_npu as module
     except Exception as error:  # ImportError without CANN, RuntimeError beside CUDA, bare Exception from its checks
         reason = str(error).splitlines()[0]
         raise OpsError(
-            f"torch_npu cannot be imported ({reason}). npu backend. Source the CANN set_env.sh of this machine first, "
+            f"{_WHERE}: torch_npu cannot be imported ({reason}). Source the CANN set_env.sh of this machine first, "
             "or choose backend torch."
         ) from error
     ours, theirs = (version.split("+")[0].split(".")[:2] for version in (torch.__version__, module.__version__))
     if ours != theirs:
         raise OpsError(
-            f"torch_npu {module.__version__} is made for another torch than {torch.__version__}. npu backend. Install "
+            f"{_WHERE}: torch_npu {module.__version__} is built for another version of torch than {torch.__version__}. Install "
             "the pair that mindvl-ops[npu] asks for."
         )
     return module
