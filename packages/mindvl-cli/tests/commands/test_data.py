@@ -147,7 +147,7 @@ def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_
         f"  sources:\n    - {{name: boxes, path: {indexed}}}\n"
     )
     figures = run_json("stats", recipe, "--packs", 20, "--dp", 2, "--microbatches", 2)
-    assert figures["rows"] == 20
+    assert figures["packs"] == 20
     assert figures["tokens_by_source"].keys() == {"boxes"}
     assert 0.7 < figures["packing_efficiency"] <= 1
     assert figures["rank_imbalance"] >= 0
@@ -155,7 +155,7 @@ def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_
     printed = run("stats", recipe, "--packs", 4, "--out", page, "data.packing.seq_length=128").stdout
     assert "packing efficiency" in printed
     assert "asked, samples" in printed
-    root = ElementTree.fromstring(page.read_text().partition("<body>")[2].partition("</body>")[0])
+    root = ElementTree.fromstring(page.read_text().partition("<body>")[2].partition("</body>")[0].strip())
     assert len(list(root.iter("svg"))) == 2
 
 
@@ -181,7 +181,7 @@ def test_an_unknown_key_is_named(indexed: Path) -> None:
     ("seq_length", "message"),
     [
         (100, r"seq_length=100 .* Use 96\. data show --seq-length"),
-        (8, r"no sample fits a row of 8 tokens\. .*shards\."),
+        (8, r"no sample fits a pack of 8 tokens\. .*shards\."),
     ],
 )
 def test_a_row_size_that_cannot_work_is_refused(indexed: Path, tokenizer: Path, seq_length: int, message: str) -> None:

@@ -23,4 +23,4 @@ def test_scores_report_and_pages(model_directory, benchmark_file, tmp_path, monk
     assert report["by_benchmark"]["mixed"]["by_task"]["locate"] == {"score": 0.5, "num_items": 2}
     page = (tmp_path / "out" / "mixed.html").read_text()
     assert page.count("data:image/png;base64,") == 7
-    assert page.count('class="item wrong"') == 5
+    assert page.count('<em class="wrong">') == 5

@@ -188,7 +188,7 @@ def boxes(groups: Sequence[tuple[str, Sequence[float]]], *, describe: str, stres
         axes.plot(
             range(1, len(groups) + 1), marks, "D", color=_colour("wrong"), markersize=5, zorder=5, label=mark_name
         )
-        axes.legend(frameon=False, labelcolor=_colour("soft"), fontsize=9)
+        figure.legend(loc="outside upper right", frameon=False, labelcolor=_colour("soft"), fontsize=9)
     axes.set_xticks(range(1, len(groups) + 1), [_short(name) for name, _ in groups])
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     return Plot(figure=figure, describe=describe)
