@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mindvl_model import MindVLConfig, Qwen2LanguageConfig, named_config
 from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS, Part, set_trainable
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_ops import Segments, use_backend
 

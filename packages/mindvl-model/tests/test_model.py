@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mindvl_model import ModelError
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_ops import use_backend
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mindvl_model import ModelError
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.routing import RoutingAnalysis, RoutingScore, analysis_of, run_packs
-from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
 TEXT = np.zeros(64, dtype=bool)

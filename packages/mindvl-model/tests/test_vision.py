@@ -16,7 +16,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from mindvl_model import ModelError, VisionConfig
-from mindvl_model.testing.packs import normalized_pixels
+from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_model.vision.positions import rotary_angles, vision_layout
 

@@ -65,7 +65,7 @@ def test_a_round_trip_through_shards_is_exact(make_model: Callable[..., Any], tm
             assert name in tensors.keys()  # noqa: SIM118 - not a dict
     report = load_hf_directory(other, CONFIG, directory)
     assert_same(model, other)
-    assert report.left_out == report.spare == ()
+    assert report.skipped == report.redundant == ()
     assert sorted(report.loaded) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -74,7 +74,7 @@ def test_chosen_parts_are_loaded_and_the_rest_is_reported(make_model: Callable[.
     report = load_hf_directory(other, CONFIG, write_directory(model, tmp_path / "weights"), ["projector"])
     assert_same(model, other, ("projector",))
     assert len(report.loaded) == 5
-    assert "lm_head.weight" in report.left_out
+    assert "lm_head.weight" in report.skipped
 
 
 @pytest.mark.parametrize("prefix", ["visual.", "model.visual."], ids=["published", "saved by transformers 5"])
@@ -121,7 +121,7 @@ def test_the_language_model_comes_from_a_qwen3_directory(make_model: Callable[..
     published.save_pretrained(tmp_path)
     model = make_model(CONFIG)
     report = load_hf_directory(model, CONFIG, tmp_path, ["language"])
-    assert report.left_out == report.spare == ()
+    assert report.skipped == report.redundant == ()
     assert_same(model, make_model(CONFIG), ("vision", "projector"))
     input_ids = torch.arange(7, 21)
     row = {
@@ -197,22 +197,28 @@ def damage_config(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (drop_tensor, "no tensor 'model.visual.blocks.1.norm1.weight', which vision.blocks.layers.1.input_layernorm"),
-        (cut_file, "model.safetensors: .*not a whole safetensors file"),
-        (cut_header, "model.safetensors: not a whole safetensors file"),
+        (
+            drop_tensor,
+            "tensors are missing: model.visual.blocks.1.norm1.weight .* vision.blocks.layers.1.input_layernorm",
+        ),
+        (cut_file, "model.safetensors: .*not a complete safetensors file"),
+        (cut_header, "model.safetensors: not a complete safetensors file"),
         (
             change_shape,
-            r"model.safetensors: lm_head.weight makes .*output_layer.weight of shape \[63, 24\], .* has \[64, 24\]",
+            r"model.safetensors: lm_head.weight gives .*output_layer.weight the shape \[63, 24\], .* has \[64, 24\]",
         ),
         (
             change_attention,
-            r"model.safetensors: .*blocks.0.attn.qkv.weight \[60, 16\] cannot make .*60 rows, but .* asks for 48",
+            r"model.safetensors: .*blocks.0.attn.qkv.weight \[60, 16\] cannot be converted to .*60 rows, but .* needs 48",
         ),
-        (change_heads, r"layers.0.self_attn.q_proj.weight \[30, 24\] and .* cannot make language.decoder.layers.0"),
-        (point_nowhere, r"index.json: names \['gone.safetensors'\], which are not there"),
-        (damage_index, "index.json: has no weight_map"),
-        (remove_weights, "neither model.safetensors nor model.safetensors.index.json is there"),
-        (remove_config, "config.json: there is no such file"),
+        (
+            change_heads,
+            r"layers.0.self_attn.q_proj.weight \[30, 24\] and .* cannot be converted to language.decoder.layers.0",
+        ),
+        (point_nowhere, r"index.json: files \['gone.safetensors'\] are missing"),
+        (damage_index, "index.json: weight_map is missing"),
+        (remove_weights, "contains neither model.safetensors nor model.safetensors.index.json"),
+        (remove_config, "config.json: does not exist"),
         (damage_config, "config.json: not valid JSON"),
     ],
 )
@@ -230,7 +236,7 @@ def test_a_damaged_directory_is_one_error_that_names_the_place(
 def test_a_directory_of_another_size_is_refused(make_model: Callable[..., Any], tmp_path: Path) -> None:
     directory = write_directory(make_model(CONFIG), tmp_path / "weights")
     wider = replace(CONFIG, language=replace(CONFIG.language, ffn_hidden_size=48))
-    with pytest.raises(WeightError, match=r"linear_fc1.weight of shape \[80, 24\], but the model has \[96, 24\]"):
+    with pytest.raises(WeightError, match=r"linear_fc1.weight the shape \[80, 24\], but the model has \[96, 24\]"):
         load_hf_directory(make_model(wider), wider, directory)
 
 
@@ -273,12 +279,15 @@ def make_the_config_a_list(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_a_shard, "model-00002-of-00007.safetensors: .*not a whole safetensors file"),
-        (remove_a_shard, r"index.json: names \['model-00002-of-00007.safetensors'\], which are not there"),
-        (move_in_the_index, r"'lm_head.weight' should lie in model-00001-of-00007.safetensors, but does not"),
-        (add_to_the_index, r"'model.gone' should lie in model-00001-of-00007.safetensors, but does not"),
-        (repeat_a_tensor, r"'lm_head.weight' is in model-00001-of-00007.safetensors too"),
-        (make_the_config_a_list, "config.json: not a JSON object"),
+        (cut_a_shard, "model-00002-of-00007.safetensors: .*not a complete safetensors file"),
+        (remove_a_shard, r"index.json: files \['model-00002-of-00007.safetensors'\] are missing"),
+        (
+            move_in_the_index,
+            r"'lm_head.weight' is assigned to model-00001-of-00007.safetensors, which does not contain it",
+        ),
+        (add_to_the_index, r"'model.gone' is assigned to model-00001-of-00007.safetensors, which does not contain it"),
+        (repeat_a_tensor, r"'lm_head.weight' is also in model-00001-of-00007.safetensors"),
+        (make_the_config_a_list, "config.json: must be a JSON object"),
     ],
 )
 def test_a_damaged_directory_of_shards_is_refused_before_anything_is_read(

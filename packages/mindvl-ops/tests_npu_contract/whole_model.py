@@ -49,18 +49,18 @@ def main() -> dict[str, Any]:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
-    from mindvl_model.testing.packs import pack, random_segment
+    from mindvl_model.random_inputs import pack_segments, random_segment
     from mindvl_model.testing.tiny import smallest_config
 
     select_backends(OpsConfig(backend="npu"))
     config = smallest_config()
-    row = pack([random_segment(config, [(1, 4, 6)], seed=1), random_segment(config, num_text=9, seed=2)])
-    placeholders = int((row["input_ids"] == config.tokens.image).sum())
+    pack = pack_segments([random_segment(config, [(1, 4, 6)], seed=1), random_segment(config, num_text=9, seed=2)])
+    placeholders = int((pack["input_ids"] == config.tokens.image).sum())
     with single_process():
         model = MindVLModel(config, Layout(dtype=torch.bfloat16))
         with FakeTensorMode(allow_non_fake_inputs=True), _known_places([placeholders, 0]), _Count() as count:
             _move(model)
-            loss = model(**{name: value if name in ON_HOST else _like(value) for name, value in row.items()})
+            loss = model(**{name: value if name in ON_HOST else _like(value) for name, value in pack.items()})
             loss.backward()
         return {
             "loss": [list(loss.shape), str(loss.dtype), loss.device.type],

@@ -11,7 +11,7 @@ import torch
 
 from mindvl_model import MindVLConfig, MindVLModel, set_up_device
 from mindvl_model.parameters import set_trainable
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_train import OptimizerConfig
 

@@ -29,7 +29,7 @@ from PIL import Image
 from mindvl_data import SourceConfig, index_directory, write_shards
 from mindvl_data.quarantine import read_quarantine
 from mindvl_model import MindVLConfig, set_up_device
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
 from mindvl_train.config import ParallelConfig, RecomputeConfig

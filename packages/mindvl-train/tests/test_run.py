@@ -355,8 +355,7 @@ def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
     """Positions of three axes come from the loader because the model says so; the weights go there and back."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from mindvl_model.testing.published import save_qwen2_5_vl
-    from mindvl_model.testing.tiny import smallest_qwen2_5_vl
+    from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen2_5_vl
     from mindvl_train import run
     from mindvl_train.checkpoints.export import export_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLModel, set_up_device
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3
 from mindvl_train import OptimizerConfig, TrainError
 from mindvl_train.interfaces import Batch, SampleReference

@@ -47,7 +47,7 @@ def test_a_directory_becomes_a_checkpoint_and_every_tensor_is_accounted_for(dire
     of_directory = report["directories"][str(directory)]
     assert len(of_directory["loaded"]) == 45  # 21 of the vision encoder, 5 of the projector, 19 of the language model
     assert "model.visual.patch_embed.proj.weight" in of_directory["reshaped"]
-    assert of_directory["left_out"] == of_directory["spare"] == report["fresh"] == []
+    assert of_directory["skipped"] == of_directory["redundant"] == report["fresh"] == []
 
     again = CliRunner().invoke(convert, [str(tmp_path / "run"), str(tmp_path / "model")])
     assert "was converted without a tokenizer" in str(again.exception)

@@ -140,7 +140,9 @@ def test_a_damaged_image_is_named(tmp_path):
 
 def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_directory, items):
     predictor = Predictor(model_directory, config=PredictConfig(device="cpu"))
-    with pytest.raises(ModelError, match=r"its own code \(processing_tiny\.py\).*--trust-remote-code"):
+    with pytest.raises(
+        ModelError, match=r"the remote code of the directory \(processing_tiny\.py\).*--trust-remote-code"
+    ):
         predictor.questions(items, min_pixels=None, max_pixels=None)
 
 

@@ -15,8 +15,7 @@ from mindvl_model import WeightError, named_config
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.directory_config import config_from_directory, language_config_from_directory
 from mindvl_model.hf.families import write_language
-from mindvl_model.testing.published import random_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import random_qwen2_5_vl, smallest_config, smallest_qwen2_5_vl
 
 # config.json of Qwen2.5-VL-7B-Instruct as it was published: the decoder's keys at the top, no text_config.
 PUBLISHED_7B: dict[str, Any] = {
@@ -203,7 +202,7 @@ def test_what_we_do_not_know_is_refused_by_file_and_key(tmp_path: Path, document
 
 
 def test_a_directory_without_a_readable_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightError, match=r"config.json: there is no such file"):
+    with pytest.raises(WeightError, match=r"config.json: does not exist"):
         config_from_directory(tmp_path)
     (tmp_path / "config.json").write_text("{not json")
     with pytest.raises(WeightError, match=r"config.json: not valid JSON"):

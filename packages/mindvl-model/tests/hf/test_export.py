@@ -26,8 +26,7 @@ from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.hf.export import export_hf_directory
 from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
-from mindvl_model.testing.published import save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
 
 VIDEO = VideoSettings(fps=1.0, min_frames=2, min_pixels=28 * 28, max_pixels=28 * 28 * 6)
 SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=VIDEO)
@@ -45,7 +44,7 @@ def both(
     model = make_model(config, seed=5, dtype=dtype)
     report = load_hf_directory(model, config, published)
     assert report.converted == {}
-    assert report.left_out == report.spare == ()
+    assert report.skipped == report.redundant == ()
     export_hf_directory(model, config, ours, tokenizer=tokenizer_directory, processor=SETTINGS)
     return published, ours
 

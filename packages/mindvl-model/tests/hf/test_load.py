@@ -17,8 +17,7 @@ from mindvl_model.hf.export import export_hf_directory
 from mindvl_model.hf.load import DirectorySource, load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.parameters import PARTS
-from mindvl_model.testing.published import save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
 from mindvl_model.weights.layout import Share
 
 CONFIG = smallest_qwen2_5_vl()
@@ -83,8 +82,8 @@ def test_two_halves_and_a_fresh_projector_make_a_model(
     ]
     tensors = load_file(directory / "model.safetensors")
     used = {name for name in tensors if name.startswith("visual.") and "merger" not in name}
-    assert set(reports[0].left_out) == set(tensors) - used
-    assert reports[1].left_out == ()
+    assert set(reports[0].skipped) == set(tensors) - used
+    assert reports[1].skipped == ()
     both = [name for report in reports for name in report.loaded]
     fresh = {name for name, _ in model.named_parameters()} - set(both)
     assert fresh == {name for name, _ in model.named_parameters() if name.startswith("projector.")}
@@ -114,7 +113,7 @@ def test_a_tied_head_may_be_repeated_but_not_differ(make_model: Callable[..., An
     rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
     rewrite(tmp_path, lambda tensors: tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     report = load_hf_directory(make_model(config), config, tmp_path)
-    assert report.spare == ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    assert report.redundant == ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
     rewrite(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
     with pytest.raises(WeightError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
         load_hf_directory(make_model(config), config, tmp_path)
@@ -134,17 +133,17 @@ def quantised(dtype: torch.dtype) -> Change:
     [
         (
             without("model.norm.weight", "visual.merger.ln_q.weight"),
-            r"no tensor 'model.visual.merger.ln_q.weight', which projector.norm.weight needs. 2 tensors are missing",
+            r"2 tensors are missing: model.visual.merger.ln_q.weight, .* \(the first is needed by projector.norm.weight\)",
         ),
         (quantised(torch.float8_e4m3fn), r"'model.layers.0.mlp.down_proj.weight' is stored as F8_E4M3, but only F32"),
         (quantised(torch.int8), r"model.safetensors: tensor 'model.layers.0.mlp.down_proj.weight' is stored as I8"),
         (
             lambda tensors: tensors | {"model.layers.2.mlp.up_proj.weight": torch.ones(1), "adapter": torch.ones(1)},
-            "2 tensors have no place in the model, such as adapter, model.layers.2.mlp.up_proj.weight",
+            "2 tensors do not belong to the model: adapter, model.layers.2.mlp.up_proj.weight",
         ),
         (
             lambda tensors: tensors | {"model.visual.merger.ln_q.weight": torch.ones(16)},
-            "'visual.merger.ln_q.weight' and '?model.visual.merger.ln_q.weight'? are the same tensor of two",
+            "'visual.merger.ln_q.weight' and '?model.visual.merger.ln_q.weight'? are two names of the same tensor",
         ),
     ],
 )
@@ -162,7 +161,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
 
 def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable[..., Any], directory: Path) -> None:
     shorter = replace(CONFIG, language=replace(CONFIG.language, num_layers=1))
-    with pytest.raises(WeightError, match=r"12 tensors have no place in the model, such as model.layers.1"):
+    with pytest.raises(WeightError, match=r"12 tensors do not belong to the model: model.layers.1"):
         load_hf_directory(make_model(shorter), shorter, directory, PARTS)
 
 
@@ -171,7 +170,7 @@ def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
 ) -> None:
     rewrite(directory, quantised(torch.int8))
     report = load_hf_directory(make_model(CONFIG), CONFIG, directory, ["vision", "projector"])
-    assert "model.layers.0.mlp.down_proj.weight" in report.left_out
+    assert "model.layers.0.mlp.down_proj.weight" in report.skipped
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_a_larger_vocabulary_keeps_the_rows_of_the_directory_and_draws_the_rest_
     report = load_hf_directory(model, grown, directory, seed=3)
     names = [f"language.{name}.weight" for name in ("embedding.word_embeddings", "output_layer")]
     names = names[: 1 if config.language.tie_embeddings else 2]
-    assert report.fresh_rows == dict.fromkeys(names, 128)
+    assert report.untrained_rows == dict.fromkeys(names, 128)
     source = DirectorySource(directory, grown, seed=3)
     rules = {rule.param_name: rule for rule in source.rules}
     for name in names:
@@ -208,7 +207,7 @@ def test_a_larger_vocabulary_keeps_the_rows_of_the_directory_and_draws_the_rest_
 
 def test_a_smaller_vocabulary_than_the_directories_is_refused(make_model: Callable[..., Any], directory: Path) -> None:
     smaller = replace(CONFIG, language=replace(CONFIG.language, vocab_size=32))
-    message = r"model.safetensors: .*embed_tokens.weight makes .* of shape \[64, 32\], but the model has \[32, 32\]"
+    message = r"model.safetensors: .*embed_tokens.weight gives .* the shape \[64, 32\], but the model has \[32, 32\]"
     with pytest.raises(WeightError, match=message):
         load_hf_directory(make_model(smaller), smaller, directory)
 
@@ -220,22 +219,22 @@ MTP_COPY = "model.language_model.layers.3.embed_tokens.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without(EXPERT), f"no tensor '{EXPERT}'"),
+        (without(EXPERT), f"1 tensors are missing: {EXPERT}"),
         (
             lambda tensors: tensors | {EXPERT: torch.zeros(11, 24)},
-            rf"model.safetensors: {EXPERT} \[11, 24\] and 15 of shape \[12, 24\] cannot make .*layers.1.mlp.experts",
+            rf"model.safetensors: {EXPERT} \[11, 24\] and 15 of shape \[12, 24\] cannot be converted to .*layers.1.mlp.experts",
         ),
         (
             lambda tensors: tensors | {EXPERT.replace(".3.", ".8."): torch.zeros(12, 24)},
-            "1 tensors have no place in the model, such as .*experts.8.up_proj",
+            "1 tensors do not belong to the model: .*experts.8.up_proj",
         ),
         (
             lambda tensors: tensors | {EXPERT: torch.zeros(12, 24).to(torch.float8_e4m3fn)},
-            rf"'{EXPERT}' is stored as F8_E4M3, but .* fp8 with factors \({EXPERT}_scale_inv\)",
+            rf"'{EXPERT}' is stored as F8_E4M3, but .* fp8 with scales \({EXPERT}_scale_inv\)",
         ),
         (
             lambda tensors: tensors | {MTP_COPY: tensors[MTP_COPY] + 1},
-            r"layers.3.embed_tokens.weight differs from .*embed_tokens.weight, but both are one parameter here",
+            r"layers.3.embed_tokens.weight differs from .*embed_tokens.weight, but both must be copies of one parameter",
         ),
     ],
     ids=["missing", "shape", "one too many", "fp8 without factors", "copies differ"],

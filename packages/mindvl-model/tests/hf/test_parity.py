@@ -19,10 +19,16 @@ from mindvl_model.hf import parity
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.export import export_hf_directory
 from mindvl_model.hf.families import write_language
+from mindvl_model.hf.inputs import pack_for
 from mindvl_model.hf.parity import check_parity, random_inputs
 from mindvl_model.hf.processor_files import ProcessorSettings
-from mindvl_model.testing.published import pack_for, save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
+from mindvl_model.testing.tiny import (
+    save_qwen2_5_vl,
+    smallest_config,
+    smallest_deepseek_v3,
+    smallest_qwen2_5_vl,
+    smallest_qwen3_moe,
+)
 
 
 @pytest.fixture
@@ -32,14 +38,14 @@ def qwen2_5_vl(tmp_path: Path) -> Path:
 
 
 def test_qwen2_5_vl_holds_in_fp32_by_far(qwen2_5_vl: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = check_parity(qwen2_5_vl, num_inputs=30, on_inputs=lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    report = check_parity(qwen2_5_vl, num_inputs=30, on_inputs=lambda done, total: progress.append((done, total)))
     assert [len(each) for each in report.by_kind().values()] == [6, 6, 6, 6, 6, 30]
     assert list(report.by_kind()) == ["text", "image", "images", "video", "mixed", "all"]
     assert report.failing == ()
     assert max(one.mre for one in report.inputs) <= 1e-5
     assert all(one.max_difference <= 1e-4 * one.max_logit for one in report.inputs)
-    assert told[-1] == (30, 30)
+    assert progress[-1] == (30, 30)
 
 
 def test_bf16_is_measured_by_what_rounding_alone_brings(qwen2_5_vl: Path) -> None:
@@ -62,7 +68,9 @@ def test_mindvl_and_a_language_model_alone_hold(
     export_hf_directory(
         make_model(config), config, tmp_path / "mindvl", tokenizer=tokenizer_directory, processor=settings
     )
-    with pytest.raises(ModelError, match=r"its own code \(configuration_mindvl.py, .*--trust-remote-code"):
+    with pytest.raises(
+        ModelError, match=r"the remote code of the directory \(configuration_mindvl.py, .*--trust-remote-code"
+    ):
         check_parity(tmp_path / "mindvl", num_inputs=1)
     report = check_parity(tmp_path / "mindvl", num_inputs=10, trust_remote_code=True)
     assert (report.model_type, report.failing) == ("mindvl", ())
@@ -81,9 +89,9 @@ def test_one_model_at_a_time_finds_the_same_errors(
     qwen2_5_vl: Path, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    both, told = check_parity(qwen2_5_vl, num_inputs=6, dtype=dtype), []
+    both, progress = check_parity(qwen2_5_vl, num_inputs=6, dtype=dtype), []
     alive: list[weakref.ref[Any]] = []
-    load = {name: getattr(parity, name) for name in ("_load_ours", "_load_theirs")}
+    load = {name: getattr(parity, name) for name in ("_load_mindvl", "_load_transformers")}
 
     def alone(name: str) -> Any:
         def make(*arguments: Any) -> Any:
@@ -99,13 +107,13 @@ def test_one_model_at_a_time_finds_the_same_errors(
     gc.disable()  # what is let go must not wait for it
     try:
         turned = check_parity(
-            qwen2_5_vl, num_inputs=6, dtype=dtype, one_at_a_time=True, on_inputs=lambda *each: told.append(each)
+            qwen2_5_vl, num_inputs=6, dtype=dtype, one_at_a_time=True, on_inputs=lambda *each: progress.append(each)
         )
     finally:
         gc.enable()
     assert turned == both
     assert len(alive) == (2 if dtype == "fp32" else 3)
-    assert told[-1] == (6 * len(alive), 6 * len(alive))
+    assert progress[-1] == (6 * len(alive), 6 * len(alive))
     assert not list(tmp_path.glob("mindvl-parity-*"))
 
 
@@ -147,17 +155,17 @@ def test_language_models_with_experts_hold_in_fp8_too(config: MindVLConfig, tmp_
     assert rounded.inputs[0].max_logit != report.inputs[0].max_logit
 
 
-def test_a_wrong_number_in_our_vision_encoder_fails_where_there_is_a_image(
+def test_an_error_in_the_vision_encoder_fails_every_input_with_images_or_videos(
     qwen2_5_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = parity._load_ours
+    right = parity._load_mindvl
 
     def wrong(*arguments: Any) -> Any:
         model = right(*arguments)
         model.vision.patch_embed.weight.data *= 1.2
         return model
 
-    monkeypatch.setattr(parity, "_load_ours", wrong)
+    monkeypatch.setattr(parity, "_load_mindvl", wrong)
     report = check_parity(qwen2_5_vl, num_inputs=10)
     assert {one.number for one in report.failing} == {n for n in range(10) if n % 5}  # all but text
     assert all(one.images or one.videos for one in report.failing)
@@ -180,13 +188,13 @@ def test_errors_are_those_of_hand_work() -> None:
             return type("Output", (), {"logits": torch.tensor([[[1.0, -1.0], [4.0, 0.0]]])})
 
     config = smallest_config()
-    theirs = Model()
-    theirs.model = torch.nn.Module()
+    reference = Model()
+    reference.model = torch.nn.Module()
     segment = random_inputs(config, 1, seed=0)[0][1]
     segment = replace(segment, input_ids=segment.input_ids[:2], labels=segment.labels[:2])
-    answers = parity._ask(theirs, [segment], config, torch.device("cpu"))
-    (errors,) = parity._judge(Model(), pack_for(theirs, [segment], config), [answers], torch.device("cpu"))
-    # differences 0, 1, 1, 0.5; theirs 1, 1, 4, 0
+    logits = parity._logits(reference, [segment], config, torch.device("cpu"))
+    (errors,) = parity._compare(Model(), pack_for(reference, [segment], config), [logits], torch.device("cpu"))
+    # absolute differences 0, 1, 1, 0.5; absolute reference logits 1, 1, 4, 0
     expected = {"mae": 0.625, "mre": 0.625 / 1.5, "max_difference": 1.0, "max_logit": 4.0}
     assert errors == expected | {"rounding_mae": 0.0, "rounding_mre": 0.0}
 
@@ -209,14 +217,14 @@ def test_inputs_follow_from_the_seed_and_hold_no_stray_placeholders() -> None:
     assert {kind for kind, _ in random_inputs(blind, 9, seed=0)} == {"text", "image", "images"}
 
 
-def test_a_family_that_is_not_supported_is_told_which_are(qwen2_5_vl: Path) -> None:
+def test_the_error_of_an_unsupported_family_lists_the_supported_ones(qwen2_5_vl: Path) -> None:
     document = json.loads((qwen2_5_vl / "config.json").read_text())
     (qwen2_5_vl / "config.json").write_text(json.dumps(document | {"model_type": "llama"}))
     families = "mindvl, qwen2_5_vl, qwen3, qwen3_moe, deepseek_v3"
-    with pytest.raises(ModelError, match=f"model_type='llama' is not supported. The check takes .* {families}"):
+    with pytest.raises(ModelError, match=f"model_type='llama' is not supported. Use a directory of one of {families}"):
         check_parity(qwen2_5_vl)
 
 
 def test_a_directory_that_is_none_is_our_error(tmp_path: Path) -> None:
-    with pytest.raises(WeightError, match=r"config.json: there is no such file"):
+    with pytest.raises(WeightError, match=r"config.json: does not exist"):
         check_parity(tmp_path)

@@ -43,7 +43,9 @@ def foreign(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("auto_class", [AutoConfig, AutoProcessor, AutoModelForImageTextToText])
 def test_code_of_a_directory_does_not_run_unless_allowed(foreign: tuple[Path, Path], auto_class: Any) -> None:
     directory, marker = foreign
-    with pytest.raises(ModelError, match=r"model: .* with its own code \(foreign\.py\).*--trust-remote-code"):
+    with pytest.raises(
+        ModelError, match=r"model: .* the remote code of the directory \(foreign\.py\).*--trust-remote-code"
+    ):
         from_pretrained(auto_class, directory)
     assert not marker.exists()
 

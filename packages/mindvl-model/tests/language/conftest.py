@@ -14,7 +14,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig
 
 from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.packs import RandomSegment, pack_segments
+from mindvl_model.random_inputs import RandomSegment, pack_segments
 from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
 

@@ -12,7 +12,7 @@ from transformers.modeling_layers import MtpModel
 
 from mindvl_model import ModelError
 from mindvl_model.language_config import YarnConfig
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 
 Make = Callable[..., Any]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from mindvl_model import MindVLConfig
+from mindvl_model.hf.inputs import hf_inputs, pack_for
 from mindvl_model.hf.load import load_hf_directory
-from mindvl_model.testing.packs import RandomSegment, random_segment
-from mindvl_model.testing.published import hf_inputs, pack_for, save_qwen2_5_vl
-from mindvl_model.testing.tiny import smallest_qwen2_5_vl
+from mindvl_model.random_inputs import RandomSegment, random_segment
+from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen2_5_vl
 from mindvl_model.weights.names import published_name, weight_rules
 
 PADDING = 4

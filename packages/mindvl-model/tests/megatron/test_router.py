@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
 Make = Callable[..., Any]

@@ -11,8 +11,8 @@ import torch
 from mindvl_model import MindVLConfig
 from mindvl_model.layout import Layout
 from mindvl_model.parameters import PARTS, Part
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
-from mindvl_model.testing.packs import pack_segments, random_segment
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,

@@ -66,7 +66,7 @@ def test_index_and_files_must_name_the_same_tensors(tmp_path: Path) -> None:
     rewrite_index(directory, w0="part-0.safetensors")
     WeightDirectory(directory)
     (directory / "model.safetensors").write_bytes(b"")
-    with pytest.raises(WeightError, match="not clear which weights are meant"):
+    with pytest.raises(WeightError, match="contains two sets of weights"):
         WeightDirectory(directory)
 
 
@@ -74,7 +74,7 @@ def test_links_stay_in_the_directory_or_in_the_cache_of_hugging_face(tmp_path: P
     directory = make(tmp_path / "model", shards=1)
     (directory / "model.safetensors").rename(tmp_path / "elsewhere")
     (directory / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(WeightError, match=r"model\.safetensors: the symbolic link leaves the directory"):
+    with pytest.raises(WeightError, match=r"model\.safetensors: the symbolic link points outside the directory"):
         WeightDirectory(directory)
     cache = tmp_path / "snapshots" / "1f3"
     cache.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_what_the_library_says_of_names_does_not_reach_the_terminal(tmp_path: Pa
     rewrite_header(
         directory / "model.safetensors", lambda text: text.replace(b'"w0"', b'"\\u001b\\n"').replace(b"[4]", b"[5]")
     )
-    with pytest.raises(WeightError, match="not a whole safetensors file") as caught:
+    with pytest.raises(WeightError, match="not a complete safetensors file") as caught:
         WeightDirectory(directory)
     assert str(caught.value).isprintable()
 
@@ -108,10 +108,10 @@ def test_what_the_library_says_of_names_does_not_reach_the_terminal(tmp_path: Pa
             lambda text: text.replace(b'"w3":', b'"w3":{"dtype":"I8","shape":[0],"data_offsets":[0,0]},"w3":'),
             "'w3' is rep",
         ),
-        (lambda text: text.replace(b'"w0"', b'"\\u202e"'), "cannot be"),
-        (lambda text: text.replace(b"[0,3]", b"[0,4611686018427387904]"), "cannot be"),
-        (lambda text: text.replace(b"[0,3]", json.dumps([0] * 40).encode()), "cannot be"),
-        (lambda text: text + b" " * 25_000_001, "a header of 25000"),
+        (lambda text: text.replace(b'"w0"', b'"\\u202e"'), "has an invalid name or shape"),
+        (lambda text: text.replace(b"[0,3]", b"[0,4611686018427387904]"), "has an invalid name or shape"),
+        (lambda text: text.replace(b"[0,3]", json.dumps([0] * 40).encode()), "has an invalid name or shape"),
+        (lambda text: text + b" " * 25_000_001, "header of 25000"),
     ],
 )
 def test_what_the_library_lets_pass_is_refused(tmp_path: Path, change: Any, message: str) -> None:

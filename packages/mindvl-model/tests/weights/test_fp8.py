@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindvl_model import WeightError
 from mindvl_model.weights.directory import WeightDirectory, write_weights
-from mindvl_model.weights.fp8 import dequantise
+from mindvl_model.weights.fp8 import dequantize
 from mindvl_model.weights.layout import Block
 
 SHAPE = (300, 200)  # neither a multiple of 128
@@ -57,7 +57,7 @@ def test_the_directory_says_the_size_of_its_blocks(tmp_path: Path) -> None:
     values, scales = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     expected = torch.tensor([[1, 1, 1, 2, 2, 2]] * 2 + [[3, 3, 3, 4, 4, 4]] * 2)
     assert torch.equal(write(tmp_path, values, scales, [2, 3]).read("w.weight").int(), expected.int())
-    with pytest.raises(WeightError, match="weight_block_size=0 is not two sizes"):
+    with pytest.raises(WeightError, match="weight_block_size must be two positive integers, got 0"):
         write(tmp_path, values, scales, 0)  # type: ignore[arg-type]
 
 
@@ -68,5 +68,5 @@ def test_factors_of_another_shape_are_refused_by_name(stored: tuple[Tensor, Tens
 
 def test_a_block_that_begins_inside_a_block_of_factors(stored: tuple[Tensor, Tensor]) -> None:
     values, scales = stored
-    piece = dequantise(values[100:290, 60:190], scales, first_row=100, first_column=60)
+    piece = dequantize(values[100:290, 60:190], scales, first_row=100, first_column=60)
     assert torch.equal(piece, by_element(values, scales)[100:290, 60:190])

@@ -163,7 +163,7 @@ def test_experts_of_a_rank_are_neighbours() -> None:
     rule = next(rule for rule in weight_rules(config) if rule.param_name.endswith("0.mlp.experts.linear_fc2.weight"))
     taken = [name.split("experts.")[1] for name, block in blocks(rule, Share(ep_rank=1, ep_size=4)) if block is None]
     assert taken == ["2.down_proj.weight", "3.down_proj.weight"]
-    with pytest.raises(WeightError, match="8 tensors for ep_size=3"):
+    with pytest.raises(WeightError, match="8 tensors cannot be split over ep_size=3"):
         blocks(rule, Share(ep_size=3))
 
 
@@ -171,6 +171,6 @@ def test_a_tensor_that_cannot_be_spread_is_named_with_its_file(tmp_path: Path) -
     write_weights(tmp_path, [("lm_head.weight", torch.zeros(5, 2))])
     (tmp_path / "config.json").write_text("{}")
     ((name, block),) = blocks(same("language.output_layer.weight", "lm_head.weight"), Share(tp_size=2))
-    with pytest.raises(WeightError, match=r"model.safetensors: tensor 'lm_head.weight' \[5, 2\] cannot be spread"):
+    with pytest.raises(WeightError, match=r"model.safetensors: tensor 'lm_head.weight' \[5, 2\] cannot be split"):
         WeightDirectory(tmp_path).read(name, block)
     assert WeightDirectory(tmp_path).read(name, Block(1, 1, 2)).shape == (5, 1)

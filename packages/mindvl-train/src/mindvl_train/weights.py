@@ -61,11 +61,11 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
                 directory,
                 ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "types as stored",
                 report.bytes_read / 1e6,
-                len(report.left_out),
+                len(report.skipped),
             )
-            for parameter, count in report.fresh_rows.items():
+            for parameter, count in report.untrained_rows.items():
                 logger.warning(
                     "the last %d rows of %s start at random: %s lacks these tokens", count, parameter, directory
                 )
-            if report.spare:
-                logger.warning("tensors of %s that the model can do without: %s", directory, ", ".join(report.spare))
+            if report.redundant:
+                logger.warning("%s: redundant tensors are ignored: %s", directory, ", ".join(report.redundant))

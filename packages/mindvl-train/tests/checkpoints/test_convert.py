@@ -176,7 +176,7 @@ def test_vision_and_language_from_two_directories_with_a_fresh_projector(
     assert report.precision == "fp32"
     assert [name.split(".")[0] for name in report.fresh] == ["projector"] * 5
     assert {name.split(".")[0] for name in report.directories[vision].loaded} == {"vision"}
-    assert "lm_head.weight" in report.directories[vision].left_out
+    assert "lm_head.weight" in report.directories[vision].skipped
     joined, fresh = make_model(QWEN3, torch.float32, seed=4), make_model(QWEN3, torch.float32)
     load_weights(report.checkpoint, joined)
     initialize(fresh, QWEN3, 3)
@@ -191,7 +191,7 @@ def test_a_larger_tokenizer_adds_rows_at_random(tokenizer_directory: Path, tmp_p
     directory = write_directory(model, tmp_path / "directory")
     report = convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run", tokenizer=tokenizer_directory)
     name = "language.embedding.word_embeddings.weight"
-    assert report.directories[directory].fresh_rows == {name: 384 - 200}  # the next multiple of 128
+    assert report.directories[directory].untrained_rows == {name: 384 - 200}  # the next multiple of 128
     grown = replace(QWEN3, language=replace(QWEN3.language, vocab_size=384))
     other = make_model(grown, torch.float32)
     load_weights(report.checkpoint, other)

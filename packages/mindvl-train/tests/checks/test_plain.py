@@ -12,11 +12,11 @@ from transformers import AutoModelForImageTextToText
 
 from mindvl_data import Batch, Loader
 from mindvl_model.hf.export import write_hf_directory
+from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.layout import Layout
 from mindvl_model.megatron.process import single_process
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.packs import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen2_5_vl
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.checks.alignment import write_start

@@ -113,7 +113,7 @@ WORKER = """
     import torch
     from mindvl_data import Loader
     from mindvl_model import set_up_device
-    from mindvl_model.testing.packs import pack_segments, random_segment
+    from mindvl_model.random_inputs import pack_segments, random_segment
     from mindvl_train.config import ParallelConfig
     accelerator = set_up_device()
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from mindvl_model import MindVLModel, set_up_device
-from mindvl_model.testing.packs import pack_segments, random_segment
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train.metrics import step_clock
 from mindvl_train.metrics.step_clock import StepClock, seconds_by_phase

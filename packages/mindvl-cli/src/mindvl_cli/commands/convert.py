@@ -134,10 +134,10 @@ def _summary(report: dict[str, Any]) -> list[str]:
         changed = [f"{count} {change}" for change, count in one["converted"].items()]
         lines.append(
             f"{directory}: {len(one['loaded'])} parameters, {one['bytes_read'] / 1e6:.1f} MB read; "
-            f"{len(one['reshaped'])} tensors took another form, {len(one['left_out'])} left out (parts not asked for), "
-            f"{len(one['spare'])} not needed{''.join(', ' + text for text in changed)}"
+            f"{len(one['reshaped'])} tensors took another form, {len(one['skipped'])} skipped (parts not requested), "
+            f"{len(one['redundant'])} redundant{''.join(', ' + text for text in changed)}"
         )
-        for name, count in one["fresh_rows"].items():
+        for name, count in one["untrained_rows"].items():
             lines.append(f"at random: the last {count} rows of {name}, for tokens that {directory} does not have")
     if report.get("fresh"):
         lines.append(f"at random: {len(report['fresh'])} parameters, from {report['fresh'][0]} on")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exported MindVL model in plain transformers; written beside the weights as remote code.
+"""The transformers implementation of MindVL, written next to the exported weights as remote code.
 
-Imports transformers only, so that the directory works where mindvl is not installed. Rotary positions of the language
-model count tokens one by one, visual ones included, as in training.
+Imports only transformers, so that the directory can be used without mindvl. Position ids of the language model are
+sequential over all tokens, including visual tokens, as in training.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from .configuration_mindvl import MindVLConfig
 
 
 class MindVLPreTrainedModel(PreTrainedModel):
-    """What transformers must know of the model to load and place it."""
+    """Attributes with which transformers loads the model and places it on devices."""
 
     config_class = MindVLConfig
     base_model_prefix = "model"
     input_modalities = ("image", "video", "text")  # type: ignore[assignment]
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Qwen2_5_VLVisionBlock"]  # noqa: RUF012 - the language model names its own
+    _no_split_modules = ["Qwen2_5_VLVisionBlock"]  # noqa: RUF012 - the language model defines its own
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -37,7 +37,7 @@ class MindVLModel(MindVLPreTrainedModel):
         self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
         self.language_model = AutoModel.from_config(config.text_config)
         first, further = config.text_config.num_hidden_layers, getattr(config.text_config, "num_mtp_layers", 0)
-        # Layers of multi-token prediction are for training and for tools that guess ahead.
+        # Multi-token prediction layers are used in training and for speculative decoding only.
         self._keys_to_ignore_on_load_unexpected = [rf"layers\.{first + depth}\." for depth in range(further)]
         self.post_init()
 
@@ -101,19 +101,20 @@ class MindVLModel(MindVLPreTrainedModel):
     ) -> Tensor:
         if input_ids is None or placeholder is None:
             raise ValueError(
-                f"{kind}s need input_ids and a {kind}_token_id in config.json, but one of them is missing."
+                f"{kind}s: input_ids or {kind}_token_id of config.json is None. Pass input_ids, and use a model with "
+                f"{kind} support."
             )
-        places = (input_ids == placeholder)[..., None]
-        if int(places.sum()) != visual_tokens.shape[0]:
+        is_placeholder = (input_ids == placeholder)[..., None]
+        if int(is_placeholder.sum()) != visual_tokens.shape[0]:
             raise ValueError(
-                f"{int(places.sum())} {kind} placeholders in the text, but the {kind}s give {visual_tokens.shape[0]} "
-                "visual tokens. Make text and pixel values with this directory's processor."
+                f"input_ids: {int(is_placeholder.sum())} {kind} placeholders for {visual_tokens.shape[0]} visual "
+                "tokens. Create text and pixel values with the processor of this directory."
             )
-        return inputs_embeds.masked_scatter(places.expand_as(inputs_embeds), visual_tokens.to(inputs_embeds))
+        return inputs_embeds.masked_scatter(is_placeholder.expand_as(inputs_embeds), visual_tokens.to(inputs_embeds))
 
 
 class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
-    """The whole model: images, videos and text in, text out."""
+    """MindVL with a language modeling head, for text generation from images, videos and text."""
 
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -157,7 +158,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             vocab_size = self.config.text_config.vocab_size
-            # kwargs hold num_items_in_batch, by which transformers' trainer divides the summed loss
+            # kwargs contain num_items_in_batch, by which the Trainer divides the summed loss
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -178,11 +179,13 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         ):
             given = [model_kwargs.pop(name, None) for name in (pixels, grids)]
             if given[0] is not None:
-                # Media lie end to end over all rows: those of a row are repeated together, not patch by patch.
+                # Media of all sequences are concatenated; repeat those of a sequence together, not patch by patch.
                 starts = (input_ids[:, :-1] == config.vision_start_token_id) & (input_ids[:, 1:] == placeholder)
-                rows = given[1].split(starts.sum(-1).tolist())
-                patches = given[0].split([int(row.prod(-1).sum()) for row in rows])
-                given = [torch.cat([row for row in each for _ in range(expand_size)]) for each in (patches, rows)]
+                by_sequence = given[1].split(starts.sum(-1).tolist())
+                patches = given[0].split([int(grid.prod(-1).sum()) for grid in by_sequence])
+                given = [
+                    torch.cat([one for one in each for _ in range(expand_size)]) for each in (patches, by_sequence)
+                ]
             media |= dict(zip((pixels, grids), given, strict=True))
         expand: Any = super()._expand_inputs_for_generation  # type: ignore[misc]
         input_ids, model_kwargs = expand(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
@@ -194,7 +197,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
         inputs: dict[str, Any] = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if not is_first_iteration and kwargs.get("use_cache", True):
-            inputs["pixel_values"] = inputs["pixel_values_videos"] = None  # they are in the cache already
+            inputs["pixel_values"] = inputs["pixel_values_videos"] = None  # already in the cache
         return inputs
 
 

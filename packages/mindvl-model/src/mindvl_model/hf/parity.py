@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our model beside transformers' own on the same random inputs: how far their logits lie apart.
+"""Compare the logits of MindVLModel with those of the transformers implementation on random inputs.
 
-Comes after loading. The forward check of the paper (A.2): hundreds of inputs, mean absolute and mean relative error
-within five thousandths. Ours runs packed packs, theirs one call for each input: packing is part of what is compared.
+Both load the same directory. This is the forward check of the paper (A.2): hundreds of inputs, mean absolute and mean
+relative error at most 0.005. MindVLModel runs packed sequences, transformers one input per call, so that the check
+covers packing.
 """
 
 import json
@@ -22,54 +23,55 @@ from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
+from mindvl_model.hf.inputs import hf_inputs, pack_for
 from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.parameters import PARTS, Part
-from mindvl_model.testing.packs import RandomSegment, random_segment
-from mindvl_model.testing.published import hf_inputs, pack_for
-from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.random_inputs import RandomSegment, random_segment
+from mindvl_model.sizes import named_config
 from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import TEXT_MODELS
 
-BOUND = 0.005  # of both errors (paper, A.2)
-ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) of what each is away from exact numbers
-INPUTS_IN_A_PACK = 4
+BOUND = 0.005  # largest mean absolute and mean relative error (paper, A.2)
+ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) times the rounding error of one
+INPUTS_PER_PACK = 4
 FAMILIES = (*WHOLE_MODELS, *TEXT_MODELS)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  # read on the host
+HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  # stay on the host
 
 Kind = Literal["text", "image", "images", "video", "mixed"]
 Grid = tuple[int, int, int]
-Groups = list[list[RandomSegment]]  # inputs of one pack each
-Models = dict[str, Callable[[], Any]]  # what loads "theirs", in bf16 "exact", and "ours"
+Groups = list[list[RandomSegment]]  # the inputs of each pack
+Models = dict[str, Callable[[], Any]]  # loaders of "transformers", with bf16 "transformers_fp32", and "mindvl"
+OnInputs = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputParity:
-    """One input: errors over all logits of all its tokens."""
+    """Errors of one input over the logits of all its tokens, relative to transformers."""
 
     number: int
     kind: Kind
     num_tokens: int
-    images: str  # patches along time, height, width of each, such as "1x6x4 1x2x10"
-    videos: str
-    mae: float  # mean of |ours - theirs|
-    mre: float  # the same over the mean of |theirs|: single logits pass through zero
-    max_difference: float
-    max_logit: float  # largest |theirs|
-    rounding_mae: float  # in bf16, of their own logits against theirs in fp32; in fp32 zero
-    rounding_mre: float
+    images: str  # patches along time, height, width of each image, such as "1x6x4 1x2x10"
+    videos: str  # the same for each video
+    mae: float  # mean absolute error
+    mre: float  # mean absolute error divided by the mean absolute logit of transformers, as single logits may be 0
+    max_difference: float  # largest absolute error
+    max_logit: float  # largest absolute logit of transformers
+    rounding_mae: float  # with bf16: mean absolute error of transformers in bf16 against fp32; with fp32: 0
+    rounding_mre: float  # the same as a mean relative error
 
     @property
     def holds(self) -> bool:
-        """Whether both errors are within the bound, or in bf16 what rounding alone brings; a NaN is not."""
+        """Whether both errors are within BOUND, or with bf16 within ROUNDINGS times the rounding error. False for NaN."""
         allowed = max(BOUND, ROUNDINGS * self.rounding_mae), max(BOUND, ROUNDINGS * self.rounding_mre)
         return self.mae <= allowed[0] and self.mre <= allowed[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """All inputs of one comparison."""
+    """Results of a comparison for all inputs."""
 
     model_type: str
     dtype: str
@@ -78,11 +80,11 @@ class ParityReport:
 
     @property
     def failing(self) -> tuple[InputParity, ...]:
-        """Inputs beyond a bound."""
+        """Inputs with an error above the bound."""
         return tuple(one for one in self.inputs if not one.holds)
 
     def by_kind(self) -> dict[str, tuple[InputParity, ...]]:
-        """The inputs of each kind, and of all of them."""
+        """Results of each kind of input; "all" has every input."""
         kinds = dict.fromkeys(one.kind for one in self.inputs)
         return {kind: tuple(one for one in self.inputs if one.kind == kind) for kind in kinds} | {"all": self.inputs}
 
@@ -95,20 +97,24 @@ def check_parity(
     seed: int = 0,
     one_at_a_time: bool = False,
     trust_remote_code: bool = False,
-    on_inputs: Callable[[int, int], None] = lambda done, total: None,
+    on_inputs: OnInputs = lambda done, total: None,
 ) -> ParityReport:
-    """Compare the model of a transformers directory: MindVL, Qwen2.5-VL, or a language model alone (text only).
+    """Compare both implementations of the model in a directory: MindVL, Qwen2.5-VL, or a language model (text only).
 
-    Both models are in memory at once, with bf16 also theirs in fp32. Families that transformers has are compared with
-    its own classes, whatever code the directory carries.
+    By default both models are in memory at once, with bf16 also the transformers model in fp32. Model families of
+    transformers use its own classes, even if the directory contains remote code.
 
     Args:
-        one_at_a_time: Never hold two models; theirs runs first, and its logits wait in files of the temporary directory.
-        trust_remote_code: Run the code that a MindVL directory carries; it is what ours is compared with.
-        on_inputs: Told the number of inputs done, and of all; one at a time, those of every model count.
+        path: A transformers directory.
+        num_inputs: Number of random inputs.
+        dtype: Data type of both models.
+        seed: Seed of the inputs.
+        one_at_a_time: Hold one model in memory at a time; the logits of transformers are kept in temporary files.
+        trust_remote_code: Run the code in a MindVL directory, which is the transformers implementation of MindVL.
+        on_inputs: Called with the number of processed inputs and their total; with `one_at_a_time` summed over models.
 
     Raises:
-        ModelError: The directory cannot be read, or needs its own code and that is not allowed.
+        ModelError: The directory cannot be loaded, or it needs remote code and `trust_remote_code` is False.
     """
     device = set_up_device().device()
     from mindvl_model.megatron.process import single_process
@@ -116,17 +122,18 @@ def check_parity(
     model_type = WeightDirectory(path).model_type
     if model_type not in FAMILIES:
         raise ModelError(
-            f"{path / 'config.json'}: model_type={model_type!r:.60} is not supported. The check takes directories of "
+            f"{path / 'config.json'}: model_type={model_type!r:.60} is not supported. Use a directory of one of "
             f"{', '.join(FAMILIES)}."
         )
     config, parts = _config(path, model_type)
     inputs = random_inputs(config, num_inputs, seed, text_only=parts != PARTS)
     trusted = trust_remote_code and model_type == "mindvl"
-    models = {"theirs": lambda: _load_theirs(path, model_type, DTYPES[dtype], trusted).to(device)}
+    models = {"transformers": lambda: _load_transformers(path, model_type, DTYPES[dtype], trusted).to(device)}
     if dtype != "fp32":
-        models["exact"] = lambda: _load_theirs(path, model_type, torch.float32, trusted).to(device)
-    models["ours"] = lambda: _load_ours(config, path, parts, DTYPES[dtype]).to(device)
-    groups = [[one for _, one in inputs[at : at + INPUTS_IN_A_PACK]] for at in range(0, len(inputs), INPUTS_IN_A_PACK)]
+        models["transformers_fp32"] = lambda: _load_transformers(path, model_type, torch.float32, trusted).to(device)
+    models["mindvl"] = lambda: _load_mindvl(config, path, parts, DTYPES[dtype]).to(device)
+    starts = range(0, len(inputs), INPUTS_PER_PACK)
+    groups = [[segment for _, segment in inputs[start : start + INPUTS_PER_PACK]] for start in starts]
     results: list[InputParity] = []
     with single_process(), torch.no_grad():
         compare = _in_turn if one_at_a_time else _together
@@ -148,7 +155,7 @@ def check_parity(
 def random_inputs(
     config: MindVLConfig, count: int, seed: int, *, text_only: bool = False
 ) -> list[tuple[Kind, RandomSegment]]:
-    """Inputs of every kind the model takes, in turn; the same for the same seed."""
+    """Make inputs that cycle through the kinds of input the model supports, from a seed."""
     kinds: list[Kind] = ["text"]
     if not text_only:
         kinds += ["image", "images"]
@@ -172,40 +179,40 @@ def random_inputs(
 
 
 def _together(
-    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: Callable[[int, int], None]
+    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: OnInputs
 ) -> Iterator[dict[str, float]]:
-    """Errors of every input, with all models in memory."""
+    """Yield the errors of every input, with all models in memory."""
     loaded = {name: load() for name, load in models.items()}
     total = sum(map(len, groups))
     for number, group in enumerate(groups):
-        pack = pack_for(loaded["theirs"], group, config)
-        answers = [_ask(loaded[name], group, config, device) for name in models if name != "ours"]
-        yield from _judge(loaded["ours"], pack, answers, device)
-        on_inputs(min((number + 1) * INPUTS_IN_A_PACK, total), total)
+        pack = pack_for(loaded["transformers"], group, config)
+        references = [_logits(loaded[name], group, config, device) for name in models if name != "mindvl"]
+        yield from _compare(loaded["mindvl"], pack, references, device)
+        on_inputs(min((number + 1) * INPUTS_PER_PACK, total), total)
 
 
 def _in_turn(
-    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: Callable[[int, int], None]
+    models: Models, groups: Groups, config: MindVLConfig, device: torch.device, on_inputs: OnInputs
 ) -> Iterator[dict[str, float]]:
-    """The same with one model in memory: logits of theirs wait in files."""
-    rivals = [name for name in models if name != "ours"]
+    """Yield the same with one model in memory at a time; the logits of transformers are kept in files."""
+    names = [name for name in models if name != "mindvl"]
     done, total = 0, len(models) * sum(map(len, groups))
     packs: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="mindvl-parity-") as directory:
-        for name in rivals:
+        for name in names:
             model = models[name]()
             for number, group in enumerate(groups):
-                if name == "theirs":
+                if name == "transformers":
                     packs.append(pack_for(model, group, config))
-                torch.save(_ask(model, group, config, device), f"{directory}/{name}-{number}")
+                torch.save(_logits(model, group, config, device), f"{directory}/{name}-{number}")
                 done += len(group)
                 on_inputs(done, total)
-            del model  # before the next is loaded
-        ours = models["ours"]()
+            del model  # free its memory before the next is loaded
+        model = models["mindvl"]()
         for number, group in enumerate(groups):
-            files = [Path(directory, f"{name}-{number}") for name in rivals]
-            yield from _judge(
-                ours,
+            files = [Path(directory, f"{name}-{number}") for name in names]
+            yield from _compare(
+                model,
                 packs[number],
                 [torch.load(file, map_location=device, weights_only=True) for file in files],
                 device,
@@ -216,18 +223,18 @@ def _in_turn(
             on_inputs(done, total)
 
 
-def _judge(
-    ours: Any, pack: dict[str, Any], answers: Sequence[list[Tensor]], device: torch.device
+def _compare(
+    model: Any, pack: dict[str, Any], references: Sequence[list[Tensor]], device: torch.device
 ) -> Iterator[dict[str, float]]:
-    """Errors of each input of a pack against theirs, and what rounding alone brings where the second answer is exact."""
+    """Yield the errors of each input of a pack; a second reference, in fp32, gives the rounding errors of the first."""
     pack = {name: value if name in HOST_INPUTS else value.to(device) for name, value in pack.items()}
-    packed: Tensor = ours.logits(**pack)
-    theirs, exact = answers[0], answers[-1]
-    for place, logits in enumerate(packed.split([len(one) for one in theirs])):
-        expected = theirs[place].double()
+    packed: Tensor = model.logits(**pack)
+    reference, exact = references[0], references[-1]
+    for index, logits in enumerate(packed.split([len(one) for one in reference])):
+        expected = reference[index].double()
         rounding = {"mae": 0.0, "mre": 0.0}
-        if len(answers) > 1:
-            rounding = _errors(expected, exact[place].double())
+        if len(references) > 1:
+            rounding = _errors(expected, exact[index].double())
         yield _errors(logits, expected) | {
             "max_difference": float((logits.double() - expected).abs().max()),
             "max_logit": float(expected.abs().max()),
@@ -236,15 +243,15 @@ def _judge(
         }
 
 
-def _ask(theirs: Any, group: Sequence[RandomSegment], config: MindVLConfig, device: torch.device) -> list[Tensor]:
-    """Their logits [S, V] of each input, one call for each."""
-    answers = []
+def _logits(hf_model: Any, group: Sequence[RandomSegment], config: MindVLConfig, device: torch.device) -> list[Tensor]:
+    """Logits [S, V] of a transformers model for each input, with one call per input."""
+    logits = []
     for segment in group:
-        if hasattr(theirs.model, "rope_deltas"):
-            theirs.model.rope_deltas = None  # what it keeps of the call before
+        if hasattr(hf_model.model, "rope_deltas"):
+            hf_model.model.rope_deltas = None  # state of the previous call
         arguments = {name: value.to(device) for name, value in hf_inputs(segment, config).items()}
-        answers.append(theirs(**arguments, use_cache=False).logits[0])
-    return answers
+        logits.append(hf_model(**arguments, use_cache=False).logits[0])
+    return logits
 
 
 def _errors(logits: Tensor, expected: Tensor) -> dict[str, float]:
@@ -253,14 +260,14 @@ def _errors(logits: Tensor, expected: Tensor) -> dict[str, float]:
 
 
 def _config(path: Path, model_type: str) -> tuple[MindVLConfig, tuple[Part, ...]]:
-    """The model, and which parts of it the directory has."""
+    """The configuration of the model, and the parts that the directory contains."""
     if model_type not in TEXT_MODELS:
         return config_from_directory(path), PARTS
-    # A language model alone still needs a vision encoder to be built; no input shows it anything.
-    return replace(smallest_config(), language=language_config_from_directory(path)), ("language",)
+    # MindVLModel cannot be built without a vision encoder; inputs of text do not use it.
+    return replace(named_config("tiny"), language=language_config_from_directory(path)), ("language",)
 
 
-def _load_ours(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype: torch.dtype) -> Any:
+def _load_mindvl(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype: torch.dtype) -> Any:
     from mindvl_model.megatron.blocks import Layout
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import initialize
@@ -272,24 +279,24 @@ def _load_ours(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype:
     return model.eval()
 
 
-def _load_theirs(path: Path, model_type: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _load_transformers(path: Path, model_type: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if model_type in TEXT_MODELS else AutoModelForImageTextToText
-    with _without_fp8(path) as plain:
+    with _without_fp8(path) as directory:
         return from_pretrained(
             auto,
-            plain,
+            directory,
             trust_remote_code=trust_remote_code,
             dtype=dtype,
             use_safetensors=True,
-            experts_implementation="eager",  # the plain one; their grouped one wants sizes that small models lack
+            experts_implementation="eager",  # the grouped implementation needs sizes that small models do not have
         ).eval()
 
 
 @contextmanager
 def _without_fp8(path: Path) -> Iterator[Path]:
-    """The directory, or a copy for a while with weights in bf16: transformers itself reads fp8 with more packages only."""
+    """Yield the directory, or a temporary bf16 copy of fp8 weights, which transformers reads only with more packages."""
     directory = WeightDirectory(path)
     if directory.config.pop("quantization_config", None) is None:
         yield path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and processors that transformers itself loads from a directory: no code runs unless allowed.
+"""Load models and processors with transformers, running remote code only if the caller allows it.
 
-Comes before parity and evaluation compare with them or use them. A model directory may carry Python files (remote
-code); they run with all rights of the user, so they run only where the caller says so.
+Used by the parity check and by evaluation. A model directory may contain Python files (remote code), which run with all
+permissions of the user.
 """
 
 from pathlib import Path
@@ -12,27 +12,29 @@ from mindvl_model.errors import ModelError
 
 
 def from_pretrained(auto_class: Any, path: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """What `auto_class.from_pretrained` makes of a directory.
+    """Call `auto_class.from_pretrained` on a local directory.
 
     Args:
-        auto_class: One of transformers' Auto classes.
-        trust_remote_code: Run Python files of the directory where transformers has no class of its own for it.
+        auto_class: An Auto class of transformers.
+        path: The directory.
+        trust_remote_code: Run the Python files of the directory if transformers has no class for the model.
+        options: Further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: The directory needs code of its own and that is not allowed, or transformers cannot load it.
+        ModelError: The directory needs remote code and `trust_remote_code` is False, or transformers cannot load it.
     """
     try:
         return auto_class.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True, **options
         )
-    except Exception as error:  # transformers and the directory's code raise anything for a damaged directory
+    except Exception as error:  # transformers and remote code raise any exception for a damaged directory
         if not trust_remote_code and "trust_remote_code" in str(error):
             files = ", ".join(sorted(file.name for file in path.glob("*.py"))) or "Python files"
             raise ModelError(
-                f"{path}: the directory can only be loaded with its own code ({files}), which runs with all your "
-                "rights. If you trust who wrote it, allow it with --trust-remote-code."
+                f"{path}: loading requires the remote code of the directory ({files}), which runs with all your "
+                "permissions. If you trust its author, add --trust-remote-code."
             ) from error
         raise ModelError(
-            f"{path}: {auto_class.__name__} cannot load the directory ({type(error).__name__}: {error}). Give a whole "
-            "model directory; `mindvl convert` makes one."
+            f"{path}: {auto_class.__name__} cannot load the directory ({type(error).__name__}: {error}). Use a "
+            "complete model directory, for example from `mindvl convert`."
         ) from error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processor of an exported MindVL model: text, images and videos to model inputs; stands beside the weights.
+"""Processor of an exported MindVL model: text, images and videos to model inputs; written next to the weights.
 
-Imports transformers only. The image and video processors are transformers' own of Qwen2-VL, which training matches.
+Imports only transformers. The image and video processors are those of Qwen2-VL, which training matches.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from transformers.utils import is_torchvision_available
 
 
 class MindVLProcessor(ProcessorMixin):
-    """Puts as many placeholders into the text as each image or video has visual tokens."""
+    """Inserts one placeholder into the text for each visual token of an image or video."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class MindVLProcessor(ProcessorMixin):
 
     @classmethod
     def get_attributes(cls) -> list[str]:
-        """The parts of this processor; that for videos needs torchvision, the others do not."""
+        """Names of the parts of this processor; the video processor is left out without torchvision."""
         names: list[str] = super().get_attributes()
         return names if is_torchvision_available() else [name for name in names if name != "video_processor"]
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
-        """The placeholders of one image: patches over the size of a merge block."""
+        """The placeholders of one image, one for each merge block of patches."""
         patches = int(image_inputs["image_grid_thw"][image_idx].prod())
         return self.image_token * (patches // self.image_processor.merge_size**2)
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        """The placeholders of one video."""
+        """The placeholders of one video, one for each merge block of patches."""
         patches = int(video_inputs["video_grid_thw"][video_idx].prod())
         return self.video_token * (patches // self.video_processor.merge_size**2)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor of an exported directory: tokenizer, chat template, and how images and videos are brought to size.
+"""Write the processor files of an exported directory: tokenizer, chat template, image and video settings.
 
-Comes beside the weights; written as plain JSON, so that nothing that only videos need must be installed to export.
+The settings are written as plain JSON, so that an export does not need torchvision, which the video processor imports.
 """
 
 import json
@@ -15,27 +15,27 @@ from mindvl_model.config import VisionConfig
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSettings:
-    """How videos are brought to frames and size when the exported model is used (Qwen2.5-VL's published values)."""
+    """Frame sampling and resizing of videos in the exported processor; defaults as published for Qwen2.5-VL."""
 
-    fps: float = 2.0
+    fps: float = 2.0  # sampled frames per second
     min_frames: int = 4
     max_frames: int = 768
-    min_pixels: int = 128 * 28 * 28  # of one frame
-    max_pixels: int = 768 * 28 * 28  # of one frame
-    total_pixels: int = 24_576 * 28 * 28  # of all frames, two counted as one
+    min_pixels: int = 128 * 28 * 28  # per frame
+    max_pixels: int = 768 * 28 * 28  # per frame
+    total_pixels: int = 24_576 * 28 * 28  # per video; a temporal patch of two frames counts once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorSettings:
-    """How images and videos are brought to size when the exported model is used."""
+    """Resizing of images and videos in the exported processor."""
 
-    min_pixels: int
-    max_pixels: int
+    min_pixels: int  # per image
+    max_pixels: int  # per image
     video: VideoSettings = field(default_factory=VideoSettings)
 
 
 def write_mindvl_processor(directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
-    """Tokenizer and processor_config.json for the processor that stands in the directory's remote code."""
+    """Write the tokenizer and processor_config.json for the MindVLProcessor in the remote code."""
     _write_tokenizer(directory, tokenizer)
     document = {
         "auto_map": {"AutoProcessor": "processing_mindvl.MindVLProcessor"},
@@ -49,11 +49,11 @@ def write_mindvl_processor(directory: Path, tokenizer: Path, settings: Processor
 def write_qwen2_5_vl_processor(
     directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig
 ) -> None:
-    """Tokenizer and the two files of the published directories, for Qwen2_5_VLProcessor."""
+    """Write the tokenizer and the two configuration files of Qwen2_5_VLProcessor, as published."""
     _write_tokenizer(directory, tokenizer)
     named = {"processor_class": "Qwen2_5_VLProcessor"}
     images = {
-        # The names that published directories have; older tools know no others.
+        # The keys of published directories, which older tools need.
         "min_pixels": settings.min_pixels,
         "max_pixels": settings.max_pixels,
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -78,7 +78,7 @@ def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]
         "min_frames": video.min_frames,
         "max_frames": video.max_frames,
         "cap_pixels_per_frame": True,
-        "max_video_tokens": math.ceil(video.total_pixels / block / 0.9),  # nine tenths of them are for the frames
+        "max_video_tokens": math.ceil(video.total_pixels / block / 0.9),  # the processor uses 90 %
     }
 
 
@@ -101,9 +101,9 @@ def _patches(vision: VisionConfig) -> dict[str, Any]:
 def _write_tokenizer(directory: Path, tokenizer: Path) -> None:
     from transformers import AutoTokenizer
 
-    # False: an exported directory carries code, which its tokenizer does not need; None would ask the user.
-    read = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
-    read.save_pretrained(directory)
+    # An exported directory has remote code that its tokenizer does not need; with None transformers asks the user.
+    loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
+    loaded.save_pretrained(directory)
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests of this and later packages: the smallest model, random weights, random packed packs."""
+"""Helpers for the tests of this and other packages: very small models, random weights, runs on several ranks."""

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest model in which every part still works: two layers each, windowed and full vision attention.
+"""Very small models with every part: two layers each, window and full vision attention.
 
-Smaller than the named size "tiny", which is meant to learn something; comes before packs.py makes its inputs.
+Smaller than the named size "tiny", which can be trained; mindvl_model.random_inputs makes their inputs.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.hf.config_json import hf_config
 from mindvl_model.language_config import (
     DeepSeekV3LanguageConfig,
     LanguageConfig,
@@ -21,10 +23,11 @@ from mindvl_model.language_config import (
 
 
 def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
-    """A model of about 25 thousand parameters; windows of two merge blocks, grouped key-value heads.
+    """A Qwen3 model of about 25,000 parameters, with windows of two merge blocks and grouped-query attention.
 
     Args:
-        vocab_size: At least 8; the special tokens are those of Qwen in their usual order, from 0.
+        vocab_size: At least 8, because the special tokens have ids from 0 to 6.
+        tie_embeddings: Share the embedding with the output layer.
     """
     return MindVLConfig(
         vision=VisionConfig(
@@ -54,7 +57,7 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
 
 
 def smallest_qwen2_5_vl(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
-    """The smallest Qwen2.5-VL: biased attention, four rotary pairs of which one follows time and one height."""
+    """A Qwen2.5-VL model: attention biases, and four rotary pairs, of which one is for time and one for height."""
     language = Qwen2LanguageConfig(
         hidden_size=32,
         num_layers=2,
@@ -73,7 +76,7 @@ def smallest_qwen2_5_vl(*, vocab_size: int = 64, tie_embeddings: bool = False) -
 
 
 def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
-    """The smallest model with Qwen3's experts: eight, two for each token, in both layers."""
+    """A Qwen3-MoE model: eight experts in both layers, two per token; `changes` are fields of the language model."""
     settings: dict[str, Any] = {
         "num_experts": 8,
         "experts_per_token": 2,
@@ -86,7 +89,7 @@ def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
 
 
 def smallest_deepseek_v3(**changes: Any) -> MindVLConfig:
-    """The smallest DeepSeek-V3: one dense layer, two of 8 experts in 4 groups, one that predicts a token further."""
+    """A DeepSeek-V3 model: a dense layer, two layers with 8 experts in 4 groups, one multi-token prediction layer."""
     settings: dict[str, Any] = {
         "num_layers": 3,
         "ffn_hidden_size": 40,
@@ -123,9 +126,9 @@ def _with_language(language: LanguageConfig) -> MindVLConfig:
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Give every parameter random values, norms and biases too, so that a mistake in any of them shows.
+    """Set every parameter, including norms and biases, to random values, so that a test can detect an error in any.
 
-    The routers' biases become large enough to change who is chosen.
+    The routing biases are large enough to change the selected experts.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
@@ -134,3 +137,23 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("expert_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+
+
+def random_qwen2_5_vl(config: MindVLConfig, *, seed: int = 0) -> Any:
+    """Make a Qwen2_5_VLForConditionalGeneration of transformers with random parameters, including norms and biases."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**hf_config(config, torch.float32)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 and parameter.mean() == 1 else 0.15 * noise)
+    return model.eval()
+
+
+def save_qwen2_5_vl(config: MindVLConfig, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """Save the model of `random_qwen2_5_vl` as a transformers directory and return it."""
+    model = random_qwen2_5_vl(config, seed=seed).to(dtype)
+    model.save_pretrained(directory)
+    return model

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights between our parameters and a transformers directory."""
+"""Conversion between the parameters of the model and the tensors of a transformers directory."""

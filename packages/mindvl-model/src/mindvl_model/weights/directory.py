@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformers directory of safetensors: read tensor by tensor, or only a block of one.
+"""Read tensors, or blocks of tensors, from a transformers directory of safetensors files.
 
-Comes before names.py turns tensors into parameters; stream.py writes such directories. Format: model.safetensors, or shards
-with model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are given out as bfloat16.
+names.py maps the tensors to parameters; stream.py writes such directories. Format: model.safetensors, or shards with
+model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are dequantized to bfloat16.
 """
 
 import math
@@ -23,48 +23,56 @@ from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
 __all__ = ["StoredTensor", "WeightDirectory", "as_dtype", "sync_directory", "write_weights"]
 
-MAX_DIMENSIONS = 32  # of a tensor
+MAX_DIMENSIONS = 32  # per tensor
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and what its file's header says of it."""
+    """File, data type and shape of a tensor, from the header of the file."""
 
     file: Path
-    dtype: str  # as safetensors writes it: F32, BF16, F16, F8_E4M3, I8, ...; BF16 for fp8 with scales
+    dtype: str  # of safetensors: F32, BF16, F16, F8_E4M3, I8, ...; BF16 for fp8 with scales
     shape: tuple[int, ...]
-    scale: str | None = None  # the tensor with the factors of a weight in fp8
+    scale: str | None = None  # name of the tensor with the scales of an fp8 weight
 
 
 class WeightDirectory:
-    """Names and tensors of a directory; headers are read at once, tensors when asked for."""
+    """The tensors of a directory. Headers are read at construction, tensors on request.
+
+    Raises:
+        WeightError: config.json, the index or a header is missing, damaged or inconsistent.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config: dict[str, Any] = read_json(path / "config.json")
         if not isinstance(self.config, dict):
-            raise WeightError(f"{path / 'config.json'}: not a JSON object. Fetch the file again.")
+            raise WeightError(f"{path / 'config.json'}: must be a JSON object. Download the file again.")
         self.model_type = str(self.config.get("model_type"))
-        self.bytes_read = 0  # of tensors, as they are stored
+        self.bytes_read = 0  # of tensor data, as stored
         self._fp8_block = self._block_of_fp8()
         self._scales: dict[str, StoredTensor] = {}
         self._stored = self._with_scales(self._read_headers())
 
     def names(self) -> list[str]:
-        """Every tensor of the directory; factors of fp8 weights are part of their weight."""
+        """Names of all tensors, sorted. The scales of an fp8 weight are not listed separately."""
         return sorted(self._stored)
 
     def stored(self, name: str) -> StoredTensor:
-        """File, type and shape of one tensor, without reading it."""
+        """File, data type and shape of a tensor, without reading its data.
+
+        Raises:
+            WeightError: The directory has no such tensor.
+        """
         if name not in self._stored:
-            raise WeightError(f"{self.path}: tensor {name!r} is missing. Take the whole checkpoint it belongs to.")
+            raise WeightError(f"{self.path}: tensor {name!r} is missing. Download the whole model.")
         return self._stored[name]
 
     def shape_of(self, name: str, block: Block | Rows | None = None) -> tuple[int, ...]:
-        """Shape of a tensor or of a block of it, without reading.
+        """Shape of a tensor or of a block of it, without reading its data.
 
         Raises:
-            WeightError: The directory has no such tensor, or it has no such block.
+            WeightError: The directory has no such tensor, or the tensor cannot be split this way.
         """
         stored = self.stored(name)
         if block is None:
@@ -73,10 +81,10 @@ class WeightDirectory:
         return (*stored.shape[: block.axis], length, *stored.shape[block.axis + 1 :])
 
     def read(self, name: str, block: Block | Rows | None = None) -> Tensor:
-        """One tensor, or a block of it, on the CPU.
+        """Read a tensor, or a block of it, to the CPU.
 
         Raises:
-            WeightError: The directory has no such tensor, its file is damaged, or it has no such block.
+            WeightError: The directory has no such tensor, its file is damaged, or it cannot be split this way.
         """
         stored = self.stored(name)
         if block is None:
@@ -85,35 +93,36 @@ class WeightDirectory:
         pieces = [self._read(name, stored, (*before, slice(start, end))) for start, end in _ranges(name, stored, block)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=block.axis)
 
-    def _read(self, name: str, stored: StoredTensor, place: tuple[slice, ...]) -> Tensor:
-        values = self._slice(name, stored.file, place)
+    def _read(self, name: str, stored: StoredTensor, index: tuple[slice, ...]) -> Tensor:
+        values = self._slice(name, stored.file, index)
         if stored.scale is None:
             return values
         scales = self._slice(stored.scale, self._scales[stored.scale].file, (slice(None), slice(None)))
-        rows, columns = (*place, slice(None))[:2]
-        return fp8.dequantise(values, scales, self._fp8_block, rows.start or 0, columns.start or 0)
+        rows, columns = (*index, slice(None))[:2]
+        return fp8.dequantize(values, scales, self._fp8_block, rows.start or 0, columns.start or 0)
 
-    def _slice(self, name: str, file: Path, place: tuple[slice, ...]) -> Tensor:
+    def _slice(self, name: str, file: Path, index: tuple[slice, ...]) -> Tensor:
         try:
-            # Opened anew for each tensor: pages of an open file would count as memory of this process.
+            # Open the file for each tensor: the mapped pages of an open file count as memory of this process.
             with safe_open(file, framework="pt") as tensors:
-                tensor: Tensor = tensors.get_slice(name)[place] if place else tensors.get_tensor(name)
+                tensor: Tensor = tensors.get_slice(name)[index] if index else tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise WeightError(f"{file}: tensor {name!r} cannot be read ({error}). Fetch the file again.") from error
+            raise WeightError(f"{file}: tensor {name!r} cannot be read ({error}). Download the file again.") from error
         self.bytes_read += tensor.nbytes
         return tensor
 
     def _block_of_fp8(self) -> tuple[int, int]:
-        told = self.config.get("quantization_config")
-        block = told.get("weight_block_size", fp8.BLOCK) if isinstance(told, dict) else fp8.BLOCK
+        settings = self.config.get("quantization_config")
+        block = settings.get("weight_block_size", fp8.BLOCK) if isinstance(settings, dict) else fp8.BLOCK
         if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
             raise WeightError(
-                f"{self.path / 'config.json'}: weight_block_size={block!r:.60} is not two sizes. Fetch the file again."
+                f"{self.path / 'config.json'}: weight_block_size must be two positive integers, got {block!r:.60}. "
+                "Download the file again."
             )
         return block[0], block[1]
 
     def _with_scales(self, found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """The same with each weight in fp8 joined to its factors."""
+        """Assign each fp8 weight the tensor with its scales."""
         joined = dict(found)
         for name, tensor in found.items():
             scale = found.get(name + fp8.SCALE_SUFFIX)
@@ -123,70 +132,71 @@ class WeightDirectory:
             if scale.shape != expected:
                 raise WeightError(
                     f"{scale.file}: tensor {name + fp8.SCALE_SUFFIX!r} has shape {list(scale.shape)}, but {name!r} "
-                    f"{list(tensor.shape)} in blocks of {self._fp8_block} needs {list(expected)}. Fetch both again."
+                    f"{list(tensor.shape)} with blocks {self._fp8_block} needs {list(expected)}. Download both files "
+                    "again."
                 )
             self._scales[name + fp8.SCALE_SUFFIX] = joined.pop(name + fp8.SCALE_SUFFIX)
             joined[name] = replace(tensor, dtype="BF16", scale=name + fp8.SCALE_SUFFIX)
         return joined
 
     def _read_headers(self) -> dict[str, StoredTensor]:
-        places = weight_map(self.path)
-        if places is None:
+        files = weight_map(self.path)
+        if files is None:
             return _header(self.path, SINGLE)
         stored: dict[str, StoredTensor] = {}
-        for file in sorted(set(places.values())):
+        for file in sorted(set(files.values())):
             found = _header(self.path, file)
             for name in sorted(set(found) & set(stored)):
                 other = stored[name].file.name
                 raise WeightError(
-                    f"{self.path / file}: tensor {name!r:.200} is in {other} too, and it is not clear which of them "
-                    "counts. Fetch the directory again."
+                    f"{self.path / file}: tensor {name!r:.200} is also in {other}, so its value is ambiguous. "
+                    "Download the directory again."
                 )
             stored |= found
-        for name, file in places.items():
+        for name, file in files.items():
             if name not in stored or stored[name].file.name != file:
                 raise WeightError(
-                    f"{self.path / INDEX}: tensor {name!r:.200} should lie in {file}, but does not. "
-                    "Fetch both files again."
+                    f"{self.path / INDEX}: tensor {name!r:.200} is assigned to {file}, which does not contain it. "
+                    "Download both files again."
                 )
-        extra = sorted(set(stored) - set(places))
+        extra = sorted(set(stored) - set(files))
         if extra:
             raise WeightError(
-                f"{stored[extra[0]].file}: tensor {extra[0]!r:.200} is missing from {INDEX}. Fetch both files again."
+                f"{stored[extra[0]].file}: tensor {extra[0]!r:.200} is missing from {INDEX}. Download both files again."
             )
         return stored
 
 
 def weight_map(path: Path) -> dict[str, str] | None:
-    """File of each tensor as the index says; None where a single file has no index.
+    """Read the file name of each tensor from the index; None for a single file without an index.
 
     Raises:
-        WeightError: There are no weights, two sets of them, or the index names something other than files beside it.
+        WeightError: There are no weights, there are two sets of weights, or the index is damaged.
     """
     index = path / INDEX
     if not index.exists():
         if not (path / SINGLE).exists():
-            raise WeightError(f"{path}: neither {SINGLE} nor {INDEX} is there. Name a transformers model directory.")
+            raise WeightError(f"{path}: contains neither {SINGLE} nor {INDEX}. Use a transformers model directory.")
         return None
     document = read_json(index)
-    places = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(places, dict) or not places:
-        raise WeightError(f"{index}: has no weight_map. Fetch the file again.")
-    for name, file in places.items():
+    files = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise WeightError(f"{index}: weight_map is missing. Download the file again.")
+    for name, file in files.items():
         if not _is_plain_name(file):
             raise WeightError(
-                f"{index}: tensor {name!r:.200} is said to lie in {file!r:.200}, which is not the name of a file in "
-                "this directory. Check where the model is from."
+                f"{index}: tensor {name!r:.200} is assigned to {file!r:.200}, which is not the name of a file in this "
+                "directory. Check the source of the model."
             )
-    absent = sorted(file for file in set(places.values()) if not (path / file).exists())
+    absent = sorted(file for file in set(files.values()) if not (path / file).exists())
     if absent:
-        raise WeightError(f"{index}: names {absent!s:.300}, which are not there. Fetch the missing files.")
-    if SINGLE not in places.values() and (path / SINGLE).exists():
+        raise WeightError(f"{index}: files {absent!s:.300} are missing. Download them.")
+    if SINGLE not in files.values() and (path / SINGLE).exists():
         raise WeightError(
-            f"{path / SINGLE}: {INDEX} beside it names other files, so it is not clear which weights are meant. "
-            "Fetch the directory again."
+            f"{path / SINGLE}: not listed in {INDEX}, so the directory contains two sets of weights. Download the "
+            "directory again."
         )
-    return places
+    return files
 
 
 def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[int, int]]:
@@ -194,69 +204,76 @@ def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[
         return block.ranges(stored.shape[block.axis])
     except (ValueError, IndexError) as error:
         raise WeightError(
-            f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be spread over tensor-parallel ranks "
+            f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be split over tensor-parallel ranks "
             f"({error}). Use another tp_size."
         ) from error
 
 
 def stored_names(path: Path) -> list[str] | None:
-    """Names of the tensors of a directory, of its index alone where it has one; None where it holds no weights.
+    """Names of the tensors in the index or the single file of a directory; None if there are no weights.
 
     Raises:
-        WeightError: Index or header is damaged.
+        WeightError: The index or the header is damaged.
     """
     if not (path / INDEX).exists() and not (path / SINGLE).exists():
         return None
-    places = weight_map(path)
-    return list(_header(path, SINGLE) if places is None else places)
+    files = weight_map(path)
+    return list(_header(path, SINGLE) if files is None else files)
 
 
 def _is_plain_name(name: object) -> bool:
-    """Whether this names a file of the directory itself: no separator, no `..`, nothing that a terminal would obey."""
+    """Whether this is the name of a file in the directory: no separator, no `..`, no control character."""
     is_text = isinstance(name, str) and name.isprintable() and len(name.encode()) <= 255
     return is_text and name not in ("", ".", "..") and not {"/", "\\"} & set(str(name))
 
 
 def _header(directory: Path, name: str) -> dict[str, StoredTensor]:
-    """Types and shapes in a file. That every byte is named once and sizes agree is checked by the library."""
+    """Read the header of a file. safetensors checks that the tensors cover the data exactly."""
     file = directory / name
-    _refuse_escape(directory, file)
+    _check_inside(directory, file)
     try:
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > MAX_JSON_BYTES:
-                raise WeightError(f"{file}: not a whole safetensors file (a header of {length} bytes). Fetch it again.")
+                raise WeightError(
+                    f"{file}: not a complete safetensors file (header of {length} bytes). Download it again."
+                )
             content = stream.read(length)
         with safe_open(file, framework="pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
             stored = {name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
-        reason = ascii(str(error))[1:-1]  # it may hold names from the file, which a terminal would obey
-        raise WeightError(f"{file}: not a whole safetensors file ({reason:.300}). Fetch it again.") from error
-    parse_json(content, file)  # the library takes the last of two tensors of one name
+        reason = ascii(str(error))[1:-1]  # names in the file may contain terminal control characters
+        raise WeightError(f"{file}: not a complete safetensors file ({reason:.300}). Download it again.") from error
+    parse_json(content, file)  # rejects duplicate names, of which safetensors uses the last
     for name, one in stored.items():
-        fits = len(one.shape) <= MAX_DIMENSIONS and math.prod(size for size in one.shape if size) < 2**62
-        if not name.isprintable() or not fits:
-            raise WeightError(f"{file}: tensor {name!r:.200} of shape {one.shape!s:.80} cannot be. Fetch it again.")
+        is_valid = len(one.shape) <= MAX_DIMENSIONS and math.prod(size for size in one.shape if size) < 2**62
+        if not name.isprintable() or not is_valid:
+            raise WeightError(
+                f"{file}: tensor {name!r:.200} of shape {one.shape!s:.80} has an invalid name or shape. Download the "
+                "file again."
+            )
     return stored
 
 
-def _refuse_escape(directory: Path, file: Path) -> None:
-    """Links inside of the directory are fine, and those into the Hugging Face cache, models--X/blobs/HASH.
+def _check_inside(directory: Path, file: Path) -> None:
+    """Accept links inside the directory and into the Hugging Face cache (models--X/blobs/HASH), and no other links.
 
-    The cache has them from snapshots/COMMIT, and older `huggingface-cli download --local-dir` made them anywhere.
+    The cache links to blobs from snapshots/COMMIT; older `huggingface-cli download --local-dir` does from anywhere.
     """
     root, target = directory.resolve(), file.resolve()
     allowed = [root, *([(root.parent.parent / "blobs").resolve()] if root.parent.name == "snapshots" else [])]
     in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
-    if not in_cache and not any(target.is_relative_to(place) for place in allowed):
-        raise WeightError(f"{file}: the symbolic link leaves the directory, to {target}. Replace it with a copy.")
+    if not in_cache and not any(target.is_relative_to(path) for path in allowed):
+        raise WeightError(
+            f"{file}: the symbolic link points outside the directory, to {target}. Replace it with a copy of the file."
+        )
     if not file.is_file():
-        raise WeightError(f"{file}: not a regular file. Fetch the directory again.")
+        raise WeightError(f"{file}: not a regular file. Download the directory again.")
 
 
 def sync_directory(directory: Path) -> None:
-    """Force every file of a directory to the disk, before it is renamed into place."""
+    """Flush every file of a directory to disk (fsync), before the directory is renamed into place."""
     for path in [*directory.iterdir(), directory]:
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -264,5 +281,5 @@ def sync_directory(directory: Path) -> None:
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The tensor in another floating type; None keeps its own."""
+    """Convert a floating-point tensor; with None, or for another kind of tensor, return it unchanged."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of a model directory that somebody else wrote, read within bounds: size, depth, no key twice.
+"""Read JSON files of untrusted model directories with limits on size and depth and without duplicate keys.
 
-Comes before directory.py reads headers and indexes, and before hf/config_keys.py reads configurations. mindvl_merge, which
-knows no other package of ours, has its own reader with the same rules.
+Used by directory.py for headers and indexes and by hf/config_keys.py for configurations. mindvl_merge, which imports no
+other mindvl package, has its own reader with the same rules.
 """
 
 import json
@@ -11,39 +11,39 @@ from typing import Any
 
 from mindvl_model.errors import WeightError
 
-MAX_JSON_BYTES = 25_000_000  # parsed, the densest JSON of this size stays below 1 GB
+MAX_JSON_BYTES = 25_000_000  # the densest JSON of this size takes less than 1 GB of memory when parsed
 MAX_JSON_DEPTH = 50
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds.
+    """Read and parse a JSON file.
 
     Raises:
-        WeightError: There is none, or it is damaged, too large or too deep.
+        WeightError: The file is missing, damaged, too large or too deeply nested.
     """
     try:
         if not file.exists():
-            raise WeightError(f"{file}: there is no such file. Name a transformers model directory.")
+            raise WeightError(f"{file}: does not exist. Use a transformers model directory.")
         if not file.is_file():
-            raise WeightError(f"{file}: not a regular file. Fetch the directory again.")
+            raise WeightError(f"{file}: not a regular file. Download the directory again.")
         if file.stat().st_size > MAX_JSON_BYTES:
             raise WeightError(
-                f"{file}: {file.stat().st_size} bytes are more than the {MAX_JSON_BYTES} that are read. "
-                "Check where the directory is from."
+                f"{file}: must be at most {MAX_JSON_BYTES} bytes, got {file.stat().st_size}. Check the source of the "
+                "directory."
             )
         content = file.read_bytes()
     except OSError as error:
-        raise WeightError(f"{file}: cannot be read ({error.strerror}). Fetch the file again.") from error
+        raise WeightError(f"{file}: cannot be read ({error.strerror}). Download the file again.") from error
     return parse_json(content, file)
 
 
 def parse_json(content: bytes, file: Path) -> Any:
-    """The same of bytes that were read from `file`; their number is checked by the caller."""
+    """Parse bytes that were read from `file`, like `read_json`. The caller checks their number."""
     try:
         document = json.loads(content.decode(), object_pairs_hook=_without_repeated_keys)
         _refuse_depth(document)
-    except (ValueError, RecursionError) as error:  # also other encodings than UTF-8, and integers of 5,000 digits
-        raise WeightError(f"{file}: not valid JSON ({str(error)[:200]}). Fetch the file again.") from error
+    except (ValueError, RecursionError) as error:  # includes encodings other than UTF-8 and integers of 5,000 digits
+        raise WeightError(f"{file}: not valid JSON ({str(error)[:200]}). Download the file again.") from error
     return document
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a parameter is cut over tensor- and expert-parallel ranks, and which blocks of stored tensors one rank needs.
+"""How parameters are sharded over tensor- and expert-parallel ranks, and which blocks of stored tensors a rank needs.
 
-Comes after rules.py names the tensors; directory.py reads no more than these blocks. Cuts are megatron-core's, by the name
-of the layer: what joins whole tensors into a parameter joins blocks of them into the piece of one rank.
+rules.py names the tensors; directory.py reads only these blocks. The sharding is that of megatron-core, by layer name:
+a function that joins whole tensors into a parameter also joins their blocks into the shard of one rank.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from mindvl_model.weights.rules import WeightRule
 
 Cut = Literal["whole", "rows", "columns", "experts"]
 
-_ROWS = (  # outputs are split; vocabulary, query groups and both halves of a gated MLP too
+_ROWS = (  # split along the output dimension: also the vocabulary, query groups and both halves of a gated MLP
     "word_embeddings",
     "output_layer",
     "linear_qkv",
@@ -25,12 +25,12 @@ _ROWS = (  # outputs are split; vocabulary, query groups and both halves of a ga
     "linear_fc1",
     "fc1",
 )
-_COLUMNS = ("linear_proj", "linear_fc2", "fc2")  # inputs are split, so the bias is whole
+_COLUMNS = ("linear_proj", "linear_fc2", "fc2")  # split along the input dimension, so every rank has the whole bias
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which part of a model a rank holds; the default holds everything."""
+    """Tensor- and expert-parallel coordinates of a rank; the default is a single rank with the whole model."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Block:
-    """One of `count` equal blocks of a tensor along an axis, taken in each of `sections` equal parts of that axis."""
+    """Block `index` of `count` equal blocks of a tensor along an axis, in each of `sections` equal parts of the axis."""
 
     axis: int
     index: int
@@ -48,28 +48,28 @@ class Block:
     sections: int = 1
 
     def ranges(self, size: int) -> list[tuple[int, int]]:
-        """First and end of what is taken along the axis, whose length is `size`.
+        """Start and end of each range of the block along the axis, whose length is `size`.
 
         Raises:
-            ValueError: The axis cannot be cut evenly.
+            ValueError: The axis cannot be split evenly.
         """
         length, rest = divmod(size, self.count * self.sections)
         if rest:
-            raise ValueError(f"{size} cannot be cut into {self.sections} x {self.count} equal blocks")
+            raise ValueError(f"{size} cannot be split into {self.sections} x {self.count} equal blocks")
         starts = [(section * self.count + self.index) * length for section in range(self.sections)]
         return [(start, start + length) for start in starts]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a tensor from `first` to before `end`, as far as it has them."""
+    """Rows of a tensor from `first` up to but not including `end`, as far as they exist."""
 
     first: int
     end: int
     axis: int = 0
 
     def ranges(self, size: int) -> list[tuple[int, int]]:
-        """First and end of what is taken; equal where the tensor ends before."""
+        """Start and end of the range; equal if the tensor ends before `first`."""
         return [(min(self.first, size), min(self.end, size))]
 
 
@@ -77,7 +77,7 @@ WHOLE = Share()
 
 
 def cut_of(param_name: str) -> Cut:
-    """How ranks share a parameter."""
+    """How a parameter is split over ranks."""
     layer, kind = param_name.rsplit(".", 2)[-2:]
     if ".experts." in param_name:
         return "experts"
@@ -87,7 +87,10 @@ def cut_of(param_name: str) -> Cut:
 
 
 def own_block(param_name: str, share: Share) -> Block | None:
-    """Which block of a whole parameter a rank holds; each half of a gated MLP is cut. None: all of it, or experts."""
+    """The block of a whole parameter that a rank holds; both halves of a gated MLP are split.
+
+    None for whole parameters and for experts.
+    """
     cut = cut_of(param_name)
     if share.tp_size == 1 or cut not in ("rows", "columns"):
         return None
@@ -96,17 +99,18 @@ def own_block(param_name: str, share: Share) -> Block | None:
 
 
 def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
-    """The stored tensors that make this rank's piece of a parameter; None takes the whole tensor.
+    """The stored tensors of a rank's shard of a parameter, with the block to read; None reads the whole tensor.
 
     Raises:
-        WeightError: The experts cannot be spread evenly over expert-parallel ranks.
+        WeightError: The experts cannot be split evenly over the expert-parallel ranks.
     """
     cut = cut_of(rule.param_name)
     if cut == "experts":
         per_rank, rest = divmod(len(rule.hf_names), share.ep_size)
         if rest or not per_rank:
             raise WeightError(
-                f"{rule.param_name}: {len(rule.hf_names)} tensors for ep_size={share.ep_size}. Change it."
+                f"{rule.param_name}: {len(rule.hf_names)} tensors cannot be split over ep_size={share.ep_size} ranks. "
+                "Use another ep_size."
             )
         names = rule.hf_names[share.ep_rank * per_rank : (share.ep_rank + 1) * per_rank]
         return [(name, None) for name in names]
@@ -117,7 +121,7 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
 
 
 def split(rule: WeightRule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The stored tensors that a whole parameter becomes, one expert after the other to save memory."""
+    """Split a whole parameter into the stored tensors, one expert at a time to save memory."""
     if cut_of(rule.param_name) != "experts":
         yield from zip(rule.hf_names, rule.split(parameter), strict=True)
         return

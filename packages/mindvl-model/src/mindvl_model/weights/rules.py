@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a weight rule is, and the rules that several families share.
+"""The weight rule, and rules that several families share.
 
-Pure functions of tensors; comes before names.py and moe.py list the rules of each family.
+Pure functions of tensors; names.py and moe.py list the rules of each family.
 """
 
 from collections.abc import Callable
@@ -15,30 +15,30 @@ from mindvl_model.language_config import GroupedQueryConfig
 
 @dataclass(frozen=True)
 class WeightRule:
-    """One parameter of ours and the tensors of the directory it is made of.
+    """A parameter of the model and the stored tensors that make it.
 
-    Both functions take whole tensors as well as one rank's blocks of them (layout.py).
+    Both functions accept whole tensors and the blocks of one rank (layout.py).
     """
 
     param_name: str
     hf_names: tuple[str, ...]
-    join: Callable[[list[Tensor]], Tensor]  # directory -> ours
-    split: Callable[[Tensor], list[Tensor]]  # ours -> directory
-    sections: int = 1  # equal parts along the rows of each stored tensor, such as all queries, all keys, all values
+    join: Callable[[list[Tensor]], Tensor]  # stored tensors -> parameter
+    split: Callable[[Tensor], list[Tensor]]  # parameter -> stored tensors
+    sections: int = 1  # equal parts along axis 0 of each stored tensor, such as all queries, all keys, all values
 
 
 def same(param_name: str, hf_name: str) -> WeightRule:
-    """A tensor that is the same in both."""
+    """A parameter that equals one stored tensor."""
     return WeightRule(param_name, (hf_name,), lambda tensors: tensors[0], lambda tensor: [tensor])
 
 
 def gated(param_name: str, gate: str, up: str) -> WeightRule:
-    """The two halves of a gated MLP, one above the other."""
+    """The two halves of a gated MLP, concatenated along axis 0."""
     return WeightRule(param_name, (gate, up), torch.cat, lambda tensor: list(tensor.chunk(2)))
 
 
 def grouped(config: GroupedQueryConfig, param_name: str, prefix: str, kind: str) -> WeightRule:
-    """Grouped-query attention: megatron keeps the queries of a group, its key and its value together."""
+    """Grouped-query attention: megatron-core stores the queries of a group with its key and value."""
     size, queries = config.head_dim, config.num_heads // config.num_kv_heads
 
     def join(tensors: list[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write safetensors files tensor by tensor, in shards of a limited size, with an index.
+"""Write safetensors files one tensor at a time, in shards of a limited size, with an index.
 
-Comes last in a conversion. Memory stays at one tensor: the header, which must come first, gets room ahead and is
-padded with spaces, as the format allows (github.com/huggingface/safetensors, README, "Format").
+The last step of an export. Only one tensor is in memory: space for the header, which precedes the data, is reserved
+and padded with spaces, as the format allows (github.com/huggingface/safetensors, README, "Format").
 """
 
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-HEADER_BYTES = 1 << 18  # room for about two thousand tensors a file; a fuller header starts the next file
+HEADER_BYTES = 1 << 18  # reserved per file, enough for about 2,000 tensors; a fuller header starts the next file
 
 _DTYPES = {
     torch.float32: "F32",
@@ -32,9 +32,9 @@ _DTYPES = {
 
 
 def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = 4 << 30) -> None:
-    """Write named tensors as safetensors into an existing directory, in shards that hold at most shard_bytes.
+    """Write named tensors as safetensors to an existing directory, in shards of at most `shard_bytes` bytes.
 
-    A tensor larger than that gets a shard of its own. The caller publishes the directory by renaming it.
+    A larger tensor gets its own shard. The caller renames the directory into place.
     """
     names: list[list[str]] = []
     total_bytes = 0
@@ -53,7 +53,7 @@ def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], shard_
 
 
 class _Shard:
-    """One file being written."""
+    """A safetensors file that is being written."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb")
@@ -63,7 +63,7 @@ class _Shard:
         self._bytes = 0
 
     def takes(self, name: str, tensor: Tensor, shard_bytes: int) -> bool:
-        """Whether the tensor still fits: in bytes, in the header, and at an address of its type."""
+        """Whether the tensor fits into data and header, at an offset aligned to its data type."""
         fits = self._bytes + tensor.nbytes <= shard_bytes
         return fits and self._header_bytes + _entry_bytes(name) < HEADER_BYTES and not self._bytes % tensor.itemsize
 
@@ -76,7 +76,7 @@ class _Shard:
         self._bytes = offsets[1]
 
     def close(self) -> list[str]:
-        """Write the header; returns the names in the file."""
+        """Write the header and return the names of the tensors in the file."""
         text = json.dumps({"__metadata__": {"format": "pt"}, **self._header}, separators=(",", ":")).encode()
         assert len(text) <= HEADER_BYTES - 8
         self._file.truncate(max(HEADER_BYTES, self._file.tell()))
@@ -87,7 +87,7 @@ class _Shard:
 
 
 def _entry_bytes(name: str) -> int:
-    return 6 * len(name) + 160  # a name as JSON escapes it at worst; type, shape and two offsets
+    return 6 * len(name) + 160  # upper bound: the name with JSON escapes, data type, shape and two offsets
 
 
 def _name_files(directory: Path, names: list[list[str]], total_bytes: int) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mindvl_data import Batch
 from mindvl_model import MindVLConfig, VisionConfig
+from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.hf.pretrained import from_pretrained
-from mindvl_model.testing.packs import normalized_pixels
 from mindvl_train.config import OptimizerConfig, Part, RunConfig
 
 IGNORE_INDEX = -100

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random packed packs as the data package would hand them over, made of segments that can also be run alone.
+"""Random samples and packed sequences with the tensors and shapes of the data package, for checks and tests.
 
-Comes after tiny.py; what it makes are the keyword arguments of MindVLModel.
+The output of `pack_segments` is the keyword arguments of MindVLModel.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindvl_model.config import MindVLConfig, VisionConfig
+from mindvl_model.config import MindVLConfig
 
 IGNORE_INDEX = -100
-FIRST_TEXT_TOKEN = 7  # lower ids are special
+FIRST_TEXT_TOKEN = 7  # lower ids are special tokens in the small models of the tests
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSegment:
-    """One sample: text with images and videos in between."""
+    """A sample: text with images and videos in between."""
 
     input_ids: Tensor  # int64 [S]
     labels: Tensor  # int64 [S], shifted
@@ -27,7 +27,7 @@ class RandomSegment:
     image_grid_thw: Tensor  # int64 [num_images, 3]
     pixel_values_videos: Tensor  # uint8 [P_videos, C*temporal_patch*patch*patch]
     video_grid_thw: Tensor  # int64 [num_videos, 3]
-    seconds_per_grid: tuple[float, ...]  # [num_videos], time between two steps of a video's grid
+    seconds_per_grid: tuple[float, ...]  # [num_videos], seconds between two temporal grid positions of a video
 
 
 def random_segment(
@@ -38,12 +38,16 @@ def random_segment(
     seed: int = 0,
     videos: Sequence[tuple[int, int, int]] = (),
 ) -> RandomSegment:
-    """Text, then each image and video followed by text; about half of the text is learned, its last token surely.
+    """Make a sample of text followed by each image and video, with text after each of them.
+
+    About half of the text tokens have a label, always including the last one.
 
     Args:
-        grids: Patches along time, height, width of each image.
-        num_text: Text tokens before, between and after the images each.
-        videos: Patches along time, height, width of each video.
+        config: Configuration of the model that the sample is for.
+        grids: Patches along time, height and width of each image.
+        num_text: Number of tokens of each piece of text.
+        seed: Seed of all values.
+        videos: Patches along time, height and width of each video.
     """
     generator = torch.Generator().manual_seed(seed)
     vision, tokens = config.vision, config.tokens
@@ -55,14 +59,14 @@ def random_segment(
         return torch.where(torch.isin(ids, special), FIRST_TEXT_TOKEN, ids)
 
     pieces = [text()]
-    shown = [(tokens.image, grid) for grid in grids] + [(tokens.video, grid) for grid in videos]
-    for placeholder, (time, height, width) in shown:
+    media = [(tokens.image, grid) for grid in grids] + [(tokens.video, grid) for grid in videos]
+    for placeholder, (time, height, width) in media:
         pads = [placeholder] * (time * height * width // vision.spatial_merge_size**2)
         pieces += [torch.tensor([tokens.vision_start, *pads, tokens.vision_end]), text()]
     input_ids = torch.cat(pieces)
     following = torch.cat((input_ids[1:], input_ids.new_tensor([tokens.end_of_turn])))
-    learned = (torch.rand(len(input_ids), generator=generator) < 0.5) & (following >= FIRST_TEXT_TOKEN)
-    learned[-1] = True
+    has_label = (torch.rand(len(input_ids), generator=generator) < 0.5) & (following >= FIRST_TEXT_TOKEN)
+    has_label[-1] = True
     patch_dim = vision.in_channels * vision.patch_size**2
 
     def patches(grids: Sequence[tuple[int, int, int]], size: int) -> Tensor:
@@ -71,17 +75,17 @@ def random_segment(
 
     return RandomSegment(
         input_ids=input_ids,
-        labels=torch.where(learned, following, IGNORE_INDEX),
+        labels=torch.where(has_label, following, IGNORE_INDEX),
         pixel_values=patches(grids, patch_dim),
         image_grid_thw=torch.tensor(list(grids), dtype=torch.int64).reshape(-1, 3),
         pixel_values_videos=patches(videos, vision.temporal_patch_size * patch_dim),
         video_grid_thw=torch.tensor(list(videos), dtype=torch.int64).reshape(-1, 3),
-        seconds_per_grid=tuple(0.5 * (1 + place) for place in range(len(videos))),
+        seconds_per_grid=tuple(0.5 * (1 + index) for index in range(len(videos))),
     )
 
 
 def pack_segments(segments: Sequence[RandomSegment], *, padding: int = 0, pad_id: int = 0) -> dict[str, Any]:
-    """One packed pack as keyword arguments of the model; padding is a last segment of its own."""
+    """Pack samples into one sequence, as keyword arguments of the model; padding becomes the last segment."""
     lengths = [len(segment.input_ids) for segment in segments] + ([padding] if padding else [])
     rest = torch.full((padding,), pad_id)
     return {
@@ -95,12 +99,3 @@ def pack_segments(segments: Sequence[RandomSegment], *, padding: int = 0, pad_id
         "pixel_values_videos": torch.cat([segment.pixel_values_videos for segment in segments]),
         "video_grid_thw": torch.cat([segment.video_grid_thw for segment in segments]),
     }
-
-
-def normalized_pixels(pixel_values: Tensor, config: VisionConfig) -> Tensor:
-    """The same patches as transformers' processors give them: normalised, an image copied to each temporal slice."""
-    num_frames = pixel_values.shape[1] // (config.in_channels * config.patch_size**2)
-    shape = (-1, config.in_channels, num_frames, config.patch_size**2)
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (config.image_mean, config.image_std))
-    pixels = (pixel_values.view(shape).float() / 255 - mean) / std
-    return pixels.expand(-1, -1, config.temporal_patch_size, -1).flatten(1)
