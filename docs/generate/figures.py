@@ -140,7 +140,7 @@ def packed_sequence(pack: Batch, placeholders: tuple[int, ...]) -> str:
     is_visual = [token in placeholders for token in pack.input_ids.tolist()]
     labels = pack.labels.tolist()
     kinds = [
-        "pad" if place >= borders[len(pack.segments)] else "image" if is_visual[place] else "text"
+        "pad" if place >= borders[len(pack.samples)] else "image" if is_visual[place] else "text"
         for place in range(total)
     ]
     for color, first, last in _runs(kinds):
@@ -150,7 +150,7 @@ def packed_sequence(pack: Batch, placeholders: tuple[int, ...]) -> str:
         if color == "label":
             drawing.cell(50 + scale * first, 20, scale * (last - first), 8, color, 0.9)
     for first, last in pairwise(borders):
-        is_padding = first >= borders[len(pack.segments)]
+        is_padding = first >= borders[len(pack.samples)]
         corners = [(50 + scale * x, 48 + scale * y) for x, y in ((first, first), (last, last), (first, last))]
         drawing.polygon(corners, "pad" if is_padding else "plain")
         drawing.line(50 + scale * last, 16, 50 + scale * last, 48 + side)
@@ -160,7 +160,7 @@ def packed_sequence(pack: Batch, placeholders: tuple[int, ...]) -> str:
     right = 400
     drawing.text(right, 40, f"One packed sequence of {total} tokens", bold=True, size=13)
     lines = [
-        f"{len(pack.segments)} samples of {', '.join(str(b - a) for a, b in pairwise(borders))} tokens",
+        f"{len(pack.samples)} samples of {', '.join(str(b - a) for a, b in pairwise(borders))} tokens",
         f"cu_seqlens: {borders}",
         "Attention is causal inside each sample and never",
         "crosses from one sample to the next.",
@@ -344,7 +344,7 @@ def draw_all() -> dict[str, str]:
         tokenizer = load_tokenizer(config.tokenizer)
         with Loader(config, global_batch_size=4, position_kind="rope") as loader:
             packs = [next(loader) for _ in range(8)]
-        chosen = max(packs, key=lambda pack: len({one.source for one in pack.segments}) * 100 + len(pack.segments))
+        chosen = max(packs, key=lambda pack: len({one.source for one in pack.samples}) * 100 + len(pack.samples))
         only = SourceConfig(name="captions", path=Path(name) / "captions", first=1)
         with Loader(replace(config, sources=(only,)), global_batch_size=1, position_kind="rope") as loader:
             page = next(loader)
