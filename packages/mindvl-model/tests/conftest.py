@@ -37,11 +37,11 @@ def one_process() -> Iterator[None]:
 @pytest.fixture
 def make_model() -> Callable[..., Any]:
     """Builds a whole model in which every parameter is random."""
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
 
     def make(config: MindVLConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-        model = MindVLModel(config, Layout(dtype=dtype))
+        model = MindVLModel(config, BuildConfig(dtype=dtype))
         randomize(model, seed)
         return model
 

@@ -39,11 +39,11 @@ def part_of(name: str) -> str:
 
 def built(config: MindVLConfig) -> Counter[str]:
     """Parameters by part of the model on the meta device, where nothing takes memory."""
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
 
     with torch.device("meta"):
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
     sizes: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         assert parameter.is_meta, name

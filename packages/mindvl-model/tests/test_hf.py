@@ -46,12 +46,12 @@ FAMILIES = {
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_directory: Path
 ) -> tuple[MindVLConfig, Any, Path]:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
     from mindvl_model.testing.tiny import randomize
 
     config = FAMILIES[request.param]
-    model = MindVLModel(config, Layout())
+    model = MindVLModel(config, BuildConfig())
     randomize(model)
     directory = tmp_path_factory.mktemp("export") / "model"
     export_hf_directory(model, config, directory, tokenizer=tokenizer_directory, processor=SETTINGS)

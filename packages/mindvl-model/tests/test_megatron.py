@@ -32,11 +32,11 @@ def test_groups_of_one_process_are_used_again_and_left_alone() -> None:
 
 def test_a_block_sees_segments_and_angles_of_its_row() -> None:
     """A windowed layer lets nothing through a boundary; the full one after it does."""
-    from mindvl_model.megatron.blocks import Layout, PackedSequence, build_vision_block, transformer_config
+    from mindvl_model.megatron.blocks import BuildConfig, PackedSequence, build_vision_block, transformer_config
     from mindvl_model.testing.tiny import randomize
 
     config = transformer_config(
-        Layout(), num_layers=2, hidden_size=16, num_attention_heads=2, ffn_hidden_size=24, add_bias_linear=True
+        BuildConfig(), num_layers=2, hidden_size=16, num_attention_heads=2, ffn_hidden_size=24, add_bias_linear=True
     )
     block = build_vision_block(config)
     randomize(block)
@@ -52,15 +52,15 @@ def test_a_block_sees_segments_and_angles_of_its_row() -> None:
 
 def test_parts_that_every_rank_holds_whole_are_summed_and_counted_once() -> None:
     """Where images are spread: tensor-parallel ranks encode other images with the same weights."""
-    from mindvl_model.layout import Layout
     from mindvl_model.model import MindVLModel
+    from mindvl_model.parallel_config import BuildConfig, ParallelConfig
 
-    model = MindVLModel(smallest_config(), Layout(spread_images=True))
+    model = MindVLModel(smallest_config(), BuildConfig(parallel=ParallelConfig(spread_images=True)))
     for name, parameter in model.named_parameters():
         if not name.startswith("language."):
             assert parameter.sequence_parallel, name
             assert not parameter.tensor_model_parallel, name
-    usual = MindVLModel(smallest_config(), Layout())
+    usual = MindVLModel(smallest_config(), BuildConfig())
     sharded = [one.sharded_state_dict(metadata={"dp_cp_group": None}) for one in (model, usual)]
     assert sharded[0].keys() == sharded[1].keys()
 

@@ -179,12 +179,12 @@ def test_losses_by_segment_of_slices_add_up_to_those_of_the_pack() -> None:
 
 def test_what_is_computed_again_is_not_kept() -> None:
     """Bytes that autograd keeps of one forward; less with every layer that is computed again."""
-    from mindvl_model.layout import Layout
     from mindvl_model.model import MindVLModel
+    from mindvl_model.parallel_config import BuildConfig, RecomputeConfig
     from mindvl_model.testing.tiny import randomize
 
-    def bytes_kept(**layout: Any) -> int:
-        model, sizes = MindVLModel(CONFIG, Layout(**layout)), []
+    def bytes_kept(**recompute: Any) -> int:
+        model, sizes = MindVLModel(CONFIG, BuildConfig(recompute=RecomputeConfig(**recompute))), []
         randomize(model)
 
         def pack_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
             model(**pack_segments(three_segments()))
         return sum(sizes)
 
-    everything, full = bytes_kept(), bytes_kept(recompute="full")
-    assert bytes_kept(recompute="selective") < everything
-    assert full < bytes_kept(recompute="full", recompute_layers=1) < everything
+    everything, full = bytes_kept(), bytes_kept(kind="full")
+    assert bytes_kept(kind="selective") < everything
+    assert full < bytes_kept(kind="full", layers=1) < everything
     assert full < 0.5 * everything

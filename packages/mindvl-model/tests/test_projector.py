@@ -8,10 +8,10 @@ from mindvl_model.testing.tiny import randomize, smallest_config
 
 
 def test_the_projector_is_the_merger_of_transformers() -> None:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.projector import Projector
 
-    projector = Projector(smallest_config().vision, 24, Layout())
+    projector = Projector(smallest_config().vision, 24, BuildConfig())
     randomize(projector)
     merger = Qwen2_5_VLPatchMerger(dim=24, context_dim=16, spatial_merge_size=2)
     pairs = {"ln_q": projector.norm, "mlp.0": projector.fc1, "mlp.2": projector.fc2}

@@ -65,10 +65,10 @@ def copy_weights(config: VisionConfig, vision_encoder: Any, published: Any) -> N
 
 
 def build_pair(config: VisionConfig) -> tuple[Any, Any]:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.vision.encoder import VisionEncoder
 
-    vision_encoder = VisionEncoder(config, Layout())
+    vision_encoder = VisionEncoder(config, BuildConfig())
     randomize(vision_encoder, seed=1)
     published = Qwen2_5_VisionTransformerPretrainedModel._from_config(published_config(config, output_size=24))
     copy_weights(config, vision_encoder, published)

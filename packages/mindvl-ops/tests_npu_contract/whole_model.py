@@ -46,7 +46,7 @@ def main() -> dict[str, Any]:
 
     registrations._npu_fusion_attention_warning_printed = True  # it would ask the driver for the name of the chip
     torch_npu.npu.current_device = torch.npu.current_device = lambda: 0
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.random_inputs import pack_segments, random_segment
@@ -57,7 +57,7 @@ def main() -> dict[str, Any]:
     pack = pack_segments([random_segment(config, [(1, 4, 6)], seed=1), random_segment(config, num_text=9, seed=2)])
     placeholders = int((pack["input_ids"] == config.tokens.image).sum())
     with single_process():
-        model = MindVLModel(config, Layout(dtype=torch.bfloat16))
+        model = MindVLModel(config, BuildConfig(dtype=torch.bfloat16))
         with FakeTensorMode(allow_non_fake_inputs=True), _known_places([placeholders, 0]), _Count() as count:
             _move(model)
             loss = model(**{name: value if name in ON_HOST else _like(value) for name, value in pack.items()})

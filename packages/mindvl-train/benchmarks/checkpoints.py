@@ -35,18 +35,18 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="on the disk to measure; default: the temporary directory's")
     given = parser.parse_args()
     accelerator = set_up_device()
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_train import CheckpointConfig, OptimizerConfig
     from mindvl_train.checkpoints.saving import Saver
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
     from mindvl_train.state import TrainState
 
     tiny = smallest_config()
     ffn_hidden_size = int(given.parameters * 1e6 / (8 * 3 * 256))
     language = replace(tiny.language, hidden_size=256, num_layers=8, ffn_hidden_size=ffn_hidden_size)
     with process_groups(accelerator, seed=0), tempfile.TemporaryDirectory(dir=given.directory) as directory:
-        models = wrap_models([MindVLModel(replace(tiny, language=language), Layout())])
+        models = wrap_models([MindVLModel(replace(tiny, language=language), BuildConfig())])
         optimizer = build_optimizer(models, OptimizerConfig())
         models[0].zero_grad_buffer()
         optimizer.step()
@@ -54,7 +54,7 @@ def main() -> None:
         described = {"model": {}, "run": {}, "parents": []}
         ways = {
             name: Saver(
-                Path(directory) / name, CheckpointConfig(keep_last=1, in_background=name == "background"), described
+                Path(directory) / name, CheckpointConfig(keep_last=1, async_save=name == "background"), described
             )
             for name in ("foreground", "background")
         }

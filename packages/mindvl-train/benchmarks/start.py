@@ -85,10 +85,10 @@ def time_imports(names: list[str]) -> dict[str, float]:
     import torch  # noqa: F401
 
     torch_done = time.process_time()
-    from mindvl_model import enter
+    from mindvl_model import set_up_device
     from mindvl_train import run_training  # noqa: F401
 
-    enter()
+    set_up_device()
     tokenizers = 0.0
     for name in names:
         if name not in sys.modules:

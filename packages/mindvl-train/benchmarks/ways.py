@@ -21,7 +21,7 @@ from mindvl_model import MindVLConfig, set_up_device
 from mindvl_train import RunConfig, run_training
 from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, adamw, samples_of
 from mindvl_train.metrics.sinks import read_metrics
-from mindvl_train.run import model_config_of
+from mindvl_train.resolved_run import resolve_run, tokenized_model, with_tokenizer
 
 WARM_UP = 3  # steps before the clock starts
 PADDED_BATCH = 8
@@ -55,7 +55,7 @@ def bare(directory: Path, size: str, quick: bool) -> Result:
     from mindvl_train.weights import build_models
 
     with single_process():
-        [model] = build_models(config, model_config_of(config), device, load_init=True)
+        [model] = build_models(with_tokenizer(resolve_run(config, 1)), device, load_init=True)
         optimizer = adamw(model, config.optimizer)
 
         def step(packs: Sequence[Batch]) -> None:
@@ -142,7 +142,7 @@ def _train(config: RunConfig) -> Result:
 
 def _steps(config: RunConfig) -> Iterator[list[Batch]]:
     """The packs of every step of a run."""
-    position_kind = model_config_of(config).position_kind
+    position_kind = tokenized_model(config).position_kind
     source = Loader(config.data, global_batch_size=config.global_batch_size, position_kind=position_kind)
     try:
         for _ in range(config.schedule.steps):
@@ -173,7 +173,7 @@ def _plain(config: RunConfig, directory: Path) -> PlainTraining:
     torch.set_num_threads(1)
     write_start(config, directory / "start")
     return PlainTraining(
-        directory / "start", model_config_of(config), config, set_up_device().device(), trust_remote_code=True
+        directory / "start", tokenized_model(config), config, set_up_device().device(), trust_remote_code=True
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dry run tells what the run then does, and reads and writes nothing."""
+"""A dry run reports what the run does, and writes nothing."""
 
 import os
 from collections.abc import Callable
@@ -10,28 +10,28 @@ import pytest
 
 from mindvl_model import ModelError
 from mindvl_model.language_config import DeepSeekV3LanguageConfig
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 from mindvl_ops import OpsConfig
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, TrainError, run_training
-from mindvl_train.config import ParallelConfig
-from mindvl_train.dry_run import _blocked_by, dry_run
+from mindvl_train.dry_run import _why_unwritable, dry_run
 from mindvl_train.layout_search.measure import job_of, predict
 
 
 def test_it_says_what_the_run_then_does(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=4, phase="warmup", checkpoints=CheckpointConfig(every_steps=3, keep_last=1))
-    told = dry_run(config)
+    report = dry_run(config)
     assert not config.out.exists()
-    assert told.problems == ()
+    assert report.problems == ()
     result = run_training(config)
     tensors = list((result.checkpoint / "tensors").iterdir())
     size = sum(path.stat().st_size for path in tensors)
     # Frozen parts have no moments. The list of tensors and file headers come on top, much in so small a model.
-    assert told.checkpoints["bytes"] < size < told.checkpoints["bytes"] + 200_000
-    assert (told.checkpoints["written"], told.checkpoints["at_once"]) == (2, 2)
-    assert set(told.model["trained"]) == {"projector"}
-    assert told.stages[0].parameters == sum(told.model["parameters"].values())
-    assert told.stages[0].trained == told.model["trained"]["projector"]
+    assert report.checkpoints["bytes"] < size < report.checkpoints["bytes"] + 200_000
+    assert (report.checkpoints["written"], report.checkpoints["at_once"]) == (2, 2)
+    assert set(report.model["trained"]) == {"projector"}
+    assert report.stages[0].parameters == sum(report.model["parameters"].values())
+    assert report.stages[0].trained == report.model["trained"]["projector"]
     assert dry_run(config).start["resumes"] == str(result.checkpoint)
 
 
@@ -40,19 +40,19 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..
     section = ModelSection(vision=model.vision, language=model.language)
     whole = dry_run(make_config(model=section))
     config = make_config(model=section, global_batch_size=8, parallel=ParallelConfig(pp_size=3, ep_size=2))
-    told = dry_run(config, num_processes=12)
-    layout = told.layout
+    report = dry_run(config, num_processes=12)
+    layout = report.layout
     assert (layout["dp_size"], layout["microbatches"], layout["pipeline_bubble"]) == (4, 2, 0.5)
     assert layout["groups_of_rank_0"] == {"tp": [0], "cp": [0], "ep": [0, 1], "dp": [0, 1, 2, 3], "pp": [0, 4, 8]}
-    assert [stage.rank for stage in told.stages] == [0, 4, 8]
-    assert [stage.has_vision for stage in told.stages] == [True, False, False]
-    assert [stage.has_head for stage in told.stages] == [False, False, True]
+    assert [stage.rank for stage in report.stages] == [0, 4, 8]
+    assert [stage.has_vision for stage in report.stages] == [True, False, False]
+    assert [stage.has_head for stage in report.stages] == [False, False, True]
     # Each stage holds half of its experts; the last one has a copy of the embedding for the token after the next.
     language = model.language
     assert isinstance(language, DeepSeekV3LanguageConfig)
     experts = 3 * language.hidden_size * language.expert_ffn_hidden_size * language.num_experts
     copies = 3 * experts // 2 - language.vocab_size * language.hidden_size
-    assert sum(stage.parameters for stage in told.stages) + copies == whole.stages[0].parameters
+    assert sum(stage.parameters for stage in report.stages) + copies == whole.stages[0].parameters
 
 
 def test_what_is_missing_is_listed_and_what_a_stage_will_write_is_not(
@@ -75,7 +75,7 @@ def test_a_layout_that_does_not_fit_is_refused(make_config: Callable[..., RunCon
         dry_run(make_config(parallel=ParallelConfig(tp_size=3)))
 
 
-def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_told_for_them(
+def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_report_for_them(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mindvl_ops.npu.extension.why_not", lambda: "torch_npu finds no NPU device")
@@ -85,7 +85,7 @@ def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_told_for_t
     assert problem.startswith("torch_npu finds no NPU device. ops: backend npu.")
     assert set(there.operators.values()) == {there.layout["device"]} == {"npu"}
     assert there.data == here.data is not None
-    (on_npu,) = predict(job_of(config, 1), 1, "npu")
+    (on_npu,) = predict(job_of(config, 1), "npu")
     expected = round(on_npu.activations + on_npu.temporary + on_npu.inputs)
     assert there.stages[0].activation_bytes == expected != here.stages[0].activation_bytes
 
@@ -95,12 +95,12 @@ def test_a_directory_without_a_tokenizer_is_one_sentence_with_its_key(
 ) -> None:
     config = make_config()
     (problem,) = dry_run(replace(config, data=replace(config.data, tokenizer=tmp_path))).problems
-    assert problem.startswith(f"data.tokenizer: {tmp_path} holds no tokenizer.")
+    assert problem.startswith(f"data.tokenizer: {tmp_path} has no tokenizer.")
     assert len(problem.splitlines()) == 1
 
 
 def test_a_log_that_exists_counts_by_itself_and_not_by_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     null = Path("/dev/null")
     monkeypatch.setattr(os, "access", lambda path, mode: path == null)
-    assert _blocked_by(null, is_file=True) is None
-    assert _blocked_by(null.with_name("no-such-log"), is_file=True) == "/dev is not writable"
+    assert _why_unwritable(null, is_file=True) is None
+    assert _why_unwritable(null.with_name("no-such-log"), is_file=True) == "no write permission for /dev"

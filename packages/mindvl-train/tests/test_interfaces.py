@@ -38,17 +38,17 @@ def test_the_loader_gives_packs_and_a_state_that_json_holds(make_config: Callabl
 
 
 def test_the_model_takes_what_the_loader_gives(make_config: Callable[..., RunConfig]) -> None:
-    from mindvl_model.megatron.blocks import Layout
-    from mindvl_train.parallel import process_groups
+    from mindvl_model.megatron.blocks import BuildConfig
+    from mindvl_train.parallel_state import process_groups
 
     with (
         Loader(make_config().data, global_batch_size=1, position_kind="rope") as loader,
-        process_groups(set_up_device(), seed=0) as place,
+        process_groups(set_up_device(), seed=0) as ranks,
     ):
-        model = MindVLModel(smallest_config(vocab_size=264), Layout())
+        model = MindVLModel(smallest_config(vocab_size=264), BuildConfig())
         randomize(model)
         assert members(TrainModel) == {"__call__"}
-        loss = model(**next(loader).to(place.device).model_inputs())
+        loss = model(**next(loader).to(ranks.device).model_inputs())
     assert loss.shape == ()
     assert loss.dtype == torch.float32
     assert loss.requires_grad

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_train import ProcessError, TrainError
-from mindvl_train.launch import launch, number_of_start
+from mindvl_train.launch import launch, restart_count
 
 WRITE_PLACE = """
 import os, pathlib, sys
@@ -31,7 +31,7 @@ time.sleep(120)
 
 LAUNCH = """
 import signal, sys
-from mindvl_train.launch import launch, number_of_start
+from mindvl_train.launch import launch, restart_count
 if __name__ == "__main__":
     # A shell without job control starts background work with interrupts ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -121,15 +121,15 @@ def test_failed_processes_are_started_again_as_often_as_asked(tmp_path: Path, ma
 
 
 def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert number_of_start() == 0
+    assert restart_count() == 0
     for name, value in (("USE_AGENT_STORE", "True"), ("RESTART_COUNT", "2"), ("MAX_RESTARTS", "3")):
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
-    assert number_of_start() == 2
+    assert restart_count() == 2
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(TrainError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        number_of_start()
+        restart_count()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert number_of_start() == 0
+    assert restart_count() == 0
 
 
 @pytest.mark.multi

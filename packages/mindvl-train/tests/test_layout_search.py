@@ -9,7 +9,7 @@ import pytest
 from mindvl_model import MindVLConfig, ModelError, named_config
 from mindvl_model.counts import count_parameters
 from mindvl_model.flops import pack_flops
-from mindvl_model.layout import Layout, check_layout
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel
 from mindvl_model.parameters import PARTS
 from mindvl_model.testing.tiny import (
     smallest_config,
@@ -17,7 +17,6 @@ from mindvl_model.testing.tiny import (
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
 )
-from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.devices import find_device
 from mindvl_train.layout_search import BUDGETS, Machine, Request, days, evaluate, largest_pixels, room, search
 from mindvl_train.layout_search.attention import Heads, attention_core, padded_places
@@ -191,16 +190,7 @@ def test_a_search_finds_layouts_that_the_trainer_takes_and_that_fit() -> None:
         assert plan.memory[plan.fullest].total <= task.limit
         assert parallel.model_parallel_size * plan.dp_size == 64
         assert plan.num_microbatches * plan.dp_size == request.global_batch_size
-        sizes = {name: getattr(parallel, name) for name in ("tp_size", "pp_size", "cp_size", "ep_size")}
-        check_layout(
-            task.model,
-            Layout(
-                **sizes,
-                virtual_stages=parallel.virtual_stages,
-                stage_layers=parallel.stage_layers,
-                spread_images=bool(parallel.spread_images),
-            ),
-        )
+        check_parallel(task.model, parallel)
         assert 0.1 < plan.mfu < 0.58
         assert plan.time.total == pytest.approx(sum(vars(plan.time).values()))
 
@@ -219,9 +209,9 @@ def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:
     refused: Counter[str] = Counter()
     assert list(layouts(_request("mindvl-8b", num_devices=64).task(), refused))
     assert any("tensor parallel would leave the server" in reason for reason in refused)
-    assert any("cannot split language.num_heads=32" in reason for reason in refused)
+    assert any("does not divide language.num_heads=32" in reason for reason in refused)
     with pytest.raises(ModelError):
-        check_layout(named_config("mindvl-8b"), Layout(tp_size=8, cp_size=8, spread_images=True))
+        check_parallel(named_config("mindvl-8b"), ParallelConfig(tp_size=8, cp_size=8, spread_images=True))
 
 
 def test_longer_packs_leave_less_room_for_images() -> None:

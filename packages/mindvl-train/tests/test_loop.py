@@ -12,7 +12,8 @@ import torch
 from mindvl_model import set_up_device
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, RunConfig
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel_state import process_groups
+from mindvl_train.resolved_run import resolve_run
 from mindvl_train.state import TrainState
 
 
@@ -40,12 +41,12 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         monkeypatch.setattr(loop, "train_step", count)
         source: Any = SimpleNamespace(is_used_up=lambda: False)
         state = TrainState(models=[torch.nn.Identity()], optimizer=None, source=source, step=start)
-        with process_groups(set_up_device(), seed=0) as place:
+        with process_groups(set_up_device(), seed=0) as ranks:
             seen["last"] = loop.train(
-                config,
+                resolve_run(config, 1),
                 state,
-                Metrics([], config.metrics.every_steps, place, run_facts(config, smallest_config(), place.device)),
-                place,
+                Metrics([], config.metrics.every_steps, ranks, run_facts(config, smallest_config(), ranks.device)),
+                ranks,
                 CountingSaver(config.out / "checkpoints", config.checkpoints, {}),
                 begin=lambda part, step: seen["parts"].append((step, part)),
                 on_step=lambda step, loss: seen["told"].append((step, loss)),

@@ -20,11 +20,11 @@ CONFIG = smallest_config()
 
 @pytest.fixture
 def model() -> Iterator[MindVLModel]:
-    from mindvl_model.megatron.blocks import Layout
-    from mindvl_train.parallel import process_groups
+    from mindvl_model.megatron.blocks import BuildConfig
+    from mindvl_train.parallel_state import process_groups
 
     with process_groups(set_up_device(), seed=0):
-        built = MindVLModel(CONFIG, Layout())
+        built = MindVLModel(CONFIG, BuildConfig())
         randomize(built)
         yield built
 
@@ -41,13 +41,13 @@ def test_the_optimizer_holds_what_is_trained_and_nothing_else(model: MindVLModel
 @pytest.mark.parametrize("make", [smallest_config, smallest_qwen3_moe, smallest_deepseek_v3])
 def test_with_overlap_every_parameter_is_waited_for_before_it_is_read(make: Callable[[], MindVLConfig]) -> None:
     """megatron-core waits when the module of a parameter is called: none may be read without that."""
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_train.megatron.optimizer import wrap_models
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
 
     with process_groups(set_up_device(), seed=0):
         config = make()
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         randomize(model)
         wrapped: Any = wrap_models([model], overlap=True)[0]
         waited: set[torch.nn.Parameter] = set()
@@ -84,7 +84,7 @@ def test_vectors_are_not_decayed_and_matrices_are(model: MindVLModel) -> None:
 
 
 def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path) -> None:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_train.megatron.checkpoint import owned_pieces, unwrap, wanted_pieces
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.tensor_files import ChunkWriter, TensorReader, write_index
@@ -98,7 +98,7 @@ def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path
         for piece in owned_pieces(wrapped, optimizer):
             writer.add(piece)
     write_index(tmp_path, writer.chunks)
-    other: Any = MindVLModel(CONFIG, Layout())
+    other: Any = MindVLModel(CONFIG, BuildConfig())
     randomize(other, seed=8)
     TensorReader(tmp_path).fill(wanted_pieces([other], None))
     for name, parameter in model.named_parameters():

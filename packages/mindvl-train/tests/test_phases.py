@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_train import RunConfig, TrainError
 from mindvl_train.checkpoints.directory import FORMAT, plain_json
 from mindvl_train.checkpoints.integrity import seal
-from mindvl_train.config import InitSection, ParallelConfig
+from mindvl_train.config import InitSection
 from mindvl_train.phases import PipelineConfig, Stage, StageConfig, finished_stages
 
 

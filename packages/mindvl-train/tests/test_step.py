@@ -61,11 +61,11 @@ class Packs:
 
 @pytest.fixture
 def model() -> Iterator[MindVLModel]:
-    from mindvl_model.megatron.blocks import Layout
-    from mindvl_train.parallel import process_groups
+    from mindvl_model.megatron.blocks import BuildConfig
+    from mindvl_train.parallel_state import process_groups
 
     with process_groups(set_up_device(), seed=0):
-        built = MindVLModel(CONFIG, Layout())
+        built = MindVLModel(CONFIG, BuildConfig())
         randomize(built)
         yield built
 
@@ -86,7 +86,7 @@ def values(model: MindVLModel) -> dict[str, torch.Tensor]:
 def one_step(model: MindVLModel, inputs: list[dict[str, Any]], *, may_update: bool = True, **optimizer: Any) -> Any:
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
-    from mindvl_train.parallel import Place
+    from mindvl_train.parallel_state import ParallelState
     from mindvl_train.step import train_step
 
     wrapped = wrap_models([model])
@@ -98,7 +98,7 @@ def one_step(model: MindVLModel, inputs: list[dict[str, Any]], *, may_update: bo
         Packs(inputs),
         num_microbatches=2,
         learning_rate=0.01,
-        place=Place(rank=0, device=torch.device("cpu")),
+        ranks=ParallelState(rank=0, device=torch.device("cpu")),
         may_update=lambda norm, loss_sum, packs: may_update,
     )
 
@@ -157,15 +157,15 @@ def test_a_source_that_ends_is_one_named_error(model: MindVLModel) -> None:
 
 
 def test_the_routers_of_experts_take_the_load_of_each_step() -> None:
-    from mindvl_model.megatron.blocks import Layout
-    from mindvl_train.parallel import process_groups
+    from mindvl_model.megatron.blocks import BuildConfig
+    from mindvl_train.parallel_state import process_groups
 
     config = smallest_deepseek_v3()
     language = config.language
     assert isinstance(language, DeepSeekV3LanguageConfig)
     inputs = [pack_segments([random_segment(config, num_text=length, seed=length)]) for length in (20, 9)]
     with process_groups(set_up_device(), seed=0):
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         randomize(model)
         before = {name: value.clone() for name, value in model.named_buffers() if name.endswith("expert_bias")}
         one_step(model, inputs, may_update=False)

@@ -2,6 +2,7 @@
 """Where the weights of a run come from."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from mindvl_model import MindVLModel, WeightError, set_up_device
 from mindvl_model.parameters import initialize
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import InitSection, RunConfig
+from mindvl_train.resolved_run import resolve_run
 
 MODEL = smallest_config(vocab_size=264)
 
 
 @pytest.fixture
 def build() -> Iterator[Callable[..., MindVLModel]]:
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
     from mindvl_train.weights import build_models
 
-    with process_groups(set_up_device(), seed=0) as place:
-        yield lambda config, **options: build_models(config, MODEL, place.device, **({"load_init": True} | options))[0]
+    with process_groups(set_up_device(), seed=0) as ranks:
+        yield lambda config, **options: build_models(
+            replace(resolve_run(config, 1), model=MODEL), ranks.device, **({"load_init": True} | options)
+        )[0]
 
 
 def save_qwen3(directory: Path) -> Qwen3ForCausalLM:

@@ -27,7 +27,7 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     set_up_device()
     import torch
 
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
@@ -35,7 +35,7 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
     from mindvl_train.megatron.tensor_files import stored_parameters, write_tensors
 
     with single_process():
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         randomize(model)
         tensors = [(name, 0, tensor.detach()) for name, tensor in named_tensors(model).items()]
         places = stored_parameters(config, torch.float32)

@@ -105,7 +105,7 @@ def test_tables_say_what_differs_and_what_failed() -> None:
 
 
 @pytest.mark.parametrize("name", ["packing", "parallel", "alignment"])
-def test_a_missing_directory_is_named_before_any_process_starts(
+def test_a_missing_directory_is_named_before_any_rank_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformers directory of the smallest model, without a tokenizer."""
     set_up_device()
     from mindvl_model.hf.config_json import hf_config
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
@@ -29,7 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path, config = tmp_path_factory.mktemp("model"), smallest_config()
     with single_process():
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         randomize(model)
         held = named_tensors(model)
         rules = weight_rules(config)

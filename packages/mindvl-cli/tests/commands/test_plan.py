@@ -12,7 +12,7 @@ from mindvl_cli.commands.plan import plan
 from mindvl_cli.failures import CliError
 from mindvl_cli.load import load_config
 from mindvl_train import RunConfig
-from mindvl_train.layouts import data_parallel_size
+from mindvl_train.resolved_run import resolve_run
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "mindvl-8b" / "multitask.yaml"
 
@@ -43,7 +43,7 @@ def test_a_recipe_comes_back_with_a_layout_that_the_trainer_takes(tmp_path: Path
     planned, given = load_config(out, RunConfig), load_config(RECIPE, RunConfig)
     assert planned.global_batch_size == 512
     assert planned.data.sources == given.data.sources
-    assert data_parallel_size(planned, 128) >= 1
+    assert resolve_run(planned, 128).dp_size >= 1
 
 
 def test_without_a_recipe_the_sections_alone_are_written(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
-from mindvl_model.layout import Layout, check_layout
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
 from mindvl_model.megatron.replicas import (
     context_rank,
@@ -29,6 +28,7 @@ from mindvl_model.megatron.replicas import (
     tensor_rank,
 )
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
+from mindvl_model.parallel_config import BuildConfig, check_parallel
 from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
 from mindvl_model.vision.encoder import VisionEncoder
@@ -52,29 +52,30 @@ class MindVLModel(MegatronModule):
     def __init__(
         self,
         config: MindVLConfig,
-        layout: Layout,
+        build_config: BuildConfig,
         *,
         pre_process: bool = True,
         post_process: bool = True,
         vp_stage: int | None = None,
     ) -> None:
-        check_layout(config, layout)
+        parallel = build_config.parallel
+        check_parallel(config, parallel)
         self.adapter = ADAPTERS[config.language.kind]
         language = self.adapter.build(
-            config.language, layout, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage
+            config.language, build_config, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage
         )
         super().__init__(config=language.config)
-        self.mindvl, self.layout = config, layout
+        self.mindvl, self.parallel = config, parallel
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
         self.model_type = language.model_type
         self.share_embeddings_and_output_weights = config.language.tie_embeddings
-        self.vision = VisionEncoder(config.vision, layout) if pre_process else None
-        self.projector = Projector(config.vision, config.language.hidden_size, layout) if pre_process else None
+        self.vision = VisionEncoder(config.vision, build_config) if pre_process else None
+        self.projector = Projector(config.vision, config.language.hidden_size, build_config) if pre_process else None
         self.language = language
         self._segment_losses: list[Tensor] = []
         mark_split_weights(self)
         for part in (self.vision, self.projector):
-            if layout.spread_images and part is not None:
+            if parallel.spread_images and part is not None:
                 mark_whole(part)
 
     def forward(
@@ -124,7 +125,7 @@ class MindVLModel(MegatronModule):
             return hidden
         if self.training and torch.is_grad_enabled():
             losses = hidden.detach().squeeze(0)
-            first = context_rank() * len(losses) if self.layout.cp_size > 1 else 0
+            first = context_rank() * len(losses) if self.parallel.cp_size > 1 else 0
             self._segment_losses.append(losses_by_segment(losses, labels, cu_seqlens, first))
         return hidden.sum(dtype=torch.float32)
 
@@ -207,7 +208,7 @@ class MindVLModel(MegatronModule):
         """The pack for all layers, and its positions, both padded by a segment of its own that learns nothing."""
         pad, num_tokens = self.mindvl.tokens.pad, len(input_ids)
         segments = Segments.from_cu_seqlens(cu_seqlens)
-        more = self.layout.padded_length(max(num_tokens, pad_to or 0)) - num_tokens
+        more = self.parallel.padded_length(max(num_tokens, pad_to or 0)) - num_tokens
         num_loss_tokens = None if labels is None else (labels != IGNORE_INDEX).sum()
         if more:
             segments = Segments((*segments.lengths, more))
@@ -219,8 +220,8 @@ class MindVLModel(MegatronModule):
             labels=labels,
             num_loss_tokens=num_loss_tokens,
             num_tokens=num_tokens,
-            cp_rank=context_rank() if self.layout.cp_size > 1 else 0,
-            cp_size=self.layout.cp_size,
+            cp_rank=context_rank() if self.parallel.cp_size > 1 else 0,
+            cp_size=self.parallel.cp_size,
         )
         pack.is_token = pack.own_slice(input_ids) != pad
         return pack, position_ids
@@ -231,7 +232,7 @@ class MindVLModel(MegatronModule):
         ids = pack.own_slice(pack.input_ids)
         words = self.language.scatter(self.language.embedding(input_ids=ids.unsqueeze(0), position_ids=None))
         embeddings = words.squeeze(1)  # [T/(cp*tp), H]
-        first = pack.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.layout.tp_size > 1 else 0)
+        first = pack.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.parallel.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
         for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
@@ -257,11 +258,11 @@ class MindVLModel(MegatronModule):
         num_images = sum(t * h * w for t, h, w in images) // vision.spatial_merge_size**2
         grids = images + videos
         num_videos = sum(t * h * w for t, h, w in videos) // vision.spatial_merge_size**2
-        if self.layout.spread_images and grids:
+        if self.parallel.spread_images and grids:
             visual_tokens = self._encode_part(images, videos, pixel_values, pixel_values_videos)
         else:
             visual_tokens = self._encode(grids, pixel_values, pixel_values_videos)
-            if self.layout.tp_size > 1 and not self.layout.spread_images:
+            if self.parallel.tp_size > 1 and not self.parallel.spread_images:
                 visual_tokens = sum_gradients(visual_tokens)
         return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]
 
@@ -297,7 +298,7 @@ class MindVLModel(MegatronModule):
     ) -> dict[str, Any]:
         """For megatron-core's checkpoints: the same names and places whether images are spread or not."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        if self.layout.spread_images:
+        if self.parallel.spread_images:
             number_replicas({name: one for name, one in state.items() if not name.startswith(f"{prefix}language.")})
         return state
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
-from mindvl_model import ModelError
 from mindvl_model.language_config import YarnConfig
 from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_deepseek_v3
@@ -151,12 +150,3 @@ def test_rotary_frequencies_follow_yarn_by_hand() -> None:
     assert softmax_scale(language) == pytest.approx(16**-0.5 * (1 + 0.07 * 1.3862944) ** 2)
     shorter = replace(language, yarn=YarnConfig(factor=1.0))
     assert softmax_scale(shorter) == 0.25
-
-
-def test_a_matrix_shared_by_embedding_head_and_further_layers_is_refused_over_stages() -> None:
-    from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
-    from mindvl_model.megatron.blocks import Layout
-
-    language = smallest_deepseek_v3(tie_embeddings=True).language
-    with pytest.raises(ModelError, match="pp_size=2 with tie_embeddings and num_mtp_layers=1"):
-        DeepSeekV3Adapter().build(language, Layout(pp_size=2), pre_process=True, post_process=False, vp_stage=None)

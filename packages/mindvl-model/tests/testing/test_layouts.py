@@ -3,13 +3,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from mindvl_model import MindVLConfig
-from mindvl_model.layout import Layout
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
@@ -30,19 +30,20 @@ class Case:
     """A model in a layout."""
 
     config: MindVLConfig
-    layout: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
+    recompute: Literal["none", "selective", "full"] = "none"
     dp_size: int = 1
     trainable: tuple[Part, ...] = PARTS
 
 
 TWO_PROCESSES = {
-    "cp": Case(smallest_config(), {"cp_size": 2, "recompute": "selective"}),
+    "cp": Case(smallest_config(), {"cp_size": 2}, "selective"),
     "tp, images spread": Case(smallest_config(), {"tp_size": 2, "spread_images": True}),
     "cp, images spread": Case(smallest_config(), {"cp_size": 2, "spread_images": True}),
     "tp, images spread, projector alone": Case(
         smallest_config(), {"tp_size": 2, "spread_images": True}, trainable=("projector",)
     ),
-    "pp, projector alone": Case(MOE, {"pp_size": 2, "recompute": "full"}, trainable=("projector",)),
+    "pp, projector alone": Case(MOE, {"pp_size": 2}, "full", trainable=("projector",)),
     "cp, frozen vision_encoder": Case(smallest_config(), {"cp_size": 2}, trainable=("projector", "language")),
     "interleaved pp": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}),
     "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
@@ -56,7 +57,7 @@ TWO_PROCESSES = {
     "tp ep, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2, "ep_size": 2}),
     "dp ep, DeepSeek-V3": Case(DEEPSEEK, {"ep_size": 2}, dp_size=2),
     "cp, DeepSeek-V3": Case(DEEPSEEK, {"cp_size": 2}),
-    "uneven pp, DeepSeek-V3": Case(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3), "recompute": "full"}),
+    "uneven pp, DeepSeek-V3": Case(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3)}, "full"),
 }
 FOUR_PROCESSES = {
     "tp cp": Case(smallest_config(), {"tp_size": 2, "cp_size": 2}),  # each tp rank has one key-value head for two
@@ -64,7 +65,7 @@ FOUR_PROCESSES = {
         smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}
     ),
     "tp cp ep, Qwen3-MoE, images spread": Case(
-        MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True, "recompute": "full"}
+        MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True}, "full"
     ),
     "interleaved pp, cp ep, DeepSeek-V3": Case(
         DEEPSEEK, {"pp_size": 2, "virtual_stages": 2, "cp_size": 2, "ep_size": 2}
@@ -118,7 +119,9 @@ def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
                     config=case.config,
                     packs=packs_of(case.config),
                     weights=alone(case.config)[1],
-                    layout=Layout(**case.layout),
+                    build_config=BuildConfig(
+                        parallel=ParallelConfig(**case.parallel), recompute=RecomputeConfig(kind=case.recompute)
+                    ),
                     dp_size=case.dp_size,
                     trainable=case.trainable,
                 )
@@ -155,13 +158,15 @@ def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, toget
     assert_equal(together(FOUR_PROCESSES)[name], alone(FOUR_PROCESSES[name].config)[0])
 
 
-@pytest.mark.parametrize(
-    "layout", [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 1}]
-)
+@pytest.mark.parametrize("recompute", [{"kind": "selective"}, {"kind": "full"}, {"kind": "full", "layers": 1}])
 @pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])
-def test_computing_again_in_backward_changes_nothing(alone: Any, config: MindVLConfig, layout: dict[str, Any]) -> None:
+def test_computing_again_in_backward_changes_nothing(
+    alone: Any, config: MindVLConfig, recompute: dict[str, Any]
+) -> None:
     expected = alone(config)[0]
-    found, _ = in_one_process(config, packs_of(config), **layout)
+    found, _ = in_one_process(
+        config, packs_of(config), build_config=BuildConfig(recompute=RecomputeConfig(**recompute))
+    )
     assert found.loss_sum == expected.loss_sum
     assert_equal(found, expected)
 

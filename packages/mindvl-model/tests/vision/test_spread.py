@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindvl_model import named_config
-from mindvl_model.layout import Layout
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_model.vision.spread import deal_frames, plan_peer, spreading_wins, take_ranges
 
@@ -52,10 +52,12 @@ def test_gathered_parts_come_back_in_the_order_of_the_pack(num_peers: int) -> No
 
 def test_spreading_wins_where_work_would_be_repeated_or_sent_often() -> None:
     config = named_config("mindvl-8b")
-    assert not spreading_wins(config, Layout())
-    assert spreading_wins(config, Layout(cp_size=4))
-    assert spreading_wins(config, Layout(tp_size=8))
-    assert not spreading_wins(config, Layout(tp_size=8), frames_per_pack=0.25)  # peers would wait for a rare image
+    assert not spreading_wins(config, ParallelConfig())
+    assert spreading_wins(config, ParallelConfig(cp_size=4))
+    assert spreading_wins(config, ParallelConfig(tp_size=8))
+    assert not spreading_wins(
+        config, ParallelConfig(tp_size=8), frames_per_pack=0.25
+    )  # peers would wait for a rare image
     odd = smallest_config()
     odd = replace(odd, vision=replace(odd.vision, num_heads=1))
-    assert spreading_wins(odd, Layout(tp_size=2))  # one head cannot be split
+    assert spreading_wins(odd, ParallelConfig(tp_size=2))  # one head cannot be split

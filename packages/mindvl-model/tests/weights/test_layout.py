@@ -33,17 +33,17 @@ WORKER = """
     from mindvl_model import set_up_device
     set_up_device()
     from mindvl_model.hf.load import load_hf_directory
-    from mindvl_model.layout import Layout
-    from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces
+    from mindvl_model.megatron.one_step import launched_process, parallel_groups, pieces
     from mindvl_model.megatron.stages import build_stages
+    from mindvl_model.parallel_config import BuildConfig, ParallelConfig
     from mindvl_model.parameters import initialize, named_tensors
 
     results = []
     with launched_process() as rank:
         for config, directory, sizes in pickle.loads(Path(sys.argv[1]).read_bytes()):
-            layout = Layout(**sizes)
-            with layout_groups(layout):
-                for model in build_stages(config, layout):
+            parallel = ParallelConfig(**sizes)
+            with parallel_groups(parallel):
+                for model in build_stages(config, BuildConfig(parallel=parallel)):
                     report = load_hf_directory(model, config, directory)
                     held = sum(tensor.nbytes for tensor in named_tensors(model).values())
                     loaded = pickle.dumps(pieces(model))  # now: they share memory with the model

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run would do, without doing it: stages are built on the meta device, no weights read, nothing written.
+"""Dry run: what a run would do, with stages built on the meta device; no weights are read and nothing is written.
 
-Beside run.py, which does it. Takes seconds and little memory for any model on any number of processes; what is missing
-on this machine is listed.
+Follows run.py. Takes seconds and little memory for any model on any number of processes; problems of this machine, such
+as missing files, are listed.
 """
 
 import os
@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mindvl_data import DataError, load_tokenizer
-from mindvl_model import MindVLConfig, for_tokenizer, set_up_device
+from mindvl_data import DataError
+from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.counts import count_parameters
 from mindvl_model.parameters import PARTS, parameter_group
 from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
-from mindvl_train.layouts import data_parallel_size, fewest_processes, layout_of
+from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
 
-_PLANNED_TOKENS = 1 << 21  # of the first step; planning them takes seconds
+_MAX_TOKENS = 1 << 21  # of the first step; packing them takes seconds
 
 if TYPE_CHECKING:
     from mindvl_train.layout_search.blocks import Kernels
@@ -31,35 +31,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCounts:
-    """What one process of a pipeline stage holds; gradients are kept for what is trained, in fp32."""
+    """Sizes of one process of a pipeline stage; gradients are fp32, of trained parameters only."""
 
-    rank: int  # its first process
-    layers: tuple[int, ...]  # language layers of each of its chunks
+    rank: int  # first process of the stage
+    layers: tuple[int, ...]  # language layers of each model chunk
     has_vision: bool
     has_head: bool
     parameters: int
     trained: int
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int  # moments unless on the host, fp32 weights beside bf16 ones; over ranks with the same weights
-    activation_bytes: int  # at the fullest moment of a step, by the planner's formulas, for operators of `device`
+    optimizer_bytes: (
+        int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks with the same weights
+    )
+    activation_bytes: int  # peak of a step, estimated by the layout search, for the operators of `device`
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """The answer; `as_dict` gives JSON values."""
+    """Result of a dry run."""
 
     phase: str
     out: str
-    model: dict[str, Any]  # family, parameters by part, which are trained
-    layout: dict[str, Any]  # sizes, processes, ranks of each group of rank 0, microbatches, share of the bubble, device
+    model: dict[str, Any]  # family, parameters by part, trained parameters
+    layout: dict[
+        str, Any
+    ]  # sizes, processes, groups of rank 0, microbatches, pipeline bubble (fraction of a step), device
     stages: tuple[StageCounts, ...]
-    schedule: dict[str, Any]  # steps, rates, packs and tokens
-    checkpoints: dict[str, Any]  # how many, bytes of each and at most at once, free bytes at their place
+    schedule: dict[str, Any]  # steps, learning rates, packs and tokens
+    checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
-    start: dict[str, Any]  # what weights and position come from
-    data: dict[str, Any] | None  # figures of the first packs, at most a step; None where they cannot be planned
-    problems: tuple[str, ...]  # why this run could not start here and now
+    start: dict[str, Any]  # source of the weights and of the position
+    data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
+    problems: tuple[str, ...]  # reasons why the run could not start on this machine
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -67,36 +71,33 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: str | None = None) -> DryRun:
-    """Say what `run_training` would do.
+    """Describe what `run_training` would do.
 
     Args:
-        num_processes: Of the whole run; None: as few as the layout takes.
-        from_stage: The stage of a plan that will have written init.checkpoint by then, so that it need not exist yet.
+        num_processes: Processes of the run; None: the minimum of the parallel layout.
+        from_stage: Training stage that writes init.checkpoint before this one starts, so that it need not exist yet.
 
     Raises:
-        ModelError: The layout does not fit the model.
-        TrainError: The layout does not fit the number of processes or packs.
+        TrainError: The parallel layout does not fit the model, the number of processes or the global batch size.
     """
     device = set_up_device().device(0).type
-    # Operators of an NPU are asked for where there is none too, to see whether a run would fit there.
+    # ops.backend=npu estimates the memory of a run on NPUs on a machine without one.
     kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
     from mindvl_train.layout_search.measure import job_of, predict
-    from mindvl_train.megatron.imagined import imagined_models, imagined_process
+    from mindvl_train.megatron.fake_groups import fake_process_groups, meta_models
 
     problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
     model_config = _model_config(config, problems)
-    processes = num_processes or fewest_processes(config)
-    dp_size = data_parallel_size(config, processes)
-    layout = layout_of(config)
-    planned = predict(job_of(config, processes), processes, kernels)
+    run = resolve_run(config, num_processes or min_processes(config.parallel))
+    predicted = predict(job_of(config, run.num_processes), kernels)
     stages: list[StageCounts] = []
     groups: dict[str, list[int]] = {}
     for stage in range(config.parallel.pp_size):
-        rank = stage * (processes // config.parallel.pp_size)
-        with imagined_process(rank, processes, config.parallel) as found:
-            models = imagined_models(model_config, layout)
-            groups = groups or found
-            stages.append(_count(config, models, planned[rank], rank=rank, processes=processes))
+        rank = stage * (run.num_processes // config.parallel.pp_size)
+        with fake_process_groups(rank, run.num_processes, run.parallel) as ranks_by_group:
+            models = meta_models(model_config, run.build)
+            groups = groups or ranks_by_group
+            stages.append(_count(run, models, predicted[rank], rank=rank))
     trained, all_parameters = _trained(config, model_config)
     return DryRun(
         phase=config.phase,
@@ -107,20 +108,20 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             "trained": trained,
             "precision": config.precision,
         },
-        layout=_layout(config, processes, dp_size, groups) | {"device": kernels},
+        layout=_layout(run, groups) | {"device": kernels},
         stages=tuple(stages),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
         start=_start(config, from_stage),
-        data=None if any(one.startswith("data.") for one in problems) else _first_step(config, dp_size),
+        data=None if any(one.startswith("data.") for one in problems) else _first_step(run),
         problems=tuple(problems),
     )
 
 
-def _count(config: RunConfig, models: list[Any], planned: "Memory", *, rank: int, processes: int) -> StageCounts:
-    parallel = config.parallel
-    per_stage = processes // parallel.pp_size
+def _count(run: ResolvedRun, models: list[Any], predicted: "Memory", *, rank: int) -> StageCounts:
+    config, parallel = run.config, run.parallel
+    per_stage = run.num_processes // parallel.pp_size
     sizes: Counter[str] = Counter()
     weight_bytes, optimizer_bytes = 0, 0.0
     for model in models:
@@ -142,12 +143,12 @@ def _count(config: RunConfig, models: list[Any], planned: "Memory", *, rank: int
         weight_bytes=weight_bytes,
         gradient_bytes=4 * sizes["trained"],
         optimizer_bytes=round(optimizer_bytes),
-        activation_bytes=round(planned.activations + planned.temporary + planned.inputs),
+        activation_bytes=round(predicted.activations + predicted.temporary + predicted.inputs),
     )
 
 
 def _state_bytes(config: RunConfig) -> int:
-    """Of one trained parameter in the optimizer: two fp32 moments, and an fp32 copy of a bf16 weight."""
+    """Optimizer state per trained parameter: two fp32 moments, and an fp32 copy of a bf16 weight."""
     return 8 + _master_bytes(config)
 
 
@@ -165,33 +166,34 @@ def _trained(config: RunConfig, model_config: MindVLConfig) -> tuple[dict[str, i
     return {part: all_parameters[part] for part in PARTS if part in config.trained_parts}, all_parameters
 
 
-def _layout(config: RunConfig, processes: int, dp_size: int, groups: dict[str, list[int]]) -> dict[str, Any]:
-    parallel = config.parallel
-    microbatches = config.global_batch_size // dp_size
-    chunks_under_way = microbatches * parallel.virtual_stages
+def _layout(run: ResolvedRun, groups: dict[str, list[int]]) -> dict[str, Any]:
+    parallel = run.parallel
+    chunk_passes = run.num_microbatches * parallel.virtual_stages
     return {
-        "processes": processes,
+        "processes": run.num_processes,
         "tp_size": parallel.tp_size,
         "pp_size": parallel.pp_size,
         "virtual_stages": parallel.virtual_stages,
         "cp_size": parallel.cp_size,
         "ep_size": parallel.ep_size,
-        "dp_size": dp_size,
+        "dp_size": run.dp_size,
         "groups_of_rank_0": groups,
-        "microbatches": microbatches,
-        "pipeline_bubble": (parallel.pp_size - 1) / (chunks_under_way + parallel.pp_size - 1),
-        "recompute": config.recompute.kind,
+        "microbatches": run.num_microbatches,
+        "pipeline_bubble": (parallel.pp_size - 1) / (chunk_passes + parallel.pp_size - 1),
+        "recompute": run.config.recompute.kind,
     }
 
 
 def _operators(config: RunConfig, device: str, problems: list[str]) -> dict[str, str]:
-    """The backend of each operator; where this machine lacks it, as the recipe has it."""
+    """The backend of each operator; the one in the recipe if this machine does not have it."""
     try:
         select_backends(config.ops, device)
     except OpsError as error:
         problems.append(str(error))
-        return {pack.operator: config.ops.overrides.get(pack.operator, config.ops.backend) for pack in backend_table()}
-    return {pack.operator: pack.chosen for pack in backend_table()}
+        return {
+            entry.operator: config.ops.overrides.get(entry.operator, config.ops.backend) for entry in backend_table()
+        }
+    return {entry.operator: entry.chosen for entry in backend_table()}
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
@@ -215,12 +217,12 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
     weight = 2 if config.precision == "bf16" else 4
     size = parameters * weight + trained * _state_bytes(config)
     kept_for_good = steps // keep if keep else 0
-    at_once = min(count, config.checkpoints.keep_last + kept_for_good + 1)  # one more while it is written
+    at_once = min(count, config.checkpoints.keep_last + kept_for_good + 1)  # one more while a checkpoint is written
     free = _free_bytes(config.out)
     if size * at_once > free:
         problems.append(
-            f"{config.out}: checkpoints take up to {size * at_once / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB are free. "
-            "Name an `out` with more room, or lower checkpoints.keep_last."
+            f"{config.out}: checkpoints need up to {size * at_once / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB are free. "
+            "Set an `out` with more space, or lower checkpoints.keep_last."
         )
     return {"written": count, "bytes": size, "at_once": at_once, "bytes_at_once": size * at_once, "free_bytes": free}
 
@@ -246,10 +248,10 @@ def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
 
 
 def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[str]:
-    """One sentence for each path that the recipe names and that is not there.
+    """One message per path of the recipe that does not exist.
 
     Args:
-        from_stage: The stage of a plan that will have written init.checkpoint by then.
+        from_stage: Training stage that writes init.checkpoint before this one starts.
     """
     named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
     named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
@@ -260,39 +262,39 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
     ]
     for key, path in named:
         if isinstance(path, Path) and not _exists(path):
-            yield f"{key}: {path} does not exist. Make it, or name another place by {key}=PATH."
+            yield f"{key}: {path} does not exist. Create it, or set {key}=PATH."
 
 
 def _unwritable_places(config: RunConfig) -> Iterator[str]:
-    """One sentence for each place that a training would write to and cannot."""
-    places = [
+    """One message per output path that is not writable."""
+    outputs: list[tuple[str, Path | None]] = [
         ("out", config.out),
         ("data.audit_log", config.data.audit_log),
         ("data.quarantine_log", config.data.quarantine_log),
         ("data.store.cache", config.data.store.cache),
     ]
-    for key, place in places:
-        blocked = None if place is None else _blocked_by(place, is_file=key.endswith("_log"))
-        if blocked is not None:
-            yield f"{key}: {place} cannot be written, because {blocked}. Name another place by {key}=PATH."
+    for key, path in outputs:
+        reason = None if path is None else _why_unwritable(path, is_file=key.endswith("_log"))
+        if reason is not None:
+            yield f"{key}: {path} is not writable: {reason}. Set {key}=PATH to another path."
 
 
-def _blocked_by(place: Path, *, is_file: bool) -> str | None:
-    """Why a file or directory cannot be made at a place; None where nothing is in the way."""
-    if is_file and place.is_dir():
+def _why_unwritable(path: Path, *, is_file: bool) -> str | None:
+    """The reason why a file or directory cannot be created or written; None if it can."""
+    if is_file and path.is_dir():
         return "it is a directory"
-    if is_file and _exists(place):  # a device, such as /dev/null, counts by itself
-        return None if os.access(place, os.W_OK) else "it is not writable"
-    above = place.absolute().parent if is_file else place.absolute()
-    while not _exists(above):
-        above = above.parent
-    if not above.is_dir():
-        return f"{above} is not a directory"
-    return None if os.access(above, os.W_OK | os.X_OK) else f"{above} is not writable"
+    if is_file and _exists(path):  # also devices such as /dev/null
+        return None if os.access(path, os.W_OK) else "permission denied"
+    parent = path.absolute().parent if is_file else path.absolute()
+    while not _exists(parent):
+        parent = parent.parent
+    if not parent.is_dir():
+        return f"{parent} is not a directory"
+    return None if os.access(parent, os.W_OK | os.X_OK) else f"no write permission for {parent}"
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something; not where its name is longer than the file system allows."""
+    """Whether the path exists; false for a name that is too long for the file system."""
     try:
         return path.exists()
     except OSError:
@@ -300,29 +302,28 @@ def _exists(path: Path) -> bool:
 
 
 def _model_config(config: RunConfig, problems: list[str]) -> MindVLConfig:
-    """The model with the ids of the tokenizer, or with its own where there is none yet."""
-    resolved = config.model.resolve()
+    """The model with the token ids of its tokenizer, if that can be loaded."""
     if not _exists(config.data.tokenizer):
-        return resolved
+        return config.model.resolved
     try:
-        tokenizer = load_tokenizer(config.data.tokenizer)
+        return tokenized_model(config)
     except DataError as error:
-        what = str(error)
-        if error.__cause__ is not None:  # transformers tells in several lines how else one could be made
+        message = str(error)
+        if error.__cause__ is not None:  # the message of transformers has several lines about other file formats
             directory = config.data.tokenizer
-            what = f"{directory} holds no tokenizer. Name a directory with tokenizer.json by data.tokenizer=PATH."
-        problems.append(f"data.tokenizer: {what}")
-        return resolved
-    return for_tokenizer(resolved, tokenizer.special_ids, len(tokenizer.hf))
+            message = f"{directory} has no tokenizer. Set data.tokenizer=PATH to a directory with tokenizer.json."
+        problems.append(f"data.tokenizer: {message}")
+        return config.model.resolved
 
 
-def _first_step(config: RunConfig, dp_size: int) -> dict[str, Any]:
-    """Figures of the first step, or of the first packs of one that would take long."""
+def _first_step(run: ResolvedRun) -> dict[str, Any]:
+    """Statistics of the first step, or of its first packs if the step is large."""
     from mindvl_data.order.stats import order_stats
 
-    packing, packs = config.data.packing, config.global_batch_size
-    most = max(1, _PLANNED_TOKENS // packing.seq_length)
+    config, packs = run.config, run.config.global_batch_size
+    packing = config.data.packing
+    most = max(1, _MAX_TOKENS // packing.seq_length)
     if packs * packing.balance_steps <= most:
-        return order_stats(config.data, num_packs=packs, dp_size=dp_size, microbatches=packs // dp_size)
+        return order_stats(config.data, num_packs=packs, dp_size=run.dp_size, microbatches=run.num_microbatches)
     data = replace(config.data, packing=replace(packing, balance_steps=1))
     return order_stats(data, num_packs=1, dp_size=1, microbatches=min(packs, most))

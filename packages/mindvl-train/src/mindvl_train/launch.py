@@ -86,7 +86,7 @@ def _run_once(
         processes.clear()
 
 
-def local_place() -> tuple[int, int]:
+def local_rank_and_size() -> tuple[int, int]:
     """(rank, number of processes) on this machine, as the launcher, torchrun or a scheduler said."""
     return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
@@ -96,7 +96,7 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def number_of_start() -> int:
+def restart_count() -> int:
     """How often torchrun has started the processes of this run before; 0 under other launchers.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run with its starting weights: from an earlier phase, from transformers directories, or at random.
+"""The model of a run with its initial weights: from an earlier phase, from transformers checkpoints, or random.
 
 Comes after the process groups, before gradient buffers.
 """
@@ -14,29 +14,27 @@ from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
-from mindvl_train.config import InitSection, RunConfig
-from mindvl_train.layouts import layout_of
+from mindvl_train.config import InitSection
+from mindvl_train.resolved_run import ResolvedRun
 
 logger = logging.getLogger(__name__)
 
 
-def build_models(
-    config: RunConfig, model_config: MindVLConfig, device: torch.device, *, load_init: bool
-) -> list[MindVLModel]:
-    """Build what this process holds of the model, fill it, freeze what the phase does not train.
+def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> list[MindVLModel]:
+    """Build the model chunks of this rank, load their weights and freeze the parts that are not trained.
 
     Args:
-        load_init: False when a checkpoint of this run follows and would overwrite everything.
+        load_init: False if a checkpoint of this run will overwrite all weights.
 
     Returns:
-        One chunk for each virtual stage of this pipeline rank, first to last.
+        One chunk per virtual stage of this pipeline rank, first to last.
     """
-    models = build_stages(model_config, layout_of(config))
+    models = build_stages(run.model, run.build)
     for model in models:
         if load_init:
-            initialize(model, model_config, config.seed)
-            _load_init(model, model_config, config.init, config.seed)
-        set_trainable(model, config.trained_parts)
+            initialize(model, run.model, run.config.seed)
+            _load_init(model, run.model, run.config.init, run.config.seed)
+        set_trainable(model, run.config.trained_parts)
     return [model.to(device) for model in models]
 
 
@@ -44,28 +42,31 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
     if init.checkpoint is not None:
         checkpoint = newest_checkpoint(init.checkpoint)
         load_weights(checkpoint, model)
-        logger.info("weights of all parts from %s", checkpoint)
-    takes: list[tuple[str, tuple[Part, ...]]] = [
+        logger.info("loaded weights of all parts from %s", checkpoint)
+    parts_by_field: list[tuple[str, tuple[Part, ...]]] = [
         ("model", ("vision", "projector", "language")),
         ("vision", ("vision",)),
         ("language", ("language",)),
     ]
-    for name, parts in takes:
+    for name, parts in parts_by_field:
         directory = getattr(init, name)
         if directory is not None:
             report = load_hf_directory(model, model_config, directory, parts, seed=seed)
             logger.info(
-                "%d parameters of %s from %s (%s, %.1f MB read here); %d of its tensors belong to other parts",
+                "loaded %d parameters of %s from %s (%s, %.1f MB read by this rank); %d tensors of other parts ignored",
                 len(report.loaded),
                 "/".join(parts),
                 directory,
-                ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "types as stored",
+                ", ".join(f"{count} {change}" for change, count in report.converted.items()) or "no type conversion",
                 report.bytes_read / 1e6,
                 len(report.skipped),
             )
             for parameter, count in report.untrained_rows.items():
                 logger.warning(
-                    "the last %d rows of %s start at random: %s lacks these tokens", count, parameter, directory
+                    "%s: the last %d rows are initialized randomly, because %s lacks these tokens",
+                    parameter,
+                    count,
+                    directory,
                 )
             if report.redundant:
                 logger.warning("%s: redundant tensors are ignored: %s", directory, ", ".join(report.redundant))

@@ -55,9 +55,9 @@ def one_process() -> Iterator[None]:
 
 
 def make_model(config: MindVLConfig, dtype: torch.dtype, seed: int = 0) -> MindVLModel:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
 
-    model = MindVLModel(config, Layout(dtype=dtype))
+    model = MindVLModel(config, BuildConfig(dtype=dtype))
     randomize(model, seed)
     return model
 

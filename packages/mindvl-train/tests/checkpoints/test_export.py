@@ -144,5 +144,5 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_manifest_gives_the_model_back(make_config: Callable[..., RunConfig]) -> None:
     from mindvl_train.checkpoints.directory import plain_json
 
-    config = make_config().model.resolve()
+    config = make_config().model.resolved
     assert model_config({"model": json.loads(json.dumps(plain_json(config)))}) == config

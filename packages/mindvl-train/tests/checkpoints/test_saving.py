@@ -101,7 +101,7 @@ def test_what_is_saved_beside_training_is_the_state_of_its_step(
 
     every = CheckpointConfig(every_steps=2, keep_last=5)
     expected = run_training(make_config("foreground", steps=4, checkpoints=every))
-    config = make_config(steps=4, checkpoints=CheckpointConfig(every_steps=2, keep_last=5, in_background=True))
+    config = make_config(steps=4, checkpoints=CheckpointConfig(every_steps=2, keep_last=5, async_save=True))
     seen: list[list[str]] = []
 
     def on_step(step: int, loss: float | None) -> None:
@@ -132,7 +132,7 @@ def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
             super().add(piece)
 
     monkeypatch.setattr(saving, "ChunkWriter", FullDisk)
-    config = make_config(steps=50, checkpoints=CheckpointConfig(every_steps=1, in_background=True))
+    config = make_config(steps=50, checkpoints=CheckpointConfig(every_steps=1, async_save=True))
     seen: list[int] = []
     message = r"step-00000002: could not be saved \(.*No space left on device\).* can go on from step-00000001"
     with pytest.raises(CheckpointError, match=message):
@@ -146,7 +146,7 @@ def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
 @contextmanager
 def one_process() -> Iterator[None]:
     from mindvl_model import set_up_device
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
 
     with process_groups(set_up_device(), seed=0):
         yield
@@ -184,7 +184,7 @@ def test_a_failed_save_asks_the_loop_to_stop_and_says_why_at_the_next_call(tmp_p
     from mindvl_train.checkpoints.saving import Saver, _Writing
 
     with one_process():
-        saver = Saver(tmp_path, CheckpointConfig(in_background=True), {})
+        saver = Saver(tmp_path, CheckpointConfig(async_save=True), {})
         writing = saver._writing = _Writing(tmp_path, CheckpointConfig(), "step-00000001")
         saver._thread = threading.Thread(target=writing.run, args=([], {}))  # its directory was never made
         saver._thread.start()
@@ -249,7 +249,7 @@ def test_a_full_disk_is_an_error_that_leaves_older_checkpoints_and_nothing_half(
 ) -> None:
 
     configs = [
-        make_config(f"run-{beside}", steps=4, checkpoints=CheckpointConfig(every_steps=1, in_background=beside))
+        make_config(f"run-{beside}", steps=4, checkpoints=CheckpointConfig(every_steps=1, async_save=beside))
         for beside in (False, True)
     ]
     (tmp_path / "job").write_bytes(pickle.dumps(configs))

@@ -13,7 +13,7 @@ from mindvl_ops import Segments
 from mindvl_train import ModelSection, RunConfig, TrainError
 from mindvl_train.checks import packing
 from mindvl_train.checks.packing import PackingReport, alone, poisoned
-from mindvl_train.run import model_config_of
+from mindvl_train.resolved_run import tokenized_model
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_samples_taken_out_of_a_pack_are_the_pack_again_when_joined(pack: Batch)
 def test_a_poison_changes_words_and_pixels_of_one_sample_only(
     pack: Batch, make_config: Callable[..., RunConfig]
 ) -> None:
-    model_config = model_config_of(make_config())
+    model_config = tokenized_model(make_config())
     before = [alone(pack, number) for number in range(len(pack.samples))]
     for number in range(len(pack.samples)):
         changed = poisoned(pack, number, model_config)
@@ -52,7 +52,7 @@ def test_a_poison_changes_words_and_pixels_of_one_sample_only(
 
 
 def test_a_pack_of_one_word_is_poisoned_too(pack: Batch, make_config: Callable[..., RunConfig]) -> None:
-    model_config = model_config_of(make_config())
+    model_config = tokenized_model(make_config())
     special = torch.tensor([token for token in vars(model_config.tokens).values() if token is not None])
     word = next(int(token) for token in pack.input_ids if token not in special)
     same = replace(pack, input_ids=torch.where(torch.isin(pack.input_ids, special), pack.input_ids, word))

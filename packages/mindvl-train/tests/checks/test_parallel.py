@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.tiny import smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, TrainError
 from mindvl_train.checks.parallel import LayoutReport, in_layout, parse_layout, usual_layouts
-from mindvl_train.config import ParallelConfig
 
 Make = Callable[..., RunConfig]
 

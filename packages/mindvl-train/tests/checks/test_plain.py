@@ -14,14 +14,14 @@ from mindvl_data import Batch, Loader
 from mindvl_model.hf.export import write_hf_directory
 from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.hf.processor_files import ProcessorSettings
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.process import single_process
+from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.parameters import named_tensors
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen2_5_vl
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.plain import IGNORE_INDEX, PlainTraining, samples_of
-from mindvl_train.run import model_config_of
+from mindvl_train.resolved_run import tokenized_model
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def packs(config: RunConfig) -> list[Batch]:
 
 
 def test_samples_put_end_to_end_are_the_pack(config: RunConfig, packs: list[Batch]) -> None:
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
     assert any(len(pack.image_grid_thw) > 1 for pack in packs)
     for pack in packs:
         samples = list(samples_of(pack, model_config))
@@ -59,7 +59,7 @@ def test_transformers_computes_positions_itself_and_others_in_the_pack_are_count
     """M-RoPE: a pack whose positions count tokens, as without it, differs in every token after an image begins."""
     model = smallest_qwen2_5_vl(vocab_size=264)
     config = make_config(model=ModelSection(vision=model.vision, language=model.language))
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
     with Loader(config.data, global_batch_size=2, position_kind="mrope") as source:
         packs = [next(source) for _ in range(2)]
     write_start(config, tmp_path / "start")
@@ -84,7 +84,7 @@ def test_padding_is_no_sample(config: RunConfig, packs: list[Batch]) -> None:
     padded = [pack for pack in packs if len(pack.cu_seqlens) - 1 > len(pack.samples)]
     assert padded
     for pack in padded:
-        samples = list(samples_of(pack, model_config_of(config)))
+        samples = list(samples_of(pack, tokenized_model(config)))
         assert len(samples) == len(pack.samples)
         assert all(bool((sample["labels"] != IGNORE_INDEX).any()) for sample in samples)
 
@@ -92,7 +92,7 @@ def test_padding_is_no_sample(config: RunConfig, packs: list[Batch]) -> None:
 def test_a_warm_up_changes_the_projector_alone(config: RunConfig, packs: list[Batch], tmp_path: Path) -> None:
     write_start(config, tmp_path / "start")
     plain = PlainTraining(
-        tmp_path / "start", model_config_of(config), config, torch.device("cpu"), trust_remote_code=True
+        tmp_path / "start", tokenized_model(config), config, torch.device("cpu"), trust_remote_code=True
     )
     before = {name: parameter.detach().clone() for name, parameter in plain.model.named_parameters()}
     loss, norm = plain.step(packs[:2], 1e-2)
@@ -118,7 +118,7 @@ def test_a_plain_transformers_step_on_packs_has_our_loss_and_gradients(
     from mindvl_model.model import MindVLModel  # after the device setup
 
     with single_process():
-        model = MindVLModel(model_config, Layout(dtype=torch.float32))
+        model = MindVLModel(model_config, BuildConfig(dtype=torch.float32))
         randomize(model, 0)
         loss = sum(model(**pack.model_inputs()) for pack in packs) / total
         loss.backward()

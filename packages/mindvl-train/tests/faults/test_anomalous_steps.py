@@ -20,7 +20,7 @@ from mindvl_data.types import SampleReference
 from mindvl_model import set_up_device
 from mindvl_train import CheckpointConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainError, run_training
 from mindvl_train.config import FaultsConfig
-from mindvl_train.parallel import Place, process_groups
+from mindvl_train.parallel_state import ParallelState, process_groups
 from mindvl_train.state import TrainState
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
@@ -55,18 +55,18 @@ PACKS = [pack_of(3), pack_of(4)]
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def ranks() -> Iterator[ParallelState]:
     with process_groups(set_up_device(), seed=0) as here:
         yield here
 
 
 def decide(
-    state: TrainState, config: FaultsConfig, out: Path, place: Place, numbers: list[tuple[float, float]]
+    state: TrainState, config: FaultsConfig, out: Path, ranks: ParallelState, numbers: list[tuple[float, float]]
 ) -> list[bool]:
     """The decisions over steps with these (loss sums, gradient norms)."""
     from mindvl_train.faults.anomalous_steps import AnomalousSteps
 
-    anomalous_steps, decisions = AnomalousSteps(config, out, state, place), []
+    anomalous_steps, decisions = AnomalousSteps(config, out, state, ranks), []
     for loss, norm in numbers:
         decisions.append(anomalous_steps.accepts(norm, torch.tensor(loss), PACKS))
         state.step += 1
@@ -86,11 +86,11 @@ def written(out: Path) -> list[dict[str, Any]]:
     [(NAN, 1.0, "the loss is nan"), (float("-inf"), NAN, "the loss is -inf"), (2.0, NAN, "the gradient norm is nan")],
 )
 def test_a_number_that_is_not_finite_ends_the_run_and_names_step_and_samples(
-    tmp_path: Path, place: Place, loss: float, norm: float, why: str
+    tmp_path: Path, ranks: ParallelState, loss: float, norm: float, why: str
 ) -> None:
     state = fresh(step=41)
     with pytest.raises(TrainError) as caught:
-        decide(state, FaultsConfig(), tmp_path, place, [(loss, norm)])
+        decide(state, FaultsConfig(), tmp_path, ranks, [(loss, norm)])
     message = str(caught.value)
     assert message.startswith(
         f"step 42: {why}, so nothing was updated. Rank 0 trained on 2 packs of 2 samples, the first: "
@@ -101,12 +101,14 @@ def test_a_number_that_is_not_finite_ends_the_run_and_names_step_and_samples(
     assert (state.norms, state.skipped) == ([], 0)
 
 
-def test_a_skipped_step_is_written_down_and_leaves_no_trace_in_what_is_usual(tmp_path: Path, place: Place) -> None:
+def test_a_skipped_step_is_written_down_and_leaves_no_trace_in_what_is_usual(
+    tmp_path: Path, ranks: ParallelState
+) -> None:
     state = fresh()
     config = FaultsConfig(on_anomalous_step="skip", spike_factor=3.0)
     calm = [(2.0, 1.0), (2.0, 1.2)] * 5
     # A spike is above three times the median, 1.1; it does not raise the median for the next.
-    assert decide(state, config, tmp_path, place, [*calm, (2.0, 3.31), (2.0, 3.29), (NAN, NAN)]) == (
+    assert decide(state, config, tmp_path, ranks, [*calm, (2.0, 3.31), (2.0, 3.29), (NAN, NAN)]) == (
         [True] * 10 + [False, True, False]
     )
     assert (state.skipped, state.consecutive_skips, state.norms) == (2, 1, [1.0, 1.2] * 5 + [3.29])
@@ -118,11 +120,11 @@ def test_a_skipped_step_is_written_down_and_leaves_no_trace_in_what_is_usual(tmp
     assert (second["step"], second["grad_norm"], second["ranks"][0]["loss_sum"]) == (13, "nan", "nan")
 
 
-def test_a_loss_far_above_the_usual_one_is_a_spike_too(tmp_path: Path, place: Place) -> None:
+def test_a_loss_far_above_the_usual_one_is_a_spike_too(tmp_path: Path, ranks: ParallelState) -> None:
     state = fresh()
     config = FaultsConfig(on_anomalous_step="skip", loss_spike_factor=1.5)
     # 14 loss tokens, so the mean loss is 2 before and 3.1 in the spike; the norm does not move.
-    assert decide(state, config, tmp_path, place, [*[(28.0, 1.0)] * 10, (43.4, 1.0), (41.9, 1.0)]) == (
+    assert decide(state, config, tmp_path, ranks, [*[(28.0, 1.0)] * 10, (43.4, 1.0), (41.9, 1.0)]) == (
         [True] * 10 + [False, True]
     )
     assert state.losses == pytest.approx([2.0] * 10 + [41.9 / 14])
@@ -131,39 +133,41 @@ def test_a_loss_far_above_the_usual_one_is_a_spike_too(tmp_path: Path, place: Pl
 
 
 def test_a_full_disk_does_not_end_a_run_that_leaves_bad_steps_out(
-    tmp_path: Path, place: Place, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, ranks: ParallelState, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = FaultsConfig(on_anomalous_step="skip")
-    assert decide(fresh(), config, tmp_path / "gone", place, [(NAN, 1.0)]) == [False]
+    assert decide(fresh(), config, tmp_path / "gone", ranks, [(NAN, 1.0)]) == [False]
     assert "skipped.jsonl could not be written" in caplog.text
     assert "n3" in caplog.text
 
 
-def test_the_first_steps_are_never_spikes_and_the_oldest_norms_are_forgotten(tmp_path: Path, place: Place) -> None:
+def test_the_first_steps_are_never_spikes_and_the_oldest_norms_are_forgotten(
+    tmp_path: Path, ranks: ParallelState
+) -> None:
     state = fresh()
     config = FaultsConfig(spike_factor=2.0)
     wild = [(2.0, 10.0**power) for power in range(9)]
-    assert decide(state, config, tmp_path, place, [*wild, *[(2.0, 1.0)] * 120]) == [True] * 129
+    assert decide(state, config, tmp_path, ranks, [*wild, *[(2.0, 1.0)] * 120]) == [True] * 129
     assert state.norms == [1.0] * 100
 
 
-def test_too_many_bad_steps_in_a_pack_end_the_run(tmp_path: Path, place: Place) -> None:
+def test_too_many_bad_steps_in_a_pack_end_the_run(tmp_path: Path, ranks: ParallelState) -> None:
     state = fresh()
     config = FaultsConfig(on_anomalous_step="skip", max_skipped=2)
-    assert decide(state, config, tmp_path, place, [(NAN, 1.0), (NAN, 1.0), (2.0, 1.0), (NAN, 1.0), (NAN, 1.0)]) == [
+    assert decide(state, config, tmp_path, ranks, [(NAN, 1.0), (NAN, 1.0), (2.0, 1.0), (NAN, 1.0), (NAN, 1.0)]) == [
         *(False, False, True, False, False)
     ]
     said = r"step 6: the loss is nan, after 2 consecutive skipped steps.*or raise faults\.max_skipped\."
     with pytest.raises(TrainError, match=said):
-        decide(state, config, tmp_path, place, [(NAN, 1.0)])
+        decide(state, config, tmp_path, ranks, [(NAN, 1.0)])
 
 
-def test_lines_after_the_resumed_step_are_dropped_and_a_cut_one_too(tmp_path: Path, place: Place) -> None:
+def test_lines_after_the_resumed_step_are_dropped_and_a_cut_one_too(tmp_path: Path, ranks: ParallelState) -> None:
     config = FaultsConfig(on_anomalous_step="skip")
-    decide(fresh(), config, tmp_path, place, [(NAN, 1.0)] * 3)
+    decide(fresh(), config, tmp_path, ranks, [(NAN, 1.0)] * 3)
     with (tmp_path / "skipped.jsonl").open("a") as file:
         file.write('{"step": 2, "act')
-    decide(fresh(step=2), config, tmp_path, place, [(NAN, 1.0)])
+    decide(fresh(step=2), config, tmp_path, ranks, [(NAN, 1.0)])
     assert [line["step"] for line in written(tmp_path)] == [1, 2, 3]
 
 
@@ -220,8 +224,8 @@ CHAOS = """
             if child := os.fork():
                 children.append(child)
                 continue
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            os.environ.update({name: str(value) for name, value in place.items()})
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            os.environ.update({name: str(value) for name, value in variables.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             log = os.open(config.out.with_suffix(f".rank{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1), os.dup2(log, 2)

@@ -6,7 +6,7 @@ import torch
 
 from mindvl_model import set_up_device
 from mindvl_train.faults.stragglers import Stragglers, slow_ranks
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel_state import process_groups
 
 
 @pytest.mark.parametrize(

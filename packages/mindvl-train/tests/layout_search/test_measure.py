@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted beside measured peaks of real training steps, in one process and in two, within the promised 10 %."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
-from mindvl_train.config import ModelSection, ParallelConfig, RunConfig, ScheduleConfig
+from mindvl_model.parallel_config import ParallelConfig
+from mindvl_train.config import ModelSection, RunConfig, ScheduleConfig
 from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predict
 from mindvl_train.layout_search.packs import Pack
+from mindvl_train.resolved_run import resolve_run
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
@@ -52,24 +55,24 @@ def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, packs: int = 
         parallel=ParallelConfig(pp_size=pp_size),
     )
     model = MindVLConfig(vision=VISION, language=language, tokens=TOKENS)
-    return Job(run=run, model=model, pack=PACK, num_microbatches=packs)
+    return Job(run=replace(resolve_run(run, pp_size), model=model), pack=PACK)
 
 
 def test_a_random_pack_has_as_many_placeholders_as_visual_tokens() -> None:
-    inputs = RandomBatch.of(PACK, _job(DENSE).model).model_inputs()
+    inputs = RandomBatch.of(PACK, _job(DENSE).run.model).model_inputs()
     assert int((inputs["input_ids"] == TOKENS.image).sum()) == PACK.patches // 4
     assert inputs["cu_seqlens"].tolist() == [0, 256, 474, 978, 1024]
 
 
 @pytest.mark.parametrize(
-    ("job", "num_processes"),
-    [(_job(EXPERTS), 1), pytest.param(_job(DENSE, packs=3, pp_size=2), 2, marks=pytest.mark.multi)],
+    "job",
+    [_job(EXPERTS), pytest.param(_job(DENSE, packs=3, pp_size=2), marks=pytest.mark.multi)],
     ids=["experts-alone", "two-stages"],
 )
-def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job, num_processes: int) -> None:
-    predicted = predict(job, num_processes, "cpu")
-    measured = measure(job, num_processes)
-    assert len(predicted) == len(measured) == num_processes
+def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
+    predicted = predict(job, "cpu")
+    measured = measure(job)
+    assert len(predicted) == len(measured) == job.run.num_processes
     for memory, seen in zip(predicted, measured, strict=True):
         assert memory.total == pytest.approx(seen.total, rel=0.1)
         for name in ("parameters", "gradients", "optimizer", "inputs"):

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mindvl_model import MindVLConfig
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
 from mindvl_train.checkpoints.export import export_checkpoint
-from mindvl_train.config import ParallelConfig
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
 Losses = Callable[[RunConfig], list[tuple[int, float, float]]]
@@ -107,7 +107,7 @@ def test_every_layout_goes_on_from_every_other_with_its_optimizer(
             out,
             steps=2 * len(layouts) + 1,
             model=ModelSection(vision=model.vision, language=model.language),
-            checkpoints=CheckpointConfig(every_steps=2, keep_last=20, in_background=out.startswith("dense")),
+            checkpoints=CheckpointConfig(every_steps=2, keep_last=20, async_save=out.startswith("dense")),
         )
         # Adam's first steps follow the sign of a gradient, so that rounding of nearly zero ones would show: damp them.
         return replace(made, optimizer=replace(made.optimizer, epsilon=1e-4))

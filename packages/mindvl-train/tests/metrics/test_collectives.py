@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup, Work
 
 from mindvl_model import set_up_device
 from mindvl_train.metrics.collectives import notice_collectives
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel_state import process_groups
 
 
 def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_are_not() -> None:

@@ -22,7 +22,7 @@ from mindvl_train import ModelSection, RunConfig
 from mindvl_train.megatron.groups import destroy_groups
 from mindvl_train.metrics.metrics import Metrics
 from mindvl_train.metrics.pack_tally import RunFacts
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel_state import process_groups
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport
 
@@ -56,8 +56,8 @@ def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> Non
 
     sink, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
     facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
-    with process_groups(set_up_device(), seed=0) as place:
-        metrics = Metrics([sink], 2, place, facts)
+    with process_groups(set_up_device(), seed=0) as ranks:
+        metrics = Metrics([sink], 2, ranks, facts)
         answers = []
         for state.step, (loss_sum, loss_tokens) in enumerate([(6.0, 2), (4.0, 8), (3.0, 3), (0.0, 0)], start=1):
             answers.append(metrics.add(state, step_of(loss_sum, loss_tokens), report_now=state.step == 3))
@@ -84,8 +84,8 @@ def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> N
 
     after, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
     facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
-    with process_groups(set_up_device(), seed=0) as place:
-        Metrics([Full(), after], 1, place, facts).add(state, step_of(6.0, 2), report_now=True)
+    with process_groups(set_up_device(), seed=0) as ranks:
+        Metrics([Full(), after], 1, ranks, facts).add(state, step_of(6.0, 2), report_now=True)
     assert len(after.reports) == 1
     assert "a report could not be written" in caplog.text
 
@@ -96,8 +96,8 @@ def test_groups_come_down_so_that_a_process_can_train_again() -> None:
     from mindvl_model import set_up_device
 
     for _ in range(2):
-        with process_groups(set_up_device(), seed=0) as place:
-            assert (place.rank, place.dp_rank, place.dp_size, place.is_first) == (0, 0, 1, True)
+        with process_groups(set_up_device(), seed=0) as ranks:
+            assert (ranks.rank, ranks.dp_rank, ranks.dp_size, ranks.is_first) == (0, 0, 1, True)
     assert not parallel_state.model_parallel_is_initialized()
     assert not torch.distributed.is_initialized()
     destroy_groups()  # once more does no harm
@@ -114,20 +114,20 @@ WORKER = """
     from mindvl_data import Loader
     from mindvl_model import set_up_device
     from mindvl_model.random_inputs import pack_segments, random_segment
-    from mindvl_train.config import ParallelConfig
+    from mindvl_model.parallel_config import ParallelConfig
     accelerator = set_up_device()
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.metrics.metrics import Metrics
-    from mindvl_train.parallel import process_groups
-    from mindvl_train.run import model_config_of
+    from mindvl_train.parallel_state import process_groups
+    from mindvl_train.resolved_run import resolve_run, tokenized_model
     from mindvl_train.metrics.run_card import run_facts
     from mindvl_train.state import TrainState
     from mindvl_train.step import train_step
     from mindvl_train.weights import build_models
 
     config = pickle.loads(Path(sys.argv[1]).read_bytes())
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
 
     class Kept(list):
         write = list.append
@@ -149,19 +149,19 @@ WORKER = """
             yield pack
 
     def steps(parallel):
-        with process_groups(accelerator, 0, parallel) as place:
-            own = replace(config, parallel=parallel)
-            models = wrap_models(build_models(own, model_config, place.device, load_init=True))
+        with process_groups(accelerator, 0, parallel) as ranks:
+            run = replace(resolve_run(replace(config, parallel=parallel), ranks.num_ranks), model=model_config)
+            models = wrap_models(build_models(run, ranks.device, load_init=True))
             optimizer = build_optimizer(models, config.optimizer)
             prepare_schedule(models, optimizer)
             state = TrainState(models=models, optimizer=optimizer, source=None)
             kept, walls = Kept(), []
-            metrics = Metrics([kept], 1, place, run_facts(config, model_config, place.device), models)
-            for microbatches, number in sources_of(place):
+            metrics = Metrics([kept], 1, ranks, run_facts(config, model_config, ranks.device), models)
+            for microbatches, number in sources_of(ranks):
                 torch.distributed.barrier()
                 began = time.perf_counter()
                 report = train_step(
-                    models, optimizer, iter(microbatches), num_microbatches=number, learning_rate=1e-3, place=place,
+                    models, optimizer, iter(microbatches), num_microbatches=number, learning_rate=1e-3, ranks=ranks,
                     may_update=lambda *_: True, begin=lambda part: metrics.begin(part, state.step + 1),
                 )
                 state.step += 1
@@ -172,11 +172,11 @@ WORKER = """
     with Loader(config.data, global_batch_size=2, position_kind="rope") as loader:
         packs = [next(loader) for _ in range(2)]
 
-    def sources_of(place):
-        yield packs[place.dp_rank :: place.dp_size], 2 // place.dp_size
-        if place.dp_size == 1:
+    def sources_of(ranks):
+        yield packs[ranks.dp_rank :: ranks.dp_size], 2 // ranks.dp_size
+        if ranks.dp_size == 1:
             return
-        small, second = dict(num_text=8), place.dp_rank == 1
+        small, second = dict(num_text=8), ranks.dp_rank == 1
         yield [Pack(**small)], 1
         yield slow([Pack(**small)], 0.5 * second), 1
         yield [Pack(num_text=2000 if second else 8)], 1
@@ -201,10 +201,10 @@ def reports(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
     job.write_bytes(pickle.dumps(config))
 
     def start(rank: int, world: int, ports: list[str]) -> "subprocess.Popen[str]":
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
         return subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(WORKER), str(job), *ports],
-            env=os.environ | place | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | variables | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

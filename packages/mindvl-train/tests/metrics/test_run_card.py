@@ -11,7 +11,7 @@ from mindvl_data import SourceConfig
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import MetricsConfig, RunConfig
 from mindvl_train.metrics.run_card import run_facts, write_card
-from mindvl_train.parallel import Place
+from mindvl_train.parallel_state import ParallelState
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def test_the_card_holds_sizes_by_part_sources_and_where_the_peak_is_from(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(phase="warmup", metrics=MetricsConfig(peak_tflops=2.5))
     config.out.mkdir()
-    write_card(config, smallest_config(), Place(rank=0, device=CPU, dp_size=2), start_step=3)
+    write_card(config, smallest_config(), ParallelState(rank=0, device=CPU, dp_size=2), start_step=3)
     card = json.loads((config.out / "run.json").read_text())
     sizes = card["parameters"]
     assert sizes["total"] == sizes["vision"] + sizes["projector"] + sizes["language"]
@@ -43,7 +43,9 @@ def test_a_password_in_the_address_of_a_source_stays_out_of_the_card(make_config
     config = make_config()
     config.out.mkdir()
     data = replace(config.data, sources=(SourceConfig(name="a", path="s3://me:pa55@bucket/a"),))
-    write_card(replace(config, data=data), smallest_config(), Place(rank=0, device=CPU, dp_size=1), start_step=0)
+    write_card(
+        replace(config, data=data), smallest_config(), ParallelState(rank=0, device=CPU, dp_size=1), start_step=0
+    )
     text = (config.out / "run.json").read_text()
     assert "s3://***@bucket/a" in text
     assert "pa55" not in text

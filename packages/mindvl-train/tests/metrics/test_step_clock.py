@@ -12,7 +12,7 @@ from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_train.metrics import step_clock
 from mindvl_train.metrics.step_clock import StepClock, seconds_by_phase
-from mindvl_train.parallel import process_groups
+from mindvl_train.parallel_state import process_groups
 
 CPU = torch.device("cpu")
 
@@ -65,10 +65,10 @@ def test_times_of_any_kind_are_summed_by_phase() -> None:
 def test_vision_encoder_and_projector_are_told_from_the_language_model_in_forward_and_backward() -> None:
     config = smallest_config(vocab_size=264)
     pack = pack_segments([random_segment(config, grids=[(1, 4, 4)], num_text=9, seed=1)])
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
 
     with process_groups(set_up_device(), seed=0):
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         randomize(model)
         clock = StepClock(CPU, [model])
         seen: list[str] = []

@@ -131,12 +131,12 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     from mindvl_model import MindVLModel
     from mindvl_model.hf.directory_config import config_from_directory
     from mindvl_model.hf.load import load_hf_directory
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.directory import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.export import model_config
     from mindvl_train.checkpoints.restore import load_weights
-    from mindvl_train.layouts import DTYPES
+    from mindvl_train.resolved_run import DTYPES
 
     is_directory = (path / "config.json").is_file()
     if is_directory:
@@ -152,7 +152,7 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
     @contextmanager
     def load() -> Any:
         with single_process():
-            model = MindVLModel(config, Layout(dtype=dtype))
+            model = MindVLModel(config, BuildConfig(dtype=dtype))
             if is_directory:
                 load_hf_directory(model, config, path)
             else:

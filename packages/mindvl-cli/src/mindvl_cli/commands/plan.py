@@ -233,7 +233,7 @@ def _described(request: "Request", plan: "Plan") -> dict[str, Any]:
 def _write(out: Path, config: "RunConfig | None", request: "Request", document: dict[str, Any]) -> str:
     """The recipe with the best layout, or its sections alone where no recipe was given; returns what to say of it."""
     from mindvl_cli.load import to_yaml
-    from mindvl_train.config import ParallelConfig, RecomputeConfig
+    from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 
     if not document["plans"]:
         return ""
@@ -274,12 +274,13 @@ def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
 
     kind = set_up_device().device(0).type
     job = job_of(config, nproc)
-    job = replace(job, num_microbatches=min(job.num_microbatches, 4 * config.parallel.pp_size))  # more change nothing
-    measured = measure(job, nproc)
-    predicted = predict(job, nproc, cast("Kernels", kind))
+    microbatches = min(job.run.num_microbatches, 4 * config.parallel.pp_size)  # more do not change the memory
+    job = replace(job, run=replace(job.run, num_microbatches=microbatches))
+    measured = measure(job)
+    predicted = predict(job, cast("Kernels", kind))
     return {
         "device": kind,
-        "microbatches": job.num_microbatches,
+        "microbatches": microbatches,
         "ranks": [
             {"predicted": memory.as_dict(), "measured": vars(seen) | {"total": seen.total}}
             for memory, seen in zip(predicted, measured, strict=True)

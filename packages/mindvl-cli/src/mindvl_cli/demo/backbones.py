@@ -57,7 +57,7 @@ def pretrain_vision(
     set_up_device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.hf.processor_files import ProcessorSettings
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.megatron.process import single_process
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import initialize
@@ -66,7 +66,7 @@ def pretrain_vision(
     image = ImageConfig(min_pixels=28 * 28, max_pixels=64 * 28 * 28)
     images = [_digit("train", seed, index, image) for index in range(settings.num_images)]
     with single_process():
-        model = MindVLModel(config, Layout())
+        model = MindVLModel(config, BuildConfig())
         initialize(model, config, seed)
         torch.manual_seed(seed)
         head = DigitHead(config.vision.hidden_size, config.vision.spatial_merge_size**2)

@@ -268,11 +268,11 @@ def _config(path: Path, model_type: str) -> tuple[MindVLConfig, tuple[Part, ...]
 
 
 def _load_mindvl(config: MindVLConfig, path: Path, parts: tuple[Part, ...], dtype: torch.dtype) -> Any:
-    from mindvl_model.megatron.blocks import Layout
+    from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import initialize
 
-    model = MindVLModel(config, Layout(dtype=dtype))
+    model = MindVLModel(config, BuildConfig(dtype=dtype))
     if parts != PARTS:
         initialize(model, config, seed=0)
     load_hf_directory(model, config, path, parts)

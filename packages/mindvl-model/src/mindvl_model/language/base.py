@@ -5,15 +5,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.blocks import LanguageModel
+from mindvl_model.parallel_config import BuildConfig
 
 
 class LanguageAdapter(Protocol):
     """One family of language models on megatron-core."""
 
     def build(
-        self, config: Any, layout: Layout, *, pre_process: bool, post_process: bool, vp_stage: int | None
+        self, config: Any, build_config: BuildConfig, *, pre_process: bool, post_process: bool, vp_stage: int | None
     ) -> LanguageModel:
         """The decoder, or one pipeline stage of it."""
         ...

@@ -9,11 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from mindvl_model.errors import ModelError
 from mindvl_model.language_config import DeepSeekV3LanguageConfig, YarnConfig
 from mindvl_model.megatron.blocks import (
+    BuildConfig,
     LanguageModel,
-    Layout,
     TransformerConfig,
     build_language_model,
     expert_fields,
@@ -30,22 +29,13 @@ class DeepSeekV3Adapter:
     def build(
         self,
         config: DeepSeekV3LanguageConfig,
-        layout: Layout,
+        build_config: BuildConfig,
         *,
         pre_process: bool,
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it.
-
-        Raises:
-            ModelError: A matrix that three places share would have to be kept equal over stages.
-        """
-        if config.tie_embeddings and config.num_mtp_layers and layout.pp_size > 1:
-            raise ModelError(
-                f"pp_size={layout.pp_size} with tie_embeddings and num_mtp_layers={config.num_mtp_layers}: "
-                "megatron-core cannot save it. Layout. Use pp_size=1, or give up one of the two."
-            )
+        """The decoder, or one pipeline stage of it."""
         attention = latent_attention(softmax_scale(config))
         dense = layer_spec(causal=True, query_key_norm=False, attention=attention)
         routed = layer_spec(
@@ -57,7 +47,7 @@ class DeepSeekV3Adapter:
         )
         num_routed = config.num_layers - config.num_dense_layers
         return build_language_model(
-            _transformer(config, layout),
+            _transformer(config, build_config),
             config,
             pre_process=pre_process,
             post_process=post_process,
@@ -109,9 +99,9 @@ def _magnitude(yarn: YarnConfig, mscale: float) -> float:
     return 0.1 * mscale * math.log(yarn.factor) + 1.0 if yarn.factor > 1 else 1.0
 
 
-def _transformer(config: DeepSeekV3LanguageConfig, layout: Layout) -> TransformerConfig:
+def _transformer(config: DeepSeekV3LanguageConfig, build_config: BuildConfig) -> TransformerConfig:
     return transformer_config(
-        layout,
+        build_config,
         MLATransformerConfig,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -133,5 +123,5 @@ def _transformer(config: DeepSeekV3LanguageConfig, layout: Layout) -> Transforme
         moe_shared_expert_intermediate_size=config.num_shared_experts * config.expert_ffn_hidden_size or None,
         mtp_num_layers=config.num_mtp_layers or None,
         mtp_loss_scaling_factor=config.mtp_loss_weight,
-        **expert_fields(config, layout),
+        **expert_fields(config, build_config.parallel),
     )

@@ -4,8 +4,8 @@
 from torch import Tensor
 
 from mindvl_model.language_config import Qwen3LanguageConfig
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.blocks import LanguageModel, build_language_model, grouped_query_config
+from mindvl_model.parallel_config import BuildConfig
 from mindvl_ops import rotary_tables
 
 
@@ -15,7 +15,7 @@ class Qwen3Adapter:
     def build(
         self,
         config: Qwen3LanguageConfig,
-        layout: Layout,
+        build_config: BuildConfig,
         *,
         pre_process: bool,
         post_process: bool,
@@ -23,7 +23,7 @@ class Qwen3Adapter:
     ) -> LanguageModel:
         """The decoder, or one pipeline stage of it."""
         return build_language_model(
-            grouped_query_config(config, layout, qk_layernorm=True),
+            grouped_query_config(config, build_config, qk_layernorm=True),
             config,
             pre_process=pre_process,
             post_process=post_process,

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from mindvl_model.language_config import Qwen3MoELanguageConfig
 from mindvl_model.megatron.blocks import (
+    BuildConfig,
     LanguageModel,
-    Layout,
     build_language_model,
     expert_fields,
     grouped_query_config,
@@ -22,7 +22,7 @@ class Qwen3MoEAdapter:
     def build(
         self,
         config: Qwen3MoELanguageConfig,
-        layout: Layout,
+        build_config: BuildConfig,
         *,
         pre_process: bool,
         post_process: bool,
@@ -31,13 +31,13 @@ class Qwen3MoEAdapter:
         """The decoder, or one pipeline stage of it."""
         transformer = grouped_query_config(
             config,
-            layout,
+            build_config,
             qk_layernorm=True,
             moe_router_score_function="softmax",
             # megatron-core refuses one expert whose weight is always 1; our router computes it, as transformers does
             moe_router_pre_softmax=not config.normalize_router or config.experts_per_token == 1,
             moe_aux_loss_coeff=config.aux_loss_weight,
-            **expert_fields(config, layout),
+            **expert_fields(config, build_config.parallel),
         )
         transformer.moe_router_pre_softmax = not config.normalize_router
         layer = layer_spec(causal=True, query_key_norm=True, experts=ExpertLayer, module=ExpertTransformerLayer)

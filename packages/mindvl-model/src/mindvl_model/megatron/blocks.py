@@ -40,16 +40,16 @@ from mindvl_model.language_config import (
     GroupedQueryConfig,
     Qwen3MoELanguageConfig,
 )
-from mindvl_model.layout import Layout, chunk_layers
 from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
 from mindvl_model.megatron.packing import PackedSequence
 from mindvl_model.megatron.replicas import group_of_one, groups_of_one
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig, chunk_layers
 from mindvl_ops.cross_entropy import loss_of_known_labels
 
 __all__ = [
+    "BuildConfig",
     "LanguageModel",
-    "Layout",
     "MegatronModule",
     "PackedSequence",
     "RMSNorm",
@@ -65,9 +65,10 @@ __all__ = [
 
 
 def transformer_config(
-    layout: Layout, kind: type[TransformerConfig] = TransformerConfig, **sizes: Any
+    build_config: BuildConfig, kind: type[TransformerConfig] = TransformerConfig, **sizes: Any
 ) -> TransformerConfig:
     """A TransformerConfig with what all our blocks share; sizes are its own fields."""
+    parallel = build_config.parallel
     shared: dict[str, Any] = {
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
@@ -83,39 +84,39 @@ def transformer_config(
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
-        "tensor_model_parallel_size": layout.tp_size,
-        "pipeline_model_parallel_size": layout.pp_size,
-        "context_parallel_size": layout.cp_size,
-        "sequence_parallel": layout.sequence_parallel,
-        "params_dtype": layout.dtype,
-        "pipeline_dtype": layout.dtype,
-        "bf16": layout.dtype == torch.bfloat16,
+        "tensor_model_parallel_size": parallel.tp_size,
+        "pipeline_model_parallel_size": parallel.pp_size,
+        "context_parallel_size": parallel.cp_size,
+        "sequence_parallel": parallel.sequence_parallel,
+        "params_dtype": build_config.dtype,
+        "pipeline_dtype": build_config.dtype,
+        "bf16": build_config.dtype == torch.bfloat16,
         "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of loss tokens
     }
-    if layout.recompute != "none":
-        shared |= _recompute_fields(layout, sizes["num_layers"])
-    if layout.pp_size > 1:
-        shared |= _pipeline_fields(layout, sizes["num_layers"], sizes.get("mtp_num_layers") or 0)
+    if build_config.recompute.kind != "none":
+        shared |= _recompute_fields(build_config.recompute, sizes["num_layers"])
+    if parallel.pp_size > 1:
+        shared |= _pipeline_fields(parallel, sizes["num_layers"], sizes.get("mtp_num_layers") or 0)
     return kind(**{**shared, **sizes})
 
 
-def _recompute_fields(layout: Layout, num_layers: int) -> dict[str, Any]:
-    if layout.recompute == "selective":
+def _recompute_fields(recompute: RecomputeConfig, num_layers: int) -> dict[str, Any]:
+    if recompute.kind == "selective":
         # PackedAttention acts on it, for every kind of attention alike, and no module of megatron-core.
         return {"recompute_granularity": "selective", "recompute_modules": []}
-    count = num_layers if layout.recompute_layers is None else layout.recompute_layers
+    count = num_layers if recompute.layers is None else recompute.layers
     return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": count}
 
 
-def _pipeline_fields(layout: Layout, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
+def _pipeline_fields(parallel: ParallelConfig, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
     """Which layers stand in which chunk, embedding and vision encoder before them, head and further depths after."""
-    chunks = [[LayerType.decoder] * count for count in chunk_layers(num_layers, layout)]
+    chunks = [[LayerType.decoder] * count for count in chunk_layers(num_layers, parallel)]
     chunks[0].insert(0, LayerType.embedding)
     chunks[-1] += [LayerType.mtp] * num_mtp_layers + [LayerType.loss]
-    interleaved = layout.virtual_stages > 1
+    interleaved = parallel.virtual_stages > 1
     return {
-        "pipeline_model_parallel_layout": PipelineParallelLayerLayout(chunks, layout.pp_size),
-        "virtual_pipeline_model_parallel_size": layout.virtual_stages if interleaved else None,
+        "pipeline_model_parallel_layout": PipelineParallelLayerLayout(chunks, parallel.pp_size),
+        "virtual_pipeline_model_parallel_size": parallel.virtual_stages if interleaved else None,
         # Messages sent in batches mix up chunks when two stages are interleaved, and nothing says so.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
@@ -148,19 +149,19 @@ def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> Tra
     return TransformerBlock(config, submodules, post_layer_norm=False, pg_collection=groups)
 
 
-def build_mlp_pair(layout: Layout, input_size: int, hidden_size: int, output_size: int) -> tuple[Any, Any]:
+def build_mlp_pair(build_config: BuildConfig, input_size: int, hidden_size: int, output_size: int) -> tuple[Any, Any]:
     """Two linear layers with bias, split over tensor parallel between them: (input -> hidden, hidden -> output).
 
     Where images are spread they are whole on every rank.
     """
     config = transformer_config(
-        layout.of_vision,
+        build_config.for_vision,
         num_layers=1,
         hidden_size=input_size,
-        num_attention_heads=layout.of_vision.tp_size,  # there are none; megatron-core wants them split
+        num_attention_heads=build_config.for_vision.parallel.tp_size,  # there are none; megatron-core wants them split
         sequence_parallel=False,
     )
-    group = group_of_one() if layout.spread_images else None
+    group = group_of_one() if build_config.parallel.spread_images else None
 
     def keep(weight: Tensor) -> Tensor:
         return weight
@@ -271,10 +272,10 @@ class LanguageModel(GPTModel):
         return embeddings
 
 
-def grouped_query_config(config: GroupedQueryConfig, layout: Layout, **more: Any) -> TransformerConfig:
+def grouped_query_config(config: GroupedQueryConfig, build_config: BuildConfig, **more: Any) -> TransformerConfig:
     """megatron-core's configuration of a decoder with grouped-query attention; `more` are its own fields."""
     return transformer_config(
-        layout,
+        build_config,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,
@@ -287,7 +288,9 @@ def grouped_query_config(config: GroupedQueryConfig, layout: Layout, **more: Any
     )
 
 
-def expert_fields(config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, layout: Layout) -> dict[str, Any]:
+def expert_fields(
+    config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, parallel: ParallelConfig
+) -> dict[str, Any]:
     """The fields of a TransformerConfig that both families with experts set alike."""
     return {
         "num_moe_experts": config.num_experts,
@@ -295,7 +298,7 @@ def expert_fields(config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, lay
         "moe_ffn_hidden_size": config.expert_ffn_hidden_size,
         "moe_token_dispatcher_type": "alltoall",  # ours is one; megatron-core's schedules ask
         "moe_router_dtype": "fp32",
-        "expert_model_parallel_size": layout.ep_size,
+        "expert_model_parallel_size": parallel.ep_size,
         "expert_tensor_parallel_size": 1,
     }
 

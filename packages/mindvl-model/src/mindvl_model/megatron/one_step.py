@@ -21,14 +21,14 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.router import RouterStatistics, record_routing
+from mindvl_model.parallel_config import ParallelConfig
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ParallelState:
     """Coordinates of this process."""
 
     tp_rank: int
@@ -46,18 +46,18 @@ def launched_process() -> Iterator[int]:
 
 
 @contextmanager
-def layout_groups(layout: Layout) -> Iterator[Place]:
-    """Groups of a layout over all processes, for the body."""
+def parallel_groups(parallel: ParallelConfig) -> Iterator[ParallelState]:
+    """Create the process groups of a parallel layout over all processes; they are destroyed at the end."""
     parallel_state.initialize_model_parallel(
-        layout.tp_size,
-        layout.pp_size,
-        layout.virtual_stages if layout.virtual_stages > 1 else None,
-        context_parallel_size=layout.cp_size,
-        expert_model_parallel_size=layout.ep_size,
+        parallel.tp_size,
+        parallel.pp_size,
+        parallel.virtual_stages if parallel.virtual_stages > 1 else None,
+        context_parallel_size=parallel.cp_size,
+        expert_model_parallel_size=parallel.ep_size,
         expert_tensor_parallel_size=1,
     )
     model_parallel_cuda_manual_seed(0)
-    yield Place(
+    yield ParallelState(
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
@@ -99,7 +99,7 @@ def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, An
     for model in wrapped:
         model.zero_grad_buffer()
     # Stages hand on activations of one shape, so all packs are as long as the longest.
-    length = models[0].layout.padded_length(max(len(pack["input_ids"]) for pack in packs))
+    length = models[0].parallel.padded_length(max(len(pack["input_ids"]) for pack in packs))
     counts_labels = parallel_state.get_context_parallel_rank() == 0  # megatron-core adds up those of all peers
 
     def forward_step(batches: Any, stage: torch.nn.Module) -> tuple[Tensor, Any]:

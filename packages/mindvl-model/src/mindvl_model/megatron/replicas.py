@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, 
 
 
 def group_of_one() -> torch.distributed.ProcessGroup:
-    """A group of this process alone: that of expert tensor parallelism, which is never more (Layout.ep_size)."""
+    """A group of this process alone: that of expert tensor parallelism, which is never more (ParallelConfig.ep_size)."""
     group = parallel_state.get_expert_tensor_parallel_group()
     assert group.size() == 1, "make the groups with expert_tensor_parallel_size=1"
     return group

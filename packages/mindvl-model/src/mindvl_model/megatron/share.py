@@ -18,8 +18,8 @@ HEAD = "language.output_layer.weight"
 
 def share_of(model: torch.nn.Module, param_name: str) -> Share:
     """This process's ranks among those that a parameter is split over, by its global name."""
-    layout = getattr(model, "layout", None)
-    if layout is not None and layout.spread_images and not param_name.startswith("language."):
+    parallel = getattr(model, "parallel", None)
+    if parallel is not None and parallel.spread_images and not param_name.startswith("language."):
         return WHOLE  # vision encoder and projector are not split where each rank encodes other images
     return Share(
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),

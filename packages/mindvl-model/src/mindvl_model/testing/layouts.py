@@ -21,10 +21,13 @@ from torch import Tensor
 
 from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
-from mindvl_model.layout import Layout
+from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.parameters import PARTS, Part, set_trainable
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
+
+
+_ONE_PROCESS = BuildConfig()
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ class Job:
     config: MindVLConfig
     packs: Sequence[dict[str, Any]]
     weights: dict[str, Tensor]
-    layout: Layout
+    build_config: BuildConfig
     dp_size: int = 1
     trainable: Collection[Part] = PARTS
 
     @property
     def world_size(self) -> int:
         """Processes it takes."""
-        return self.dp_size * self.layout.tp_size * self.layout.pp_size * self.layout.cp_size
+        return self.dp_size * self.build_config.parallel.model_parallel_size
 
 
 def in_one_process(
@@ -62,18 +65,14 @@ def in_one_process(
     seed: int = 0,
     *,
     trainable: Collection[Part] = PARTS,
-    **layout: Any,
+    build_config: BuildConfig = _ONE_PROCESS,
 ) -> tuple[Outcome, Any]:
-    """Outcome of random weights in the groups of this process, and the weights for run_jobs.
-
-    Args:
-        layout: Fields of Layout, such as recompute.
-    """
+    """Outcome of random weights in the groups of this process, and the weights for run_jobs."""
     from mindvl_model.megatron.one_step import pieces, step
     from mindvl_model.model import MindVLModel
     from mindvl_model.testing.tiny import randomize
 
-    model = MindVLModel(config, Layout(**layout))
+    model = MindVLModel(config, build_config)
     randomize(model, seed)
     set_trainable(model, trainable)
     weights = join([pieces(model)])
@@ -149,7 +148,7 @@ def _slices(place: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
 
 def _run(file: Path) -> None:
     set_up_device()
-    from mindvl_model.megatron.one_step import launched_process, layout_groups, pieces, step
+    from mindvl_model.megatron.one_step import launched_process, parallel_groups, pieces, step
     from mindvl_model.megatron.stages import build_stages
 
     # The program's own classes are others than those of the module that wrote the file.
@@ -157,8 +156,8 @@ def _run(file: Path) -> None:
     results = []
     with launched_process() as rank:
         for job in pickle.loads(file.read_bytes()):
-            with layout_groups(job.layout) as place:
-                models = build_stages(job.config, job.layout)
+            with parallel_groups(job.build_config.parallel) as place:
+                models = build_stages(job.config, job.build_config)
                 for name, _, start, content in (piece for model in models for piece in pieces(model)):
                     content.copy_(job.weights[name][_slices(start, content)])
                 for model in models:

@@ -13,8 +13,8 @@ from torch import Tensor
 import mindvl_ops as ops
 from mindvl_model.config import VisionConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, build_vision_block, transformer_config
+from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.vision.positions import VisionLayout, rotary_angles
 
 
@@ -88,9 +88,9 @@ class PatchEmbedding(torch.nn.Module):
 class VisionEncoder(MegatronModule):
     """Patches -> hidden states, in the order of the plan (windows together)."""
 
-    def __init__(self, config: VisionConfig, layout: Layout) -> None:
+    def __init__(self, config: VisionConfig, build_config: BuildConfig) -> None:
         block_config = transformer_config(
-            layout.of_vision,
+            build_config.for_vision,
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
             num_attention_heads=config.num_heads,
@@ -101,8 +101,8 @@ class VisionEncoder(MegatronModule):
         )
         super().__init__(config=block_config)
         self.vision = config
-        self.patch_embed = PatchEmbedding(config, layout.dtype)
-        self.blocks = build_vision_block(block_config, whole=layout.spread_images)
+        self.patch_embed = PatchEmbedding(config, build_config.dtype)
+        self.blocks = build_vision_block(block_config, whole=bool(build_config.parallel.spread_images))
 
     def forward(self, pixel_values: Tensor, plan: VisionLayout, pixel_values_videos: Tensor | None = None) -> Tensor:
         """Hidden states [P, H] in the order of plan, from uint8 patches in merge-block order, videos after images.

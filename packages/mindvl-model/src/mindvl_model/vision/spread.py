@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.flops import pack_flops
-from mindvl_model.layout import Layout
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.vision.positions import Grid
 
 FLOPS_PER_BYTE = 2000.0  # what a device computes while it sends one byte to a neighbour: 400 TFLOP/s at 200 GB/s
@@ -87,7 +87,7 @@ def take_ranges(patches: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([patches[:0], *(patches[start:end] for start, end in ranges)])
 
 
-def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_pack: float = FRAMES_PER_PACK) -> bool:
+def spreading_wins(config: MindVLConfig, parallel: ParallelConfig, frames_per_pack: float = FRAMES_PER_PACK) -> bool:
     """Whether each peer should encode a part of the images instead of a part of each layer.
 
     Split, a tp rank computes 1/tp of every layer and every cp rank all of it again; each layer sends the hidden states
@@ -98,10 +98,10 @@ def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_pack: float 
     Args:
         frames_per_pack: Images and frames of videos in one pack; with fewer than peers some have nothing to do.
     """
-    vision, peers = config.vision, layout.tp_size * layout.cp_size
+    vision, peers = config.vision, parallel.tp_size * parallel.cp_size
     if peers == 1:
         return False
-    if vision.num_heads % layout.tp_size or vision.ffn_hidden_size % layout.tp_size:
+    if vision.num_heads % parallel.tp_size or vision.ffn_hidden_size % parallel.tp_size:
         return True  # the vision encoder cannot be split at all
     side = TOKENS_ALONG_SIDE * vision.spatial_merge_size
     patches = side * side
@@ -109,8 +109,8 @@ def spreading_wins(config: MindVLConfig, layout: Layout, frames_per_pack: float 
     flops = (work.vision.total + work.projector.total) / patches
     # Of the mean: some have no frame where there are fewer than peers, and frames differ in size.
     fullest = max(1.0, peers / frames_per_pack) + (peers - 1) / (2 * max(peers, frames_per_pack))
-    bytes_split = 4 * 2 * vision.num_layers * vision.hidden_size * (layout.tp_size > 1)
+    bytes_split = 4 * 2 * vision.num_layers * vision.hidden_size * (parallel.tp_size > 1)
     bytes_spread = 2 * 2 * config.language.hidden_size / vision.spatial_merge_size**2
-    time_split = flops / layout.tp_size + bytes_split * FLOPS_PER_BYTE
+    time_split = flops / parallel.tp_size + bytes_split * FLOPS_PER_BYTE
     time_spread = flops / peers * fullest + bytes_spread * FLOPS_PER_BYTE
     return time_spread < time_split

@@ -93,8 +93,8 @@ def convert_to_checkpoint(
     set_up_device()
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.directory import newest_checkpoint, plain_json, save_weights
-    from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.tensor_files import stored_parameters, write_tensors
+    from mindvl_train.resolved_run import DTYPES
 
     if out.exists():
         raise WeightError(f"{out}: exists already. Name a new directory or remove it first.")

@@ -40,8 +40,8 @@ def export_checkpoint(
     from mindvl_train.checkpoints.directory import newest_checkpoint, read_manifest
     from mindvl_train.checkpoints.restore import WeightReader
     from mindvl_train.errors import DamagedCheckpointError
-    from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.tensor_files import stored_parameters
+    from mindvl_train.resolved_run import DTYPES
 
     checkpoint = newest_checkpoint(source)
     manifest = read_manifest(checkpoint)

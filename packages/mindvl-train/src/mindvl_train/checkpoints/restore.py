@@ -20,7 +20,7 @@ from mindvl_train.checkpoints.directory import manifest_of, plain_json, read_jso
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, wanted_pieces
 from mindvl_train.megatron.tensor_files import ForeignTensorsError, StoredParameter, TensorReader
-from mindvl_train.parallel import said_by_any
+from mindvl_train.parallel_state import first_message
 from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def _on_all(action: Callable[[], Result]) -> Result:
         damage = problem.damage
     except CheckpointError as problem:
         other = str(problem)
-    damage, other = said_by_any(damage), said_by_any(other)
+    damage, other = first_message(damage), first_message(other)
     if other is not None:
         raise CheckpointError(other)
     if damage is not None:
@@ -201,7 +201,7 @@ def _take_up_data(state: TrainState, ledger: dict[str, Any], accept_change: str 
         state.source.load_state_dict(ledger, accept_change=accept_change, parent_log=parent_log)
     except Exception as problem:  # of whatever package the data is
         error = problem
-    said = said_by_any(None if error is None else str(error))
+    said = first_message(None if error is None else str(error))
     if error is not None:
         raise error
     if said is not None:

@@ -28,7 +28,7 @@ from mindvl_train.errors import CheckpointError
 from mindvl_train.megatron.checkpoint import Piece, optimizer_steps, owned_pieces
 from mindvl_train.megatron.tensor_files import ChunkWriter
 from mindvl_train.megatron.tensor_index import read_list, write_index, write_list
-from mindvl_train.parallel import said_by_any
+from mindvl_train.parallel_state import first_message
 from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Saver:
         self._writing = writing
         self._agree(writing.prepare)
         pieces, documents = self._agree(lambda: self._contents(state))
-        if self._config.in_background:
+        if self._config.async_save:
             self._thread = threading.Thread(
                 target=writing.run, args=(pieces, documents), name="checkpoint", daemon=True
             )
@@ -94,7 +94,7 @@ class Saver:
             self._writing = None
         self.stall_s = time.monotonic() - began
         if writing.is_first:
-            done = "is being written" if self._config.in_background else "is saved"
+            done = "is being written" if self._config.async_save else "is saved"
             logger.info("%s %s; training waited %.2f s", writing.name, done, self.stall_s)
         return writing.final
 
@@ -136,7 +136,7 @@ class Saver:
             result = action()
         except Exception as problem:  # the others would wait for this process for ever
             error = _words(problem)
-        said = said_by_any(error)
+        said = first_message(error)
         if said is None:
             return result
         writing, self._writing = self._writing, None
@@ -159,7 +159,7 @@ class Saver:
             "ledger.json": state.source.state_dict(),
             "manifest.json": manifest_of(state, self._described, optimizer_steps(state.optimizer)),
         }
-        return self._copied(pieces) if self._config.in_background else pieces, documents
+        return self._copied(pieces) if self._config.async_save else pieces, documents
 
     def _copied(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces in host memory of our own, which is kept for the next time."""

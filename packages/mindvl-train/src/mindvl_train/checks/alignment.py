@@ -17,12 +17,13 @@ from torch import Tensor
 from mindvl_data import Batch, Loader
 from mindvl_model import set_up_device
 from mindvl_model.hf.processor_files import ProcessorSettings
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_train.checks.bounds import ALIGNMENT_BOUNDS, BF16_MARGIN, BF16_NOISE
 from mindvl_train.checks.jobs import apart
 from mindvl_train.checks.plain import PlainTraining, load_plain
 from mindvl_train.checks.runs import SMALL
 from mindvl_train.checks.windows import exercises_windows, window_note
-from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, RunConfig
+from mindvl_train.config import CheckpointConfig, MetricsConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.metrics.sinks import read_metrics
 from mindvl_train.schedule import learning_rate
@@ -145,7 +146,7 @@ def num_steps(config: RunConfig) -> int:
 
 
 def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
-    language = config.model.resolve().language
+    language = config.model.resolved.language
     for name in ("num_mtp_layers", "bias_update_rate", "aux_loss_weight"):
         if getattr(language, name, 0):
             raise TrainError(
@@ -159,15 +160,15 @@ def write_start(config: RunConfig, start: Path) -> None:
     device = set_up_device().device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.megatron.process import single_process
-    from mindvl_train.run import model_config_of
+    from mindvl_train.resolved_run import resolve_run, with_tokenizer
     from mindvl_train.weights import build_models
 
-    model_config = model_config_of(config)
+    run = with_tokenizer(resolve_run(config, 1))
     with single_process():
-        model = build_models(config, model_config, device, load_init=True)[0]
+        model = build_models(run, device, load_init=True)[0]
         export_hf_directory(
             model,
-            model_config,
+            run.model,
             start,
             tokenizer=config.data.tokenizer,
             processor=_processor(config),
@@ -189,9 +190,9 @@ class _Plain:
 
 
 def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None]) -> _Plain:
-    from mindvl_train.run import model_config_of
+    from mindvl_train.resolved_run import tokenized_model
 
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
     # Trusted: write_start made this directory a moment ago, with the code of this package.
     plain = PlainTraining(start, model_config, config, set_up_device().device(), trust_remote_code=True)
     found, windows_cut = [], False
@@ -232,12 +233,11 @@ def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
     from mindvl_model.hf.export import write_hf_directory
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.directory import newest_checkpoint
-    from mindvl_train.layouts import DTYPES
     from mindvl_train.megatron.checkpoint import STATE
     from mindvl_train.megatron.tensor_files import TensorReader, stored_parameters
-    from mindvl_train.run import model_config_of
+    from mindvl_train.resolved_run import DTYPES, tokenized_model
 
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
     reader = TensorReader(newest_checkpoint(config.out) / "tensors")
     with single_process():
         places = stored_parameters(model_config, DTYPES[config.precision])

@@ -26,6 +26,8 @@ from mindvl_train.checks.runs import SMALL, worst_of
 from mindvl_train.checks.windows import window_note
 from mindvl_train.config import Precision, RunConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.launch import world_size
+from mindvl_train.resolved_run import ResolvedRun, resolve_run, tokenized_model
 
 _SHOWS = 3.0  # what must change changes by this many times what must not may; fresh weights change little
 _PACKS = 8  # of which the one with most samples is taken
@@ -167,12 +169,12 @@ def _media(values: Tensor, grids: Tensor, first: int, count: int) -> tuple[Tenso
 class _Rank:
     """One process of a layout: its chunks, and what packs come to on them."""
 
-    def __init__(self, config: RunConfig, model_config: MindVLConfig, place: Any) -> None:
+    def __init__(self, run: ResolvedRun, ranks: Any) -> None:
         from mindvl_train.megatron.whole_gradients import with_whole_gradients
         from mindvl_train.weights import build_models
 
-        self.place = place
-        self.models = with_whole_gradients(build_models(config, model_config, place.device, load_init=True))
+        self.ranks = ranks
+        self.models = with_whole_gradients(build_models(run, ranks.device, load_init=True))
         for model in self.models:
             model.zero_grad_buffer()  # type: ignore[operator]
 
@@ -181,36 +183,36 @@ class _Rank:
         from mindvl_train.megatron.pipeline import forward_backward
         from mindvl_train.megatron.whole_gradients import sum_over_context, take_gradients
 
-        forward_backward(self.models, packs, self.place.device)
+        forward_backward(self.models, packs, self.ranks.device)
         gradients = take_gradients(self.models)
         chunks: list[Any] = [model.module for model in self.models]
         found = [losses for chunk in chunks for losses in chunk.take_segment_losses()]
         if not found:
             return torch.zeros(0), gradients
-        losses = torch.cat([one[0] for one in found]).to(self.place.device)
+        losses = torch.cat([one[0] for one in found]).to(self.ranks.device)
         return sum_over_context(losses).cpu(), gradients
 
 
 def _check(config: RunConfig) -> dict[str, Any]:
-    from mindvl_train.parallel import process_groups
-    from mindvl_train.run import model_config_of
+    from mindvl_train.parallel_state import process_groups
 
     accelerator = set_up_device()
-    model_config = _without_balancing(model_config_of(config))
+    model_config = _without_balancing(tokenized_model(config))
+    run = replace(resolve_run(config, world_size()), model=model_config)
     pack = _pack(config, model_config)
     number = len(pack.samples)
-    with process_groups(accelerator, config.seed, config.parallel) as place:
-        exact = None if config.precision == "fp32" else _packed_in_fp32(config, model_config, place, pack)
-        rank = _Rank(config, model_config, place)
+    with process_groups(accelerator, config.seed, run.parallel) as ranks:
+        exact = None if config.precision == "fp32" else _packed_in_fp32(run, ranks, pack)
+        rank = _Rank(run, ranks)
         packed, packed_gradients = rank.run([pack])
         singly, single_gradients = rank.run([alone(pack, sample) for sample in range(number)])
         poisons = [rank.run([poisoned(pack, sample, model_config)])[0] for sample in range(number)]
         controls = [
-            rank.run([without_lengths(pack) if place.pp_rank == stage else pack])[0].sum()
-            for stage in range(place.pp_size)
+            rank.run([without_lengths(pack) if ranks.pp_rank == stage else pack])[0].sum()
+            for stage in range(ranks.pp_size)
         ]
-        noise = None if exact is None else _differences(exact[1], packed_gradients, place.device)
-        found = _differences(packed_gradients, single_gradients, place.device)
+        noise = None if exact is None else _differences(exact[1], packed_gradients, ranks.device)
+        found = _differences(packed_gradients, single_gradients, ranks.device)
         worst = worst_of(found, noise) if found else worst_of({"": 0.0})
         result = {"gradient": worst.value, "gradient_bound": worst.bound, "parameter": worst.name}
         if len(packed):
@@ -234,11 +236,9 @@ def _check(config: RunConfig) -> dict[str, Any]:
     return result
 
 
-def _packed_in_fp32(
-    config: RunConfig, model_config: MindVLConfig, place: Any, pack: Batch
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _packed_in_fp32(run: ResolvedRun, ranks: Any, pack: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses and gradients of the pack, computed from the same weights in fp32."""
-    return _Rank(replace(config, precision="fp32"), model_config, place).run([pack])
+    return _Rank(replace(run, build=replace(run.build, dtype=torch.float32)), ranks).run([pack])
 
 
 def _without_balancing(config: MindVLConfig) -> MindVLConfig:

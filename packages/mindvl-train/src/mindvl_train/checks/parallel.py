@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_train.checks.jobs import apart, be_one_rank, run_job
 from mindvl_train.checks.runs import Column, Difference, Differences, compare, worst
 from mindvl_train.checks.windows import note_without_windows
-from mindvl_train.config import CheckpointConfig, MetricsConfig, ParallelConfig, Precision, RunConfig
+from mindvl_train.config import CheckpointConfig, MetricsConfig, Precision, RunConfig
 from mindvl_train.errors import TrainError
-from mindvl_train.layouts import data_parallel_size, fewest_processes
+from mindvl_train.resolved_run import min_processes, resolve_run
 
 _SIZES = {"tp": "tp_size", "pp": "pp_size", "vpp": "virtual_stages", "cp": "cp_size", "ep": "ep_size"}
 _WORD = re.compile(r"(tp|pp|vpp|cp|ep|dp)(\d+)")
@@ -87,11 +88,9 @@ def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     parallel, dp_size = parse_layout(name)
     kept = config.parallel
     run = replace(config, parallel=replace(parallel, overlap=kept.overlap, spread_images=kept.spread_images))
-    if parallel.ep_size > 1 and not hasattr(config.model.resolve().language, "num_experts"):
-        raise TrainError(f"layout {name!r}: the model has no experts to spread. --layouts. Leave ep out.")
-    processes = fewest_processes(run) if dp_size is None else parallel.model_parallel_size * dp_size
+    processes = min_processes(parallel) if dp_size is None else parallel.model_parallel_size * dp_size
     try:
-        data_parallel_size(run, processes)
+        resolve_run(run, processes)
     except TrainError as error:
         raise TrainError(f"layout {name!r}: {error}") from None
     return run, processes

@@ -38,9 +38,9 @@ def window_note(packs: Iterable[Batch], vision: VisionConfig) -> str:
 
 def note_without_windows(config: RunConfig, *, num_packs: int) -> str:
     """The note for the first packs of a run; loads them without pixels."""
-    from mindvl_train.run import model_config_of
+    from mindvl_train.resolved_run import tokenized_model
 
-    model_config = model_config_of(config)
+    model_config = tokenized_model(config)
     with Loader(
         config.data,
         global_batch_size=config.global_batch_size,

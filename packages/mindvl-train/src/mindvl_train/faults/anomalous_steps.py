@@ -20,7 +20,7 @@ from torch import Tensor
 from mindvl_train.config import FaultsConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch
-from mindvl_train.parallel import Place
+from mindvl_train.parallel_state import ParallelState
 from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ class AnomalousSteps:
         out: Directory of the run; a bad step becomes a line of OUT/skipped.jsonl, with every sample.
     """
 
-    def __init__(self, config: FaultsConfig, out: Path, state: TrainState, place: Place) -> None:
-        self._config, self._state, self._place = config, state, place
+    def __init__(self, config: FaultsConfig, out: Path, state: TrainState, ranks: ParallelState) -> None:
+        self._config, self._state, self._ranks = config, state, ranks
         self._path = out / "skipped.jsonl"
-        if place.is_first:
+        if ranks.is_first:
             _drop_after(self._path, state.step)
 
     def accepts(self, grad_norm: float, loss_sum: Tensor, packs: Sequence[Batch]) -> bool:
@@ -55,9 +55,9 @@ class AnomalousSteps:
         Raises:
             TrainError: The step is bad and the policy is to stop, or too many consecutive steps were skipped.
         """
-        place, state = self._place, self._state
-        speaks = place.tp_rank == 0  # tensor-parallel peers have the same losses
-        count = sum(pack.num_loss_tokens for pack in packs) if place.counts_packs else 0
+        ranks, state = self._ranks, self._state
+        speaks = ranks.tp_rank == 0  # tensor-parallel peers have the same losses
+        count = sum(pack.num_loss_tokens for pack in packs) if ranks.is_first_in_group else 0
         total = torch.stack((speaks * loss_sum.detach(), torch.full_like(loss_sum, count)))
         dist.all_reduce(total)
         summed, learned = total.tolist()
@@ -70,13 +70,13 @@ class AnomalousSteps:
             return True
         stops = self._config.on_anomalous_step == "stop" or state.consecutive_skips >= self._config.max_skipped
         record = self._record(why, grad_norm, loss_sum, packs, action="stopped" if stops else "skipped")
-        if self._place.is_first:
+        if self._ranks.is_first:
             _append(self._path, record)
         if stops:
             raise TrainError(self._message(why, record))
         state.skipped += 1
         state.consecutive_skips += 1
-        if self._place.is_first:
+        if self._ranks.is_first:
             logger.warning("step %d: %s; left out, its samples stand in %s", record["step"], why, self._path)
         return False
 
@@ -102,7 +102,7 @@ class AnomalousSteps:
     ) -> dict[str, Any]:
         mine = {
             "rank": dist.get_rank(),
-            "dp_rank": self._place.dp_rank,
+            "dp_rank": self._ranks.dp_rank,
             "loss_sum": _finite_or_text(float(loss_sum)),
             "num_loss_tokens": sum(pack.num_loss_tokens for pack in packs),
             "packs": [[[s.source, s.epoch, s.shard, s.sample_index, s.key] for s in pack.samples] for pack in packs],

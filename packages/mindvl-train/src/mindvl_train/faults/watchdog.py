@@ -48,16 +48,16 @@ class Watchdog:
 
     Args:
         out: Directory of the run; OUT/heartbeat/ and OUT/logs/ are written.
-        speaks_for_machine: Whether it also looks who is behind and shows its stacks; one process of each machine is
+        is_first_of_machine: Whether it also looks who is behind and shows its stacks; one process of each machine is
             enough, as every look reads the heartbeats of all.
         limit_s: Seconds one part of a step may take; three times as many before the first step is done, and a
             checkpoint; 0: any.
     """
 
     def __init__(
-        self, out: Path, *, rank: int, num_ranks: int, limit_s: float, speaks_for_machine: bool = True
+        self, out: Path, *, rank: int, num_ranks: int, limit_s: float, is_first_of_machine: bool = True
     ) -> None:
-        self._speaks = speaks_for_machine
+        self._speaks = is_first_of_machine
         self._rank, self._num_ranks, self._limit_s = rank, num_ranks, limit_s
         self._heartbeats = out / "heartbeat"
         self._stacks = out / "logs" / f"stuck-rank-{rank:04d}.txt"

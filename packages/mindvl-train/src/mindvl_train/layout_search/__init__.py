@@ -2,7 +2,7 @@
 """Layouts that fit, their memory and their time, before a device is booked."""
 
 from mindvl_train.layout_search.memory import Memory
-from mindvl_train.layout_search.questions import BUDGETS, Request, days, largest_pixels, request_of, room
+from mindvl_train.layout_search.request import BUDGETS, Request, days, largest_pixels, request_of, room
 from mindvl_train.layout_search.search import Plan, Search, Task, evaluate, search, with_stage_layers
 from mindvl_train.layout_search.step_time import MATMUL_EFFICIENCY, Machine, StepTime
 

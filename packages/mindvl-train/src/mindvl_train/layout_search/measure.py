@@ -21,17 +21,16 @@ import torch
 from torch import Tensor
 
 from mindvl_model import MindVLConfig, TokenConfig, set_up_device
-from mindvl_model.layout import chunk_layers
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import DEVICES
 from mindvl_train.launch import launch
 from mindvl_train.layout_search.blocks import Kernels, Setting
 from mindvl_train.layout_search.memory import Ledger, Memory
 from mindvl_train.layout_search.packs import Pack
-from mindvl_train.layout_search.questions import request_of
+from mindvl_train.layout_search.request import request_of
 from mindvl_train.layout_search.stages import parts_of
 from mindvl_train.layout_search.step_time import Machine
-from mindvl_train.layouts import layout_of
+from mindvl_train.resolved_run import ResolvedRun, resolve_run
 
 IGNORE_INDEX = -100
 _SPECIAL = 7  # lower ids may be special tokens
@@ -57,12 +56,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is measured."""
+    """A run to measure, and the pack of every microbatch."""
 
-    run: RunConfig  # its parallel, recompute, optimizer, precision and trained parts
-    model: MindVLConfig
+    run: ResolvedRun
     pack: Pack
-    num_microbatches: int
 
 
 def job_of(config: RunConfig, num_processes: int) -> Job:
@@ -70,16 +67,11 @@ def job_of(config: RunConfig, num_processes: int) -> Job:
     # Of a request the pack alone is wanted, which is the same on every machine.
     pack = request_of(config, Machine(device=DEVICES[0], num_devices=num_processes)).full_pack
     special = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
-    dp_size = max(1, num_processes // config.parallel.model_parallel_size)
-    return Job(
-        run=config,
-        model=replace(config.model.resolve(), tokens=special),
-        pack=pack,
-        num_microbatches=max(1, config.global_batch_size // dp_size),
-    )
+    run = resolve_run(config, num_processes)
+    return Job(run=replace(run, model=replace(run.model, tokens=special)), pack=pack)
 
 
-def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> list[Measured]:
+def measure(job: Job, *, threads_per_process: int = 1) -> list[Measured]:
     """Two steps in fresh processes on this machine; the peak of the second one of every rank, in order of ranks.
 
     Raises:
@@ -89,42 +81,41 @@ def measure(job: Job, num_processes: int, *, threads_per_process: int = 1) -> li
         path = Path(directory) / "job"
         path.write_bytes(pickle.dumps(job))
         command = [sys.executable, "-m", "mindvl_train.layout_search.measure", str(path)]
-        launch(command, num_processes, threads_per_process=threads_per_process)
-        return [Measured(**json.loads(Path(f"{path}.{rank}").read_text())) for rank in range(num_processes)]
+        launch(command, job.run.num_processes, threads_per_process=threads_per_process)
+        return [Measured(**json.loads(Path(f"{path}.{rank}").read_text())) for rank in range(job.run.num_processes)]
 
 
-def predict(job: Job, num_processes: int, kernels: Kernels) -> list[Memory]:
+def predict(job: Job, kernels: Kernels) -> list[Memory]:
     """What memory.py says of the same ranks."""
-    run, layout = job.run, layout_of(job.run)
-    parallel = run.parallel
+    run, config, parallel = job.run, job.run.config, job.run.parallel
     setting = Setting(
-        model=job.model,
+        model=run.model,
         pack=job.pack,
-        trained=run.trained_parts,
-        wide=4 if run.precision == "fp32" else 2,
+        trained=config.trained_parts,
+        wide=4 if config.precision == "fp32" else 2,
         kernels=kernels,
         tp_size=parallel.tp_size,
         cp_size=parallel.cp_size,
         ep_size=parallel.ep_size,
-        spread_images=layout.spread_images,
-        selective=run.recompute.kind == "selective",
+        spread_images=bool(parallel.spread_images),
+        selective=config.recompute.kind == "selective",
     )
     ledger, size = Ledger(setting), parallel.pp_size
-    chunks = parts_of(setting).chunks(chunk_layers(job.model.language.num_layers, layout))
+    chunks = parts_of(setting).chunks(run.chunk_layers)
     by_stage = [
         ledger.rank(
             parallel,
-            run.recompute,
+            config.recompute,
             chunks[rank::size],
             pp_rank=rank,
-            dp_size=num_processes // parallel.model_parallel_size,
-            num_microbatches=job.num_microbatches,
-            offload=run.optimizer.offload,
+            dp_size=run.dp_size,
+            num_microbatches=run.num_microbatches,
+            offload=config.optimizer.offload,
         )
         for rank in range(size)
     ]
     # Pipeline ranks are the outermost coordinate.
-    return [by_stage[rank * size // num_processes] for rank in range(num_processes)]
+    return [by_stage[rank * size // run.num_processes] for rank in range(run.num_processes)]
 
 
 @dataclass(frozen=True)
@@ -187,44 +178,44 @@ def rank_main(path: Path) -> None:
     accelerator = set_up_device()
     # Imported here: these modules import megatron-core, which must find the device settled.
     from mindvl_ops import select_backends
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
 
-    select_backends(job.run.ops, accelerator.kind)
-    with process_groups(accelerator, job.run.seed, job.run.parallel) as place:
-        recorder = _CpuRecorder() if place.device.type == "cpu" else _DeviceRecorder(place.device)
-        measured = _measure_steps(job, place, recorder)
-        Path(f"{path}.{place.rank}").write_text(json.dumps(vars(replace(measured, pp_rank=place.pp_rank))))
+    select_backends(job.run.config.ops, accelerator.kind)
+    with process_groups(accelerator, job.run.config.seed, job.run.parallel) as ranks:
+        recorder = _CpuRecorder() if ranks.device.type == "cpu" else _DeviceRecorder(ranks.device)
+        measured = _measure_steps(job, ranks, recorder)
+        Path(f"{path}.{ranks.rank}").write_text(json.dumps(vars(replace(measured, pp_rank=ranks.pp_rank))))
 
 
-def _measure_steps(job: Job, place: Any, recorder: Any) -> Measured:
+def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
     from mindvl_model.parameters import initialize
     from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
     from mindvl_train.weights import build_models
 
     with recorder:
-        chunks = build_models(job.run, job.model, place.device, load_init=False)
+        chunks = build_models(job.run, ranks.device, load_init=False)
         for chunk in chunks:
-            initialize(chunk, job.model, job.run.seed)
-        models = wrap_models(chunks, overlap=job.run.parallel.overlap and place.dp_size * place.cp_size > 1)
-        optimizer = build_optimizer(models, job.run.optimizer)
+            initialize(chunk, job.run.model, job.run.config.seed)
+        models = wrap_models(chunks, overlap=job.run.parallel.overlap and ranks.dp_size * ranks.cp_size > 1)
+        optimizer = build_optimizer(models, job.run.config.optimizer)
         prepare_schedule(models, optimizer)
-        pack = RandomBatch.of(job.pack, job.model)
-        microbatches = [pack] * job.num_microbatches
+        pack = RandomBatch.of(job.pack, job.run.model)
+        microbatches = [pack] * job.run.num_microbatches
         for _ in range(2):
             gc.collect()  # what building and the first step left behind in cycles is nobody's part
             recorder.begin_step()
             for model in models:
                 model.zero_grad_buffer()  # type: ignore[operator]
             optimizer.zero_grad()
-            forward_backward(models, microbatches, place.device)
+            forward_backward(models, microbatches, ranks.device)
             update(optimizer, 1e-4, gradient_norm(optimizer))
             finish_router_step(models, was_applied=True)
             recorder.end_step()
         parts = _persistent(chunks, optimizer)
     between, peak = recorder.result()
-    parts["inputs"] = inputs = _bytes(pack.to(place.device).inputs.values())
-    if place.device.type == "cpu":  # the pack that waits there is no part of the device's memory
+    parts["inputs"] = inputs = _bytes(pack.to(ranks.device).inputs.values())
+    if ranks.device.type == "cpu":  # the pack that waits there is no part of the device's memory
         waiting = _bytes(pack.inputs.values())
         between, peak = between - waiting, peak - waiting
     return Measured(
@@ -259,8 +250,8 @@ def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
     seen = set() if seen is None else seen
     total = 0
     for value in values:
-        if isinstance(value, Tensor) and (place := value.untyped_storage().data_ptr()) not in seen:
-            seen.add(place)
+        if isinstance(value, Tensor) and (address := value.untyped_storage().data_ptr()) not in seen:
+            seen.add(address)
             total += value.untyped_storage().nbytes()
     return float(total)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from mindvl_train.config import ParallelConfig, RecomputeConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.stages import Chunk, Run
 

@@ -11,9 +11,8 @@ from functools import cached_property
 
 from mindvl_model import MindVLConfig, ModelError
 from mindvl_model.flops import pack_flops
-from mindvl_model.layout import Layout, check_layout
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel
 from mindvl_model.parameters import Part
-from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.layout_search.blocks import Setting
 from mindvl_train.layout_search.memory import Ledger, Memory
 from mindvl_train.layout_search.packs import Pack
@@ -321,9 +320,9 @@ def _refusal(task: Task, tp: int, cp: int, *, spread_images: bool = True) -> str
     if cp > MAX_CP:
         return f"context parallel over more than {MAX_CP} ranks"
     try:
-        check_layout(task.model, Layout(tp_size=tp, cp_size=cp, spread_images=spread_images))
+        check_parallel(task.model, ParallelConfig(tp_size=tp, cp_size=cp, spread_images=spread_images))
     except ModelError as error:
-        return str(error).partition(". Layout")[0]
+        return str(error).partition(". Use")[0]
     return None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mindvl_train.config import ParallelConfig
+from mindvl_model.parallel_config import ParallelConfig
 from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.decoder import decoder_layer, embedding_block, head_block, mtp_block
 from mindvl_train.layout_search.vision_encoder import vision_blocks

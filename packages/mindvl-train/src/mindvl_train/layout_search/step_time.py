@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindvl_train.config import ParallelConfig, RecomputeConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.devices import Device
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting
 from mindvl_train.layout_search.memory import Ledger

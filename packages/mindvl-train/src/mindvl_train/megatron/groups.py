@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core's process groups.
+"""Process groups of megatron-core.
 
-Ranks next to each other are tensor-parallel peers, then context, then data; pipeline stages lie furthest apart, so that
-the busiest groups stay inside a machine.
+Adjacent ranks form tensor-parallel groups, then context-, then data-parallel groups; pipeline ranks are furthest apart,
+so that the groups with the most communication stay inside a machine.
 """
 
 import math
@@ -12,14 +12,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from mindvl_train.config import ParallelConfig
+from mindvl_model.parallel_config import ParallelConfig
 
 
-def make_groups(seed: int, parallel: ParallelConfig, patience: timedelta) -> dict[str, int]:
-    """Make the groups over all processes; returns the rank in and the size of tp, pp, cp and dp, such as `tp_rank`.
+def create_groups(seed: int, parallel: ParallelConfig, timeout: timedelta) -> dict[str, int]:
+    """Create the groups over all processes; returns rank and size in tp, pp, cp and dp, such as `tp_rank`.
 
     Args:
-        patience: How long a collective waits for other processes; megatron-core takes whole minutes.
+        timeout: Timeout of collectives; megatron-core takes whole minutes.
     """
     parallel_state.initialize_model_parallel(
         parallel.tp_size,
@@ -27,9 +27,9 @@ def make_groups(seed: int, parallel: ParallelConfig, patience: timedelta) -> dic
         parallel.virtual_stages if parallel.virtual_stages > 1 else None,
         context_parallel_size=parallel.cp_size,
         expert_model_parallel_size=parallel.ep_size,
-        expert_tensor_parallel_size=1,  # an expert is never split: above 1 fails over gloo
-        create_gloo_process_groups=True,  # the distributed optimizer asks for them
-        distributed_timeout_minutes=math.ceil(patience / timedelta(minutes=1)),
+        expert_tensor_parallel_size=1,  # experts are never split: sizes above 1 fail over gloo
+        create_gloo_process_groups=True,  # required by the distributed optimizer
+        distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
     )
     model_parallel_cuda_manual_seed(seed)
     return {
@@ -44,15 +44,15 @@ def make_groups(seed: int, parallel: ParallelConfig, patience: timedelta) -> dic
     }
 
 
-def model_parallel_group(patience: timedelta) -> dist.ProcessGroup:
-    """The processes that train the same packs as this one, able to talk over the host; all processes must ask."""
-    mine: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
-    dist.all_gather_object(mine, mine[0])
-    members = [[rank for rank, dp_rank in enumerate(mine) if dp_rank == each] for each in range(max(mine) + 1)]
-    group, _ = dist.new_subgroups_by_enumeration(members, timeout=patience, backend="gloo")
+def create_model_parallel_group(timeout: timedelta) -> dist.ProcessGroup:
+    """The gloo group of the ranks that train the same packs as this one; collective over all ranks."""
+    dp_ranks: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
+    dist.all_gather_object(dp_ranks, dp_ranks[0])
+    members = [[rank for rank, dp_rank in enumerate(dp_ranks) if dp_rank == each] for each in range(max(dp_ranks) + 1)]
+    group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend="gloo")
     return group
 
 
 def destroy_groups() -> None:
-    """Take the groups down, so that the process can train again."""
+    """Destroy the groups, so that the process can train again."""
     parallel_state.destroy_model_parallel()

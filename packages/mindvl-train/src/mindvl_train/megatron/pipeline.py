@@ -80,7 +80,7 @@ def forward_backward(
         data_iterator=[_on_device(microbatches, unwrap_model(model), device) for model in models],
         model=list(models),
         num_microbatches=len(microbatches),
-        seq_length=unwrap_model(models[0]).layout.padded_length(longest),
+        seq_length=unwrap_model(models[0]).parallel.padded_length(longest),
         micro_batch_size=1,
     )
     if not reports:

@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from torch import Tensor
 
 from mindvl_model import MindVLConfig, MindVLModel
-from mindvl_model.megatron.blocks import Layout
+from mindvl_model.megatron.blocks import BuildConfig
 from mindvl_model.parameters import named_tensors
 from mindvl_train.megatron.checkpoint import MASTER, Piece
 from mindvl_train.megatron.tensor_index import SUFFIX, Chunk, StoredTensor, read_index, write_index
@@ -40,7 +40,7 @@ class StoredParameter:
 def stored_parameters(config: MindVLConfig, dtype: torch.dtype) -> dict[str, StoredParameter]:
     """Everything a checkpoint holds of a model, by name; megatron-core's groups of one process must exist."""
     with torch.device("meta"):
-        model: Any = MindVLModel(config, Layout(dtype=dtype))
+        model: Any = MindVLModel(config, BuildConfig(dtype=dtype))
     held, places = named_tensors(model), {}
     for name, entry in model.sharded_state_dict(metadata={"singleton_local_shards": False}).items():
         if isinstance(entry, ShardedObject):

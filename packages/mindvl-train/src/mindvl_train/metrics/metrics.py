@@ -26,7 +26,7 @@ from mindvl_train.megatron.part_norms import squared_norms
 from mindvl_train.metrics.pack_tally import MODALITIES, PackCounts, PackTally, RunFacts
 from mindvl_train.metrics.step_clock import PHASES, StepClock
 from mindvl_train.metrics.step_split import RankTime, split_step
-from mindvl_train.parallel import Place
+from mindvl_train.parallel_state import ParallelState
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport
 
@@ -54,15 +54,15 @@ class Metrics:
         self,
         sinks: Sequence[Sink],
         every_steps: int,
-        place: Place,
+        ranks: ParallelState,
         facts: RunFacts,
         models: Sequence[torch.nn.Module] = (),
     ) -> None:
-        self.sinks, self.every_steps, self._place, self._facts = sinks, every_steps, place, facts
+        self.sinks, self.every_steps, self._ranks, self._facts = sinks, every_steps, ranks, facts
         self._models: list[Any] = [unwrap(model) for model in models]
-        self._clock = StepClock(place.device, self._models)
+        self._clock = StepClock(ranks.device, self._models)
         # NPUs reduce no float64; one report's sums are well inside float32.
-        self._dtype = torch.float32 if place.device.type == "npu" else torch.float64
+        self._dtype = torch.float32 if ranks.device.type == "npu" else torch.float64
         for model in self._models:
             model.take_segment_losses()  # of whoever ran the model before
         self._steps = 0
@@ -119,8 +119,8 @@ class Metrics:
             self._segment_losses.append(losses[:, : len(pack.samples)])
 
     def _start_anew(self) -> None:
-        self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._place.device)
-        self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._place.device)
+        self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._ranks.device)
+        self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._ranks.device)
         self._counts = [0, 0]
         self._tally = PackTally(self._facts)
         self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, where this rank computes losses
@@ -165,7 +165,7 @@ class Metrics:
             **_losses(sums["classes"].reshape(len(self._facts.sources), len(MODALITIES), 2), self._facts.sources),
             **_norms(sums["norms"], step.grad_norm),
             **_routers(sums["routers"].reshape(-1, len(_ROUTER_FIGURES))),
-            **_speed(float(sums["tflop"][0]) / elapsed / self._place.num_ranks, self._facts.peak_tflops),
+            **_speed(float(sums["tflop"][0]) / elapsed / self._ranks.num_ranks, self._facts.peak_tflops),
             **self._of_ranks(ranks),
         }
         depths = [(losses, labels) for losses, labels in sums["mtp"].reshape(-1, 2).tolist() if labels]
@@ -179,9 +179,9 @@ class Metrics:
     def _reduced_counts(self) -> tuple[list[int], PackCounts, list[int]]:
         """Over all ranks: loss tokens and tokens; counts of packs; tokens by source."""
         # The step counts its packs on one of the ranks that train them; so does this.
-        speaks = int(self._place.counts_packs)
+        speaks = int(self._ranks.is_first_in_group)
         of_packs = [*asdict(self._tally.counts).values(), *self._tally.tokens_by_source]
-        values = torch.tensor([*self._counts, *(speaks * value for value in of_packs)], device=self._place.device)
+        values = torch.tensor([*self._counts, *(speaks * value for value in of_packs)], device=self._ranks.device)
         dist.all_reduce(values)
         reduced = values.tolist()
         end = len(self._counts) + len(fields(PackCounts))
@@ -189,17 +189,17 @@ class Metrics:
 
     def _reduced_sums(self, state: TrainState, step: StepReport) -> dict[str, Tensor]:
         """Everything that is added up over ranks as a fraction, in one collective; on the host."""
-        place, config = self._place, self._facts.model.language
-        is_counted = place.tp_rank == 0  # tensor-parallel peers have the same losses
+        ranks, config = self._ranks, self._facts.model.language
+        is_counted = ranks.tp_rank == 0  # tensor-parallel peers have the same losses
         pieces = {
             "loss": self._loss_sum.reshape(1),
-            "tflop": torch.tensor([place.counts_packs * sum(map(sum, self._tally.work))], dtype=torch.float64),
+            "tflop": torch.tensor([ranks.is_first_in_group * sum(map(sum, self._tally.work))], dtype=torch.float64),
             "classes": is_counted * self._sums_by_class().flatten(),
             "norms": squared_norms(state.optimizer, state.models) if self._models else torch.zeros(len(PARTS)),
             "mtp": is_counted * self._mtp.flatten(),
             "routers": self._router_figures(config.num_layers + num_mtp_layers(config)).flatten(),
         }
-        together = torch.cat([piece.to(place.device, self._dtype) for piece in pieces.values()])
+        together = torch.cat([piece.to(ranks.device, self._dtype) for piece in pieces.values()])
         dist.all_reduce(together)
         together = together.cpu()
         ends = accumulate((len(piece) for piece in pieces.values()), initial=0)
@@ -207,17 +207,17 @@ class Metrics:
 
     def _sums_by_class(self) -> Tensor:
         """Sum of losses and loss tokens [classes, 2] of this rank."""
-        sums = torch.zeros(len(self._facts.sources) * len(MODALITIES), 2, device=self._place.device)
+        sums = torch.zeros(len(self._facts.sources) * len(MODALITIES), 2, device=self._ranks.device)
         if self._segment_losses:
-            numbers = torch.tensor(self._classes, dtype=torch.int64, device=self._place.device)
+            numbers = torch.tensor(self._classes, dtype=torch.int64, device=self._ranks.device)
             sums.index_add_(0, numbers, torch.cat(self._segment_losses, dim=1).T)
         return sums
 
     def _router_figures(self, num_layers: int) -> Tensor:
         """[layers, figures] of the last step; of all ranks that know a layer one tells it."""
-        place = self._place
-        figures = torch.zeros(num_layers, len(_ROUTER_FIGURES), device=place.device)
-        if place.dp_rank == place.tp_rank == place.cp_rank == 0:
+        ranks = self._ranks
+        figures = torch.zeros(num_layers, len(_ROUTER_FIGURES), device=ranks.device)
+        if ranks.dp_rank == ranks.tp_rank == ranks.cp_rank == 0:
             for one in (statistics for model in self._models for statistics in model.router_statistics()):
                 nothing = one.entropy.new_zeros(1)
                 bias = nothing if one.bias is None else one.bias
@@ -226,12 +226,12 @@ class Metrics:
         return figures
 
     def _gathered(self) -> Tensor:
-        """What ranks are compared by [ranks, values]: place, memory, phases of the measured step, work of each step."""
+        """What ranks are compared by [ranks, values]: ranks, memory, phases of the measured step, work of each step."""
         seconds = self._clock.take() or dict.fromkeys(PHASES, math.nan)
         work = [value for pair in self._tally.work for value in pair]
-        mine = [self._place.dp_rank, self._place.pp_rank, *_memory_gb(self._place.device), *seconds.values(), *work]
-        own = torch.tensor(mine, dtype=self._dtype, device=self._place.device)
-        everyone = [torch.empty_like(own) for _ in range(self._place.num_ranks)]
+        mine = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
+        own = torch.tensor(mine, dtype=self._dtype, device=self._ranks.device)
+        everyone = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
         dist.all_gather(everyone, own)
         return torch.stack(everyone).cpu()
 
@@ -289,9 +289,9 @@ def _routers(figures: Tensor) -> dict[str, dict[str, dict[str, float]]]:
         return {}
     return {
         "routers": {
-            name: {layer: pack[place] for layer, pack in layers}
-            for place, name in enumerate(_ROUTER_FIGURES)
-            if place < 2 or any(pack[place] for _, pack in layers)
+            name: {layer: pack[index] for layer, pack in layers}
+            for index, name in enumerate(_ROUTER_FIGURES)
+            if index < 2 or any(pack[index] for _, pack in layers)
         }
     }
 

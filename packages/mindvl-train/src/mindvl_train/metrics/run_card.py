@@ -23,7 +23,7 @@ from mindvl_train.config import RunConfig
 from mindvl_train.devices import find_device, name_of
 from mindvl_train.metrics.commit import commit
 from mindvl_train.metrics.pack_tally import RunFacts
-from mindvl_train.parallel import Place
+from mindvl_train.parallel_state import ParallelState
 
 FILE = "run.json"
 FORMAT = 1
@@ -51,7 +51,7 @@ def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> R
     )
 
 
-def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_step: int) -> None:
+def write_card(config: RunConfig, model: MindVLConfig, ranks: ParallelState, *, start_step: int) -> None:
     """Write OUT/run.json; the first rank alone calls it.
 
     Args:
@@ -59,7 +59,7 @@ def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_st
     """
     counts = count_parameters(model)
     by_part = {"vision": counts.vision, "projector": counts.projector, "language": counts.language + counts.mtp}
-    peak, peak_source = _peak(config, place.device)
+    peak, peak_source = _peak(config, ranks.device)
     dense = pack_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts)
     card = {
         "format": FORMAT,
@@ -77,15 +77,15 @@ def write_card(config: RunConfig, model: MindVLConfig, place: Place, *, start_st
         "model": plain_json(model),
         "flops": {"formula": FLOPS_FORMULA, "of_a_full_pack_of_text": dense.total},
         "precision": config.precision,
-        "layout": {**plain_json(config.parallel), "dp_size": place.dp_size, "recompute": plain_json(config.recompute)},
+        "layout": {**plain_json(config.parallel), "dp_size": ranks.dp_size, "recompute": plain_json(config.recompute)},
         "schedule": {**plain_json(config.schedule), "global_batch_size": config.global_batch_size},
         "optimizer": plain_json(config.optimizer),
         "seeds": {"weights": config.seed, "data": config.data.seed},
         "init": plain_json(config.init),
         "data": _data(config.data),
         "hardware": {
-            "device": name_of(place.device),
-            "count": place.num_ranks,
+            "device": name_of(ranks.device),
+            "count": ranks.num_ranks,
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "platform": platform.platform(),

@@ -88,7 +88,7 @@ def request_of(config: RunConfig, machine: Machine) -> Request:
     """What a recipe asks for."""
     data = config.data
     request = Request(
-        model=config.model.resolve(),
+        model=config.model.resolved,
         machine=machine,
         seq_length=data.packing.seq_length,
         max_pixels=data.image.max_pixels,

@@ -29,10 +29,10 @@ from PIL import Image
 from mindvl_data import SourceConfig, index_directory, write_shards
 from mindvl_data.quarantine import read_quarantine
 from mindvl_model import MindVLConfig, set_up_device
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
 from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
-from mindvl_train.config import ParallelConfig, RecomputeConfig
 from mindvl_train.faults.watchdog import outlasting
 
 Read = Callable[[Path], dict[str, torch.Tensor]]
@@ -141,28 +141,20 @@ def train_on_mixture(
 ) -> list[tuple[float, int, float]]:
     """(loss sum, loss tokens, gradient norm) of each step on this rank."""
     accelerator = set_up_device()
-    from mindvl_model.layout import Layout
     from mindvl_model.megatron.stages import build_stages
     from mindvl_model.parameters import initialize, set_trainable
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
     from mindvl_train.step import train_step
 
-    layout = Layout(
-        tp_size=parallel.tp_size,
-        pp_size=parallel.pp_size,
-        cp_size=parallel.cp_size,
-        virtual_stages=parallel.virtual_stages,
-        spread_images=bool(parallel.spread_images),
-        recompute=recompute.kind,
-    )
-    with process_groups(accelerator, 0, parallel) as place:
-        models = build_stages(model, layout)
+    build_config = BuildConfig(parallel=parallel, recompute=recompute)
+    with process_groups(accelerator, 0, parallel) as ranks:
+        models = build_stages(model, build_config)
         for chunk in models:
             initialize(chunk, model, 0)
             set_trainable(chunk, trained)
-        wrapped = wrap_models(models, overlap=parallel.overlap and place.dp_size * place.cp_size > 1)
+        wrapped = wrap_models(models, overlap=parallel.overlap and ranks.dp_size * ranks.cp_size > 1)
         optimizer = build_optimizer(wrapped, DAMPED)
         prepare_schedule(wrapped, optimizer)
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)  # from here on, nothing has to be imported
@@ -170,10 +162,10 @@ def train_on_mixture(
             train_step(
                 wrapped,
                 optimizer,
-                iter(packs[place.dp_rank :: place.dp_size]),  # type: ignore[arg-type]  # peers have nothing to agree on
-                num_microbatches=len(packs) // place.dp_size,
+                iter(packs[ranks.dp_rank :: ranks.dp_size]),  # type: ignore[arg-type]  # peers have nothing to agree on
+                num_microbatches=len(packs) // ranks.dp_size,
                 learning_rate=3e-3,
-                place=place,
+                ranks=ranks,
                 may_update=lambda norm, loss_sum, packs: True,
             )
             for packs in mixture(model)
@@ -183,28 +175,28 @@ def train_on_mixture(
 
 
 def test_processes_that_would_share_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mindvl_train.parallel import _check_device
+    from mindvl_train.parallel_state import _check_device
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    _check_device(0, 1, world=1)
-    with pytest.raises(TrainError, match=r"LOCAL_RANK is not.*export LOCAL_RANK=\$SLURM_LOCALID"):
-        _check_device(0, 8, world=16)
+    _check_device(0, 1, world_size=1)
+    with pytest.raises(TrainError, match=r"LOCAL_RANK: is not set.*export LOCAL_RANK=\$SLURM_LOCALID"):
+        _check_device(0, 8, world_size=16)
     monkeypatch.setenv("LOCAL_RANK", "8")
-    with pytest.raises(TrainError, match=r"process 8 of this machine, but 8 devices are visible"):
-        _check_device(8, 8, world=16)
+    with pytest.raises(TrainError, match=r"LOCAL_RANK: is 8, but 8 devices are visible"):
+        _check_device(8, 8, world_size=16)
 
 
 def test_collectives_of_all_groups_wait_longer_than_the_watchdog() -> None:
     accelerator = set_up_device()
     from megatron.core import parallel_state
 
-    from mindvl_train.parallel import process_groups
+    from mindvl_train.parallel_state import process_groups
 
-    patience = outlasting(120)
-    assert patience == timedelta(minutes=8)  # the watchdog allows a save 6
-    with process_groups(accelerator, seed=0, patience=patience):
+    timeout = outlasting(120)
+    assert timeout == timedelta(minutes=8)  # the watchdog allows a save 6
+    with process_groups(accelerator, seed=0, timeout=timeout):
         for group in (dist.group.WORLD, parallel_state.get_data_parallel_group()):
-            assert group._get_backend(torch.device("cpu")).options._timeout == patience  # type: ignore[union-attr]
+            assert group._get_backend(torch.device("cpu")).options._timeout == timeout  # type: ignore[union-attr]
 
 
 ALL = ("vision", "projector", "language")

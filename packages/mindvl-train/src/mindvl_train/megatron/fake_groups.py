@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a cluster that is not there: groups that send nothing, and the model it would hold, without storage.
+"""One rank of a cluster without the cluster: fake process groups, and the model of that rank without storage.
 
-Comes before dry_run.py counts what stands where. torch's "fake" backend makes groups of any size in one process.
+Used by dry_run.py to count parameters per stage. torch's "fake" backend creates groups of any size in one process.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,13 @@ from megatron.core import parallel_state
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mindvl_model import MindVLConfig, MindVLModel
-from mindvl_model.layout import Layout
 from mindvl_model.megatron.stages import build_stages
-from mindvl_train.config import ParallelConfig
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig
 
 
 @contextmanager
-def imagined_process(rank: int, num_processes: int, parallel: ParallelConfig) -> Iterator[dict[str, list[int]]]:
-    """Be one rank of a layout; gives the ranks in its groups, such as `tp`."""
+def fake_process_groups(rank: int, num_processes: int, parallel: ParallelConfig) -> Iterator[dict[str, list[int]]]:
+    """Groups without communication for one rank of a parallel layout; yields the ranks in its groups, such as `tp`."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_processes)
     try:
         parallel_state.initialize_model_parallel(
@@ -45,11 +44,11 @@ def imagined_process(rank: int, num_processes: int, parallel: ParallelConfig) ->
         dist.destroy_process_group()
 
 
-def imagined_models(config: MindVLConfig, layout: Layout) -> list[MindVLModel]:
-    """The chunks this process would hold, on the meta device.
+def meta_models(config: MindVLConfig, build_config: BuildConfig) -> list[MindVLModel]:
+    """The model chunks of this rank on the meta device.
 
     Raises:
-        ModelError: The layout does not fit the model.
+        ModelError: The parallel layout does not fit the model.
     """
     with torch.device("meta"):
-        return build_stages(config, layout)
+        return build_stages(config, build_config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes agree on the order of the data and on which samples count as bad, over gloo on loopback."""
+"""Ranks agree on the data order and on the samples that failed, over gloo on loopback."""
 
 import json
 import os
@@ -15,7 +15,7 @@ WORKER = """
     from types import SimpleNamespace
     import torch.distributed as dist
     from mindvl_train import TrainError
-    from mindvl_train.peers import agree, refuse_different_orders
+    from mindvl_train.agreement import agree_on_failed_samples, check_data_order
 
     rank, address = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
@@ -27,14 +27,14 @@ WORKER = """
         def rebuild(self, batch, failed):
             return pack(batch.name + " again", *failed)
 
-    mine = [
+    packs = [
         [pack("a", False, True), pack("b", False), pack("c"), pack("d", True, False, False)],
         [pack("a", False, True), pack("b", True), pack("c"), pack("d", False, False, True)],
     ][rank]
-    agreed = agree(mine, Source(), dist.group.WORLD)
-    refuse_different_orders({"checksum": "ab", "identities": {}, "plan": {"derived": [1.0]}})
+    agreed = agree_on_failed_samples(packs, Source(), dist.group.WORLD)
+    check_data_order({"checksum": "ab", "identities": {}, "plan": {"derived": [1.0]}})
     try:
-        refuse_different_orders(
+        check_data_order(
             {"checksum": f"c{rank}", "identities": {"seed": "3"}, "plan": {"derived": [0.5, rank]}}
         )
     except TrainError as error:
@@ -45,7 +45,7 @@ WORKER = """
 
 
 @pytest.mark.multi
-def test_peers_leave_out_the_same_samples_and_other_orders_are_refused(tmp_path: Path) -> None:
+def test_ranks_mask_the_same_samples_and_different_data_orders_are_refused(tmp_path: Path) -> None:
     address = f"file://{tmp_path / 'store'}"
     workers = [
         subprocess.Popen(
@@ -63,8 +63,8 @@ def test_peers_leave_out_the_same_samples_and_other_orders_are_refused(tmp_path:
             worker.kill()
     for refused, _ in lines:
         assert refused.startswith(
-            "process 1: its data order differs from that of process 0: mixture figures is [0.5, 0] there and [0.5, 1] "
-            "here. Give every machine"
+            "rank 1: its data order differs from that of rank 0: mixture figures is [0.5, 1] instead of [0.5, 0]. "
+            "Use the same data"
         )
     first, second = (json.loads(agreed) for _, agreed in lines)
     assert [flags for _, flags in first] == [flags for _, flags in second]

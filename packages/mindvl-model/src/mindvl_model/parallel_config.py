@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parallel configuration of a model: group sizes, pipeline stage split and activation recomputation.
+
+Plain numbers without megatron-core; comes before megatron/blocks.py, which builds the model from them.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from mindvl_model.config import MindVLConfig
+from mindvl_model.errors import ModelError
+from mindvl_model.language_config import DeepSeekV3LanguageConfig
+
+_MAX_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Parallel layout of a run. The data-parallel size is the number of processes / (tp_size * pp_size * cp_size)."""
+
+    tp_size: int = 1  # tensor parallel size; sequence parallelism is enabled with it
+    pp_size: int = 1  # pipeline stages; the vision encoder and the projector are on the first stage
+    virtual_stages: int = 1  # model chunks on each pipeline rank (interleaved schedule)
+    stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: an even split
+    cp_size: int = 1  # context parallel size; attention exchanges sequence slices for heads (all-to-all)
+    ep_size: int = 1  # expert parallel size; experts are sharded over the tp, cp and dp ranks of a stage
+    overlap: bool = True  # overlap gradient reduction and parameter gathering with computation
+    spread_images: bool | None = None  # each tp and cp rank encodes a part of the images; None: if it is faster
+
+    def __post_init__(self) -> None:
+        for name in ("tp_size", "pp_size", "virtual_stages", "cp_size", "ep_size"):
+            if not 1 <= getattr(self, name) <= _MAX_SIZE:
+                raise ValueError(f"{name}: must be between 1 and {_MAX_SIZE:,}, got {getattr(self, name)}.")
+        if self.virtual_stages > 1 and self.pp_size == 1:
+            raise ValueError(
+                f"virtual_stages: {self.virtual_stages} virtual stages require pp_size >= 2, got pp_size=1. "
+                "Use virtual_stages=1 or a larger pp_size."
+            )
+        if self.stage_layers is None:
+            return
+        if min(self.stage_layers, default=0) < 0:
+            raise ValueError(f"stage_layers: layer counts must be >= 0, got {list(self.stage_layers)}.")
+        if len(self.stage_layers) != self.num_chunks:
+            raise ValueError(
+                f"stage_layers: must have pp_size * virtual_stages = {self.num_chunks} entries, "
+                f"got {len(self.stage_layers)}. Give one layer count per chunk."
+            )
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Size of a model-parallel group: the ranks that train the same packs."""
+        return self.tp_size * self.pp_size * self.cp_size
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether norms and dropout work on a slice of the sequence; always the case with tensor parallelism."""
+        return self.tp_size > 1
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of consecutive model chunks: each pipeline rank has virtual_stages of them."""
+        return self.pp_size * self.virtual_stages
+
+    def padded_length(self, num_tokens: int) -> int:
+        """Length to which the model pads a pack of num_tokens, so that every cp and tp rank has an equal slice."""
+        slices = self.cp_size * self.tp_size
+        return -(-num_tokens // slices) * slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeConfig:
+    """Activation recomputation: which activations are recomputed in the backward pass instead of being stored."""
+
+    kind: Literal["none", "selective", "full"] = "none"  # nothing; core attention; whole layers
+    layers: int | None = None  # language layers of each chunk, kind "full" only; None: all, and the vision encoder's
+
+    def __post_init__(self) -> None:
+        if self.layers is not None and self.kind != "full":
+            raise ValueError(f"layers: requires kind: full, got kind: {self.kind}. Remove layers or set kind: full.")
+        if self.layers is not None and self.layers < 1:
+            raise ValueError(f"layers: must be >= 1, got {self.layers}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """How a model is built on one rank: parallel layout, recomputation and data type; the default is one fp32 process."""
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def for_vision(self) -> "BuildConfig":
+        """For vision encoder and projector: one stage, and no tensor parallelism if images are spread over ranks."""
+        tp_size = 1 if self.parallel.spread_images else self.parallel.tp_size
+        recompute = RecomputeConfig(kind=self.recompute.kind)
+        return replace(self, parallel=ParallelConfig(tp_size=tp_size), recompute=recompute)
+
+
+def chunk_layers(num_layers: int, parallel: ParallelConfig) -> tuple[int, ...]:
+    """Language layers of each model chunk, first to last; chunk c is on pipeline rank c % pp_size.
+
+    Without stage_layers the split is even. The remainder goes to the last chunks, because the first chunk also has
+    the vision encoder.
+
+    Raises:
+        ModelError: A pipeline rank would have no layer, or stage_layers does not add up to num_layers.
+    """
+    if parallel.stage_layers is None:
+        if parallel.pp_size > num_layers + 1 or parallel.virtual_stages > num_layers:
+            raise ModelError(
+                f"parallel.pp_size: pp_size={parallel.pp_size} with virtual_stages={parallel.virtual_stages} leaves "
+                f"pipeline stages without any of the {num_layers} language layers. Use at most {num_layers} of each."
+            )
+        each, more = divmod(num_layers, parallel.num_chunks)
+        return (each,) * (parallel.num_chunks - more) + (each + 1,) * more
+    if sum(parallel.stage_layers) != num_layers:
+        raise ModelError(
+            f"parallel.stage_layers: {list(parallel.stage_layers)} add up to {sum(parallel.stage_layers)}, but the "
+            f"language model has {num_layers} layers. Use layer counts that add up to {num_layers}."
+        )
+    return parallel.stage_layers
+
+
+def check_parallel(config: MindVLConfig, parallel: ParallelConfig) -> None:
+    """Check that a model can be split by these sizes, before anything is built.
+
+    Raises:
+        ModelError: A size of the model is not divisible; the message names it.
+    """
+    language, vision, tp_size = config.language, config.vision, parallel.tp_size
+    slices = tp_size * parallel.cp_size
+    if language.num_heads % slices:
+        raise ModelError(
+            f"parallel: tp_size={tp_size} * cp_size={parallel.cp_size} = {slices} does not divide "
+            f"language.num_heads={language.num_heads}. Use sizes whose product divides it."
+        )
+    divisible = {"language.ffn_hidden_size": language.ffn_hidden_size, "language.vocab_size": language.vocab_size}
+    if isinstance(language, DeepSeekV3LanguageConfig):
+        shared = language.expert_ffn_hidden_size * language.num_shared_experts
+        divisible["language.expert_ffn_hidden_size * num_shared_experts"] = shared
+    if not parallel.spread_images:
+        divisible |= {"vision.num_heads": vision.num_heads, "vision.ffn_hidden_size": vision.ffn_hidden_size}
+        divisible["vision.hidden_size * spatial_merge_size**2"] = vision.hidden_size * vision.spatial_merge_size**2
+    for name, size in divisible.items():
+        if size % tp_size:
+            remedy = " or spread_images: true" if name.startswith("vision") else ""
+            raise ModelError(f"parallel.tp_size: {tp_size} does not divide {name}={size}. Use a divisor{remedy}.")
+    kv_heads = getattr(language, "num_kv_heads", tp_size)
+    if kv_heads % tp_size and tp_size % kv_heads:
+        raise ModelError(
+            f"parallel.tp_size: {tp_size} is neither a divisor nor a multiple of language.num_kv_heads={kv_heads}. "
+            "Use a divisor or a multiple."
+        )
+    _check_experts(getattr(language, "num_experts", 0), parallel.ep_size)
+    num_mtp_layers = getattr(language, "num_mtp_layers", 0)
+    if parallel.pp_size > 1 and language.tie_embeddings and num_mtp_layers:
+        raise ModelError(
+            f"parallel.pp_size: {parallel.pp_size} with tied embeddings and num_mtp_layers={num_mtp_layers}: the last "
+            "stage would hold the embedding twice, which megatron-core cannot save. Use pp_size=1 or num_mtp_layers=0."
+        )
+    chunk_layers(language.num_layers, parallel)
+
+
+def _check_experts(num_experts: int, ep_size: int) -> None:
+    if ep_size > 1 and not num_experts:
+        raise ModelError(f"parallel.ep_size: {ep_size}, but the model has no experts. Use 1.")
+    if num_experts % ep_size:
+        raise ModelError(f"parallel.ep_size: {ep_size} does not divide num_experts={num_experts}. Use a divisor.")

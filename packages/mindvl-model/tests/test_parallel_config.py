@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of a pipeline's chunks, the length of packs, and layouts that cannot be."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindvl_model.errors import ModelError
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel, chunk_layers
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+
+
+def test_layers_are_spread_evenly_and_the_first_chunks_take_fewer() -> None:
+    assert chunk_layers(36, ParallelConfig(pp_size=4)) == (9, 9, 9, 9)
+    assert chunk_layers(61, ParallelConfig(pp_size=16)) == (3, 3, 3, *(4,) * 13)
+    assert chunk_layers(7, ParallelConfig(pp_size=2, virtual_stages=2)) == (1, 2, 2, 2)
+    assert chunk_layers(2, ParallelConfig(pp_size=3)) == (0, 1, 1)
+    assert chunk_layers(2, ParallelConfig(pp_size=2, virtual_stages=2)) == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"pp_size": 100}, {"pp_size": 6}, {"pp_size": 2, "virtual_stages": 1 << 20}])
+def test_a_pipeline_stage_that_would_hold_nothing_is_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ModelError, match=r"pipeline stages without any of the 4 language layers.*at most 4"):
+        chunk_layers(4, ParallelConfig(**sizes))
+
+
+def test_a_layout_may_say_how_many_layers_each_chunk_has() -> None:
+    assert chunk_layers(36, ParallelConfig(pp_size=4, stage_layers=(3, 11, 11, 11))) == (3, 11, 11, 11)
+    assert chunk_layers(4, ParallelConfig(pp_size=2, stage_layers=(0, 4))) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((3, 11), r"stage_layers: must have pp_size \* virtual_stages = 4 entries, got 2"),
+        ((3, 11, 11, 10), r"stage_layers: \[3, 11, 11, 10\] add up to 35, but the language model has 36 layers"),
+        ((-1, 13, 12, 12), r"stage_layers: layer counts must be >= 0, got \[-1, 13, 12, 12\]"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused_with_what_to_do(layers: tuple[int, ...], message: str) -> None:
+    with pytest.raises((ModelError, ValueError), match=message):
+        chunk_layers(36, ParallelConfig(pp_size=2, virtual_stages=2, stage_layers=layers))
+
+
+def test_fields_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"virtual_stages: 2 virtual stages require pp_size >= 2, got pp_size=1"):
+        ParallelConfig(virtual_stages=2)
+    with pytest.raises(ValueError, match="layers: requires kind: full, got kind: selective"):
+        RecomputeConfig(kind="selective", layers=3)
+
+
+def test_a_pack_is_padded_to_equal_slices() -> None:
+    assert ParallelConfig().padded_length(13) == 13
+    assert ParallelConfig(cp_size=2).padded_length(13) == 14
+    assert ParallelConfig(cp_size=2, tp_size=4).padded_length(13) == 16
+    assert ParallelConfig(cp_size=2, tp_size=4).padded_length(16) == 16
+
+
+def test_sizes_that_cannot_split_the_model_are_refused_by_name() -> None:
+    config = smallest_config()  # 4 query heads in 2 groups, 2 heads in the vision encoder
+    check_parallel(config, ParallelConfig(tp_size=2, cp_size=2))
+    with pytest.raises(ModelError, match=r"tp_size=1 \* cp_size=3 = 3 does not divide language.num_heads=4"):
+        check_parallel(config, ParallelConfig(cp_size=3))
+    with pytest.raises(ModelError, match=r"tp_size=2 \* cp_size=4 = 8 does not divide language.num_heads=4"):
+        check_parallel(config, ParallelConfig(tp_size=2, cp_size=4))
+    with pytest.raises(ModelError, match=r"tp_size: 4 does not divide vision.num_heads=2. .* spread_images: true"):
+        check_parallel(config, ParallelConfig(tp_size=4))
+    check_parallel(config, ParallelConfig(tp_size=4, spread_images=True))
+    with pytest.raises(ModelError, match=r"stage_layers: \[1, 2\] add up to 3"):
+        check_parallel(config, ParallelConfig(pp_size=2, stage_layers=(1, 2)))
+    with pytest.raises(ModelError, match=r"ep_size: 2, but the model has no experts"):
+        check_parallel(config, ParallelConfig(ep_size=2))
+    tied = smallest_deepseek_v3(tie_embeddings=True, num_mtp_layers=1)
+    with pytest.raises(ModelError, match=r"pp_size: 2 with tied embeddings and num_mtp_layers=1"):
+        check_parallel(tied, ParallelConfig(pp_size=2))
+    with pytest.raises(ModelError, match=r"ep_size: 3 does not divide num_experts=8"):
+        check_parallel(smallest_qwen3_moe(), ParallelConfig(ep_size=3))
+    with pytest.raises(
+        ModelError, match=r"tp_size: 2 does not divide language.expert_ffn_hidden_size .*shared_experts=13"
+    ):
+        check_parallel(smallest_deepseek_v3(expert_ffn_hidden_size=13), ParallelConfig(tp_size=2))
+
+
+def test_key_value_heads_may_be_fewer_than_ranks_but_not_lie_across_them() -> None:
+    grouped = replace(smallest_config(), language=replace(smallest_config().language, num_heads=12, num_kv_heads=3))
+    with pytest.raises(ModelError, match=r"tp_size: 2 is neither a divisor nor a multiple of language.num_kv_heads=3"):
+        check_parallel(grouped, ParallelConfig(tp_size=2))
+    check_parallel(grouped, ParallelConfig(cp_size=2))
