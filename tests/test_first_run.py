@@ -35,7 +35,7 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
     images, *_, answer = printed["python"]
     assert images == "288 images\n"
     assert answer.startswith("A photo of "), answer
-    assert "0 left out" in printed["bash"][-1]  # the directory, made into a checkpoint again
+    assert "0 skipped" in printed["bash"][-1]  # the directory, made into a checkpoint again
     assert "<image" in (tmp_path / "sample.html").read_text()
     lines = [json.loads(line) for line in (tmp_path / "runs/photos/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50]

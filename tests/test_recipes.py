@@ -20,10 +20,10 @@ from mindvl_train.phases import PipelineConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
-PLANS = [path for path in FILES if path.stem.startswith("plan")]
+PIPELINES = [path for path in FILES if path.stem.startswith("pipeline")]
 MODELS = ("mindvl-8b", "mindvl-671b-a37b")
 
-# Table 1 by hand: (model, phase) to tokens, rows in a step, peak rate, minimum rate.
+# Table 1 by hand: (model, phase) -> tokens, global batch size, peak learning rate, minimum learning rate.
 TABLE_1 = {
     ("mindvl-8b", "warmup"): (256e9, 1024, 1e-3, 0.0),
     ("mindvl-8b", "multitask"): (179e9, 1024, 2e-5, 1e-5),
@@ -32,7 +32,7 @@ TABLE_1 = {
     ("mindvl-671b-a37b", "multitask"): (80e9, 1024, 5e-6, 5e-7),
     ("mindvl-671b-a37b", "sft"): (12e9, 512, 2e-6, 2e-7),
 }
-# Section 5.3: row length to visual tokens of 28 x 28 pixels in an image.
+# Section 5.3: sequence length -> visual tokens of 28 x 28 pixels per image.
 SFT_LENGTHS = {2048: 1280, 4096: 3072, 8192: 4096}
 
 
@@ -48,7 +48,9 @@ def _name(path: Path) -> str:
 
 def test_there_are_recipes_for_every_phase() -> None:
     for model in ("tiny", *MODELS):
-        assert {"warmup", "multitask", "sft", "merge", "plan"} <= {path.stem for path in (RECIPES / model).iterdir()}
+        assert {"warmup", "multitask", "sft", "merge", "pipeline"} <= {
+            path.stem for path in (RECIPES / model).iterdir()
+        }
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
@@ -60,8 +62,8 @@ def test_every_recipe_loads_and_survives_a_round_trip(path: Path, tmp_path: Path
     assert load_config(again, _config_class(path)) == config
 
 
-@pytest.mark.parametrize("path", PLANS, ids=_name)
-def test_every_stage_of_a_plan_starts_where_an_earlier_one_ends(path: Path) -> None:
+@pytest.mark.parametrize("path", PIPELINES, ids=_name)
+def test_every_stage_of_a_pipeline_starts_where_an_earlier_one_ends(path: Path) -> None:
     stages = load_stages(path)
     outs = {stage.name: stage.config.out for stage in stages}
     assert len(set(outs.values())) == len(stages)
@@ -77,12 +79,12 @@ def test_the_three_phases_are_those_of_table_1(model: str) -> None:
     assert [stage.config.phase for stage in stages] == ["warmup", "multitask", "sft", "sft", "sft"]
     for stage in stages:
         config, length = stage.config, stage.config.data.packing.seq_length
-        tokens, rows, peak, low = TABLE_1[model, config.phase]
+        tokens, batch_size, peak, low = TABLE_1[model, config.phase]
         schedule = config.schedule
         assert config.model.size == model
-        assert config.global_batch_size == rows
+        assert config.global_batch_size == batch_size
         assert (schedule.peak_lr, schedule.min_lr, schedule.lr_warmup_ratio) == (peak, low, 0.1)
-        assert 0 <= tokens - schedule.steps * rows * length < rows * length
+        assert 0 <= tokens - schedule.steps * batch_size * length < batch_size * length
         assert config.trained_parts == (
             ("projector",) if config.phase == "warmup" else ("vision", "projector", "language")
         )

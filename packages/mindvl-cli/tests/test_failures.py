@@ -58,9 +58,9 @@ def test_an_interrupted_command_is_130(error: BaseException) -> None:
 
 
 def test_a_config_error_keeps_one_line_for_each_problem() -> None:
-    error = ConfigError([Problem("a", "x", "is bad", "Mend it."), Problem("b", "y", "is worse", "Drop it.")])
+    error = ConfigError([Problem("a", "x", "is bad", "Correct it."), Problem("b", "y", "is worse", "Drop it.")])
 
-    assert one_line(error) == "error: a: x: is bad. Mend it.\nerror: b: y: is worse. Drop it."
+    assert one_line(error) == "error: a: x: is bad. Correct it.\nerror: b: y: is worse. Drop it."
 
 
 def test_an_error_of_a_command_may_have_several_lines_too() -> None:
@@ -80,16 +80,17 @@ def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.Ca
     [
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "No space left on device. Make room on that disk, or choose another one, and start the same command again.",
+            "operating system: No space left on device. Free space on that disk or choose another one, and start "
+            "the same command again.",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "/x/model"),
-            "/x/model: Permission denied. Choose another place, or change what is there.",
+            "/x/model: Permission denied. Choose another path, or change its permissions.",
         ),
-        (OSError("stale"), "stale. Check the path and the disk, and start the same command again."),
+        (OSError("stale"), "operating system: stale. Check the path and the disk, and start the same command again."),
     ],
 )
-def test_an_error_of_the_machine_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operating_system_error_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _raising(error) == 1
     assert capsys.readouterr().err == f"error: {said}\n"
 

@@ -126,9 +126,9 @@ def test_commands_of_data_that_continue_say_so(
 def test_the_message_says_whether_the_command_continues() -> None:
     stopped = Stopped(signal.SIGTERM)
     stopped.command = ("data", "index")
-    assert str(stopped) == "stopped by SIGTERM. Start the same command again to continue."
+    assert str(stopped) == "mindvl: stopped by SIGTERM. Start the same command again to continue."
     stopped.command = ("data", "stats")
-    assert str(stopped) == "stopped by SIGTERM. Start the same command again."
+    assert str(stopped) == "mindvl: stopped by SIGTERM. Start the same command again."
     assert stopped.exit_code == 143
 
 
@@ -144,7 +144,7 @@ def test_a_demo_ends_within_its_stage(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 75
     said = (tmp_path / "log").read_text()
-    assert said.rstrip().endswith("stopped by SIGTERM. Start the same command again to continue.")
+    assert said.rstrip().endswith("mindvl: stopped by SIGTERM. Start the same command again to continue.")
     assert "Traceback" not in said
     assert (tmp_path / "demo/stages/tokenizer.json").is_file()
     assert not (tmp_path / "demo/stages/data.json").exists()

@@ -109,24 +109,24 @@ def test_an_unknown_key_names_the_nearest_known_one(recipe: Path) -> None:
 
 def test_an_unknown_key_like_no_other_lists_what_is_known(recipe: Path) -> None:
     assert _problems(recipe, GOOD + "zzz: 1\n") == [
-        "run.yaml:10: zzz: is an unknown key. Known here: schedule, sources, size, shares, is_fast."
+        "run.yaml:10: zzz: is an unknown key. Known keys: schedule, sources, size, shares, is_fast."
     ]
 
 
 def test_a_missing_value_is_named_with_its_type(recipe: Path) -> None:
     assert _problems(recipe, "schedule:\n  peak_lr: 1") == [
-        "run.yaml:1: schedule.steps: is missing. Add it: a whole number."
+        "run.yaml:1: schedule.steps: is missing. Add it: an integer."
     ]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('steps: "10"', '"10" is text. Write a whole number, without quotes.'),
-        ("steps: 1.5", "1.5 does not fit. Write a whole number."),
-        ("steps: true", "true does not fit. Write a whole number."),
-        ("steps: null", "null does not fit. Write a whole number."),
-        ("steps: [1]", "[1] does not fit. Write a whole number."),
+        ('steps: "10"', '"10" is text. Write an integer, without quotes.'),
+        ("steps: 1.5", "1.5 is not valid. Write an integer."),
+        ("steps: true", "true is not valid. Write an integer."),
+        ("steps: null", "null is not valid. Write an integer."),
+        ("steps: [1]", "[1] is not valid. Write an integer."),
     ],
 )
 def test_a_value_keeps_its_type(recipe: Path, line: str, message: str) -> None:
@@ -135,13 +135,13 @@ def test_a_value_keeps_its_type(recipe: Path, line: str, message: str) -> None:
 
 def test_a_choice_lists_what_it_can_be(recipe: Path) -> None:
     assert _problems(recipe, GOOD, "schedule.name=cosin") == [
-        "command line: schedule.name: \"cosin\" does not fit. Write one of 'cosine', 'linear'."
+        "command line: schedule.name: \"cosin\" is not valid. Write one of 'cosine', 'linear'."
     ]
 
 
 def test_a_union_of_plain_values_is_one_problem(recipe: Path) -> None:
     assert _problems(recipe, GOOD, "schedule.limit=[1]") == [
-        "command line: schedule.limit: [1] does not fit. Write a number or one of 'auto'."
+        "command line: schedule.limit: [1] is not valid. Write a number or one of 'auto'."
     ]
 
 
@@ -210,7 +210,7 @@ def test_a_packages_own_error_in_a_part_is_named_with_line_and_key_path(recipe: 
         load_config(recipe, Models, ["main.heads=7"])
 
     assert [str(problem).replace(str(recipe), "run.yaml") for problem in caught.value.problems] == [
-        'run.yaml:3: schedule.steps: "x" is text. Write a whole number, without quotes.',
+        'run.yaml:3: schedule.steps: "x" is text. Write an integer, without quotes.',
         "run.yaml:4: main: heads=7 is odd. Use an even number.",
         "run.yaml:9: choices.all.1: heads=5 is odd. Use an even number.",
     ]
@@ -245,13 +245,13 @@ def test_a_tag_cannot_run_code(recipe: Path) -> None:
 
 def test_an_override_below_a_plain_value_is_refused(recipe: Path) -> None:
     assert _problems(recipe, GOOD + "is_fast: true\n", "is_fast.x=1") == [
-        "command line: is_fast.x: the recipe has the plain value True above 'x'. Shorten the key path."
+        "command line: is_fast.x: 'x' is below True, which is not a mapping. Shorten the key path."
     ]
 
 
 def test_an_override_past_the_end_of_a_list_is_refused(recipe: Path) -> None:
     assert _problems(recipe, GOOD, "sources.2.weight=1") == [
-        "command line: sources.2.weight: 2 is not an entry of a list of 2. Use 0 to 1, or override the whole list."
+        "command line: sources.2.weight: 2 is not an index of a list with 2 entries. Use 0 to 1, or override the whole list."
     ]
 
 
@@ -301,17 +301,17 @@ def test_what_is_dumped_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
         ("schedule.peak_lr=1e999", "schedule.peak_lr: inf is not a finite number. Write a finite number."),
         (
             f"schedule.steps=1{'0' * 30}",
-            "schedule.steps: an integer of 31 digits. Write one up to 9223372036854775807.",
+            "schedule.steps: is an integer of 31 digits. Write an integer up to 9223372036854775807.",
         ),
         (
             'sources.0.path="a\\0b"',
-            "sources.0.path: 'a\\x00b' contains a NUL or a lone surrogate. Write text without it.",
+            "sources.0.path: 'a\\x00b' contains a NUL or a lone surrogate. Remove it.",
         ),
-        ("sources.0.path=''", "sources.0.path: is empty text. Write a value, or leave the key out."),
+        ("sources.0.path=''", "sources.0.path: is an empty string. Write a value, or remove the key."),
         (f"schedule.steps={'9' * 5000}", "is not valid YAML (a number of 5,000 digits"),
-        (f"{'a.' * 70}b=1", "is no override. Write KEY.PATH=VALUE."),
-        (f"sources.{'9' * 5000}.path=x", "is no override"),
-        (f"sources.{'9' * 400}.path=x", "is not an entry of a list of 2"),
+        (f"{'a.' * 70}b=1", "is not an override. Write KEY.PATH=VALUE."),
+        (f"sources.{'9' * 5000}.path=x", "is not an override"),
+        (f"sources.{'9' * 400}.path=x", "is not an index of a list with 2 entries"),
     ],
 )
 def test_what_no_setting_can_mean_is_one_sentence(recipe: Path, override: str, said: str) -> None:

@@ -94,5 +94,7 @@ def test_a_log_on_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.Ca
     logger.info("one")
     logger.info("two")
     said = capsys.readouterr().err
-    assert said.endswith("cannot be written (No space left on device). The command goes on without it.\n")
+    assert said.endswith(
+        "cannot be written (No space left on device). The command continues without this log; free space on the disk.\n"
+    )
     assert len(said.splitlines()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans are read stage by stage, with the words of the command line where they belong."""
+"""Pipeline files are read stage by stage, with overrides applied in order."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ RECIPE = """
 phase: sft
 out: elsewhere
 model: {size: tiny}
-init: {vision: vision encoder}
+init: {vision: vision}
 data:
   sources: [{name: pages, path: shards}]
   tokenizer: tokenizer
@@ -21,7 +21,7 @@ data:
 schedule: {steps: 5, peak_lr: 1.0e-3}
 global_batch_size: 1
 """
-PLAN = """
+PIPELINE = """
 out: runs
 overrides: [global_batch_size=2, seed=1]
 stages:
@@ -31,36 +31,36 @@ stages:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
+def pipeline(tmp_path: Path) -> Path:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     path = tmp_path / "pipeline.yaml"
-    path.write_text(PLAN)
+    path.write_text(PIPELINE)
     return path
 
 
-def test_a_recipe_is_one_stage(plan: Path) -> None:
-    (stage,) = load_stages(plan.parent / "recipe.yaml", ["seed=7"])
+def test_a_recipe_is_one_stage(pipeline: Path) -> None:
+    (stage,) = load_stages(pipeline.parent / "recipe.yaml", ["seed=7"])
     assert (stage.name, stage.start_from, stage.config.seed) == ("sft", None, 7)
-    assert is_pipeline(plan)
-    assert not is_pipeline(plan.parent / "recipe.yaml")
+    assert is_pipeline(pipeline)
+    assert not is_pipeline(pipeline.parent / "recipe.yaml")
 
 
-def test_the_command_line_speaks_after_the_stage_and_the_stage_after_the_plan(plan: Path) -> None:
-    first, second = load_stages(plan)
+def test_overrides_apply_in_the_order_pipeline_stage_command_line(pipeline: Path) -> None:
+    first, second = load_stages(pipeline)
     assert [stage.config.seed for stage in (first, second)] == [1, 2]
     assert [stage.config.global_batch_size for stage in (first, second)] == [2, 2]
-    assert [stage.config.seed for stage in load_stages(plan, ["seed=9"])] == [9, 9]
+    assert [stage.config.seed for stage in load_stages(pipeline, ["seed=9"])] == [9, 9]
 
 
-def test_a_stage_stands_below_the_plan_and_starts_where_an_earlier_one_ended(plan: Path) -> None:
-    first, second = load_stages(plan, ["out=/big disk"])
+def test_a_stage_writes_below_the_pipeline_and_starts_from_an_earlier_one(pipeline: Path) -> None:
+    first, second = load_stages(pipeline, ["out=/big disk"])
     assert (first.config.out, second.config.out) == (Path("/big disk/first"), Path("/big disk/second"))
-    assert (first.config.init.vision, first.config.init.checkpoint) == (Path("vision_encoder"), None)
+    assert (first.config.init.vision, first.config.init.checkpoint) == (Path("vision"), None)
     assert (second.config.init.vision, second.config.init.checkpoint) == (None, Path("/big disk/first"))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "expected"),
     [
         (
             "start_from: first",
@@ -71,47 +71,45 @@ def test_a_stage_stands_below_the_plan_and_starts_where_an_earlier_one_ended(pla
         ("name: first", "name: a/b", "name='a/b' is no name of a directory"),
         ("[seed=2]", "[sead=2]", "Did you mean 'seed'"),
         ("recipe: recipe.yaml}", "recipe: gone.yaml}", "gone.yaml: cannot be read"),
-        ("overrides: [packs", "override: [packs", "override: is an unknown key"),
+        ("overrides: [global", "override: [global", "override: is an unknown key"),
     ],
 )
-def test_a_wrong_plan_is_refused_by_name(plan: Path, before: str, after: str, said: str) -> None:
-    plan.write_text(PLAN.replace(before, after))
+def test_a_wrong_pipeline_file_is_refused(pipeline: Path, before: str, after: str, expected: str) -> None:
+    pipeline.write_text(PIPELINE.replace(before, after))
     with pytest.raises(ConfigError) as caught:
-        load_stages(plan)
-    assert said in str(caught.value)
+        load_stages(pipeline)
+    assert expected in str(caught.value)
 
 
-def test_where_one_run_is_wanted_a_plan_names_its_recipes(plan: Path) -> None:
-    recipe = plan.parent / "recipe.yaml"
+def test_a_pipeline_file_is_refused_where_a_recipe_is_needed(pipeline: Path) -> None:
+    recipe = pipeline.parent / "recipe.yaml"
     assert load_recipe(recipe, ["seed=7"]).seed == 7
     with pytest.raises(CliError) as caught:
-        load_recipe(plan)
-    assert str(caught.value) == f"{plan} is a plan of several runs; name one of its recipes: {recipe}."
+        load_recipe(pipeline)
+    assert str(caught.value) == f"{pipeline}: is a pipeline file, not a recipe. Name one of its recipes: {recipe}."
 
 
-def test_a_recipe_for_merging_is_known_by_its_models(tmp_path: Path) -> None:
+def test_a_merge_recipe_is_recognized(tmp_path: Path) -> None:
     merge = tmp_path / "merge.yaml"
     merge.write_text("models: [one, two]\nout: merged\n")
-    with pytest.raises(CliError, match="Use it by: mindvl merge"):
+    with pytest.raises(CliError, match=r"is a merge recipe.* Run: mindvl merge"):
         load_stages(merge)
 
 
-def test_everything_that_is_not_there_is_named_at_once(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(plan.parent)
-    (plan.parent / "vision_encoder").mkdir()
+def test_all_missing_paths_are_named_at_once(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pipeline.parent)
+    (pipeline.parent / "vision").mkdir()
     with pytest.raises(CliError) as caught:
-        load_ready(plan.parent / "recipe.yaml")
+        load_ready(pipeline.parent / "recipe.yaml")
     assert one_line(caught.value).splitlines() == [
         f"error: {key}: {name} does not exist. Make it, or name another place by {key}=PATH."
         for key, name in (("data.tokenizer", "tokenizer"), ("data.sources.0.path", "shards"))
     ]
 
 
-def test_a_check_does_not_ask_for_a_writable_out_to_which_it_writes_nothing(
-    plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(plan.parent)
-    for name in ("vision_encoder", "tokenizer", "shards"):
-        (plan.parent / name).mkdir()
-    (plan.parent / "file").write_text("")
-    assert load_ready(plan.parent / "recipe.yaml", ["out=file/below"]).out == Path("file/below")
+def test_a_check_does_not_need_a_writable_out(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pipeline.parent)
+    for name in ("vision", "tokenizer", "shards"):
+        (pipeline.parent / name).mkdir()
+    (pipeline.parent / "file").write_text("")
+    assert load_ready(pipeline.parent / "recipe.yaml", ["out=file/below"]).out == Path("file/below")

@@ -19,11 +19,11 @@ class Pair:
 @pytest.mark.parametrize(
     ("hint", "words"),
     [
-        (int, "a whole number"),
+        (int, "an integer"),
         (float | None, "a number or null"),
         (Literal["a", "b"], "one of 'a', 'b'"),
         (tuple[str, ...], "a list, each text"),
-        (tuple[int, bool], "a list of 2: a whole number, true or false"),
+        (tuple[int, bool], "a list of 2: an integer, true or false"),
         (dict[str, float], "a mapping to a number"),
         (Pair, "a mapping with left, right"),
         (Path, "a path"),

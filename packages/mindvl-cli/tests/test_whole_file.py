@@ -31,7 +31,7 @@ def test_a_full_disk_is_one_sentence_and_the_former_file_stays(tmp_path: Path, m
     path = tmp_path / "page.html"
     write_whole(path, "former")
     full_disk(monkeypatch)
-    with pytest.raises(CliError, match=r"page\.html: cannot be written \(No space left on device\)\. Make room"):
+    with pytest.raises(CliError, match=r"page\.html: cannot be written \(No space left on device\)\. Free space"):
         write_whole(path, "new")
     assert path.read_text() == "former"
     assert os.listdir(tmp_path) == ["page.html"]

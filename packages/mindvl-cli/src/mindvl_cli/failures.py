@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn what goes wrong in a command into an exit code and, for our own errors, one line on stderr.
+"""Turn the errors of a command into an exit code and, for our own errors, one line on standard error.
 
-Comes around every command (main.py). Our errors are known by the name of their base class and the package it comes
-from, so that nothing heavy is imported in order to report a typing mistake.
+Wraps every command (main.py). Our errors are recognized by the name and package of their base class, so that nothing
+heavy is imported to report a typing mistake.
 """
 
 import errno
@@ -16,6 +16,7 @@ import click
 
 from mindvl_cli.interrupts import Stopped
 from mindvl_cli.output import Guarded, message
+from mindvl_cli.renamed import OPTIONS
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
@@ -24,9 +25,9 @@ _OUR_BASES = frozenset({"DataError", "OpsError", "ModelError", "TrainError", "Me
 
 
 class CliError(Exception):
-    """A command was given something it cannot work with; each message says what, where and what to do.
+    """A command cannot work with its input; each message is `WHERE: WHAT. WHAT TO DO.`
 
-    Several messages are printed one a line.
+    Several messages are printed one per line.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -35,7 +36,7 @@ class CliError(Exception):
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the message of this error is written for the user, so that a traceback would only be in the way."""
+    """Whether the message of this error is written for the user and needs no traceback."""
     return any(
         base.__name__ in _OUR_BASES and base.__module__.partition(".")[0].startswith("mindvl_")
         for base in type(error).__mro__
@@ -50,15 +51,18 @@ def one_line(error: BaseException) -> str:
 
 
 def run_guarded(invoke: Callable[[], object]) -> int:
-    """Run one command and return its exit code; errors that are neither ours nor the machine's keep their traceback.
+    """Run one command and return its exit code; errors other than ours and OSError keep their traceback.
 
     Args:
-        invoke: Calls click without its own error handling (`standalone_mode=False`); an int it returns is what the
-            command gave to `ctx.exit`.
+        invoke: Calls click without its own error handling (`standalone_mode=False`); an int it returns is the exit
+            code of `ctx.exit`.
     """
     try:
         result = invoke()
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.option_name in OPTIONS:
+            what = f"{error.option_name}: was renamed. Use {OPTIONS[error.option_name]}."
+            error = click.UsageError(what, error.ctx)
         shown: Any = Guarded(sys.stderr, hides_secrets=True, may_draw=True)
         error.show(shown)
         return error.exit_code
@@ -68,7 +72,7 @@ def run_guarded(invoke: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has ended, as `| head` does
+    except BrokenPipeError:  # the reader of our output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at exit
         return EXIT_FAILED
     except OSError as error:
@@ -85,13 +89,13 @@ def run_guarded(invoke: Callable[[], object]) -> int:
 
 
 def _of_machine(error: OSError) -> str:
-    """An error of a disk, a path or a connection that no package put into words of its own."""
+    """The message of an OSError that no package turned into its own error."""
     what = error.strerror or str(error) or type(error).__name__
-    where = f"{error.filename}: " if error.filename is not None else ""
+    where = "operating system" if error.filename is None else error.filename
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        to_do = "Make room on that disk, or choose another one, and start the same command again."
+        to_do = "Free space on that disk or choose another one, and start the same command again."
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-        to_do = "Choose another place, or change what is there."
+        to_do = "Choose another path, or change its permissions."
     else:
         to_do = "Check the path and the disk, and start the same command again."
-    return f"{where}{what}. {to_do}"
+    return f"{where}: {what}. {to_do}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SIGTERM and SIGUSR1 do to a command: they end it at once, as Ctrl-C does, but for training, which saves first.
+"""Handle SIGTERM and SIGUSR1: they end a command at once, as Ctrl-C does; training saves a checkpoint first.
 
-Comes around every command (main.py), before anything heavy is imported. A signal raises `Stopped` in the main thread,
-so that `with` blocks and `finally` clean up. Inside a training mindvl_train.signals remembers the signal instead,
-saves, and hands it on to the handler of this file, so that the command that called the training ends too.
+Wraps every command (main.py), before anything heavy is imported. A signal raises `Stopped` in the main thread, so that
+`with` blocks and `finally` clean up. During training mindvl_train.signals records the signal instead, saves, and then
+calls the handler of this file, so that the command ends too.
 """
 
 import signal
@@ -16,22 +16,22 @@ import click
 STOPPED = 75  # EX_TEMPFAIL, as mindvl_train.signals has it: the same command, started again, continues
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
-# Commands that keep what is done and continue when they are started again.
+# Commands that resume when they are started again.
 _CONTINUES = frozenset({("demo",), ("train",), ("eval",), ("search-resolution",), ("data", "write"), ("data", "index")})
-_AGAIN_S = 10.0  # the exception is raised again this often, where a destructor swallowed it or cleaning up takes long
+_AGAIN_S = 10.0  # interval at which the exception is raised again, in case a destructor swallowed it
 
 
 class Stopped(BaseException):
-    """The command was asked to end; not an Exception, so that nothing handles it like a fault.
+    """A signal stopped the command; not an Exception, so that no error handler catches it.
 
     Args:
-        number: The signal.
+        number: Signal number.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-        self.command: tuple[str, ...] = ()  # names from `mindvl` on, as the groups that it passes write them down
+        self.command: tuple[str, ...] = ()  # names after `mindvl`, set by the groups that the exception passes
 
     @property
     def continues(self) -> bool:
@@ -40,16 +40,16 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """75 where the same command continues, else what a shell reports for the signal."""
+        """75 if the same command continues, otherwise what a shell reports for the signal."""
         return STOPPED if self.continues else 128 + self.number
 
     def __str__(self) -> str:
         name = signal.Signals(self.number).name
-        return f"stopped by {name}. Start the same command again{' to continue' if self.continues else ''}."
+        return f"mindvl: stopped by {name}. Start the same command again{' to continue' if self.continues else ''}."
 
 
 class StoppableGroup(click.Group):
-    """A group of commands of which some continue: a signal that ends one of them learns its name."""
+    """A command group that records the name of its command in `Stopped`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -69,7 +69,7 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
-            if signal.getsignal(number) is _stop:  # a process that has saved ignores them from then on
+            if signal.getsignal(number) is _stop:  # a process that has saved its checkpoint ignores them
                 signal.signal(number, handler)
 
 

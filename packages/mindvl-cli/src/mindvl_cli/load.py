@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a recipe: YAML and KEY=VALUE overrides become one frozen dataclass, or a list of what is wrong with them.
+"""Read a recipe: YAML and KEY=VALUE overrides become one frozen dataclass, or a list of problems.
 
-Comes before every package: they are handed dataclasses and never see YAML. Order of truth: field default < file <
-override. Values keep their type (no "3" for 3); only an int may stand for a float, and text for a path. A relative
+Comes before every package: packages receive dataclasses and never read YAML. Precedence: field default < file <
+override. Values keep their type (no "3" for 3); only an int may be given for a float, and text for a path. A relative
 path in a recipe is relative to the working directory, like one on the command line.
 """
 
@@ -19,13 +19,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from mindvl_cli.failures import is_ours
 from mindvl_cli.problems import ConfigError, Problem, explain, parts
+from mindvl_cli.renamed import KEYS
 from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
 
 __all__ = ["ConfigError", "load_config", "load_section", "parse_override", "to_plain", "to_yaml", "top_keys"]
 
 T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
-_MAX_INTEGER = 2**63 - 1  # numpy, torch and JSON readers of other languages know no larger one
+_MAX_INTEGER = 2**63 - 1  # the largest of numpy, torch and JSON readers of other languages
 _MAX_KEYS = 64  # levels of a key path
 
 
@@ -34,7 +35,7 @@ def load_config(path: Path, cls: type[T], overrides: Sequence[str] = ()) -> T:
 
     Args:
         path: YAML file.
-        cls: A dataclass; nested dataclasses, tuples, Literal, Path and unions told apart by `kind` are understood.
+        cls: A dataclass; it may have nested dataclasses, tuples, Literal, Path, and unions selected by `kind`.
         overrides: `a.b.0.c=VALUE` each, applied to the file in this order; VALUE is read as YAML.
 
     Raises:
@@ -44,17 +45,17 @@ def load_config(path: Path, cls: type[T], overrides: Sequence[str] = ()) -> T:
 
 
 def load_section(path: Path, section: str, cls: type[T], overrides: Sequence[str] = ()) -> T:
-    """Read one part of the file, such as "data" of a training recipe, without looking at the rest of it.
+    """Read one section of the file, such as "data" of a training recipe, without validating the rest of it.
 
     Args:
         section: Key path, such as "data" or "data.sources.0".
-        overrides: As in `load_config`, from the top of the file; those of other parts are checked for form only.
+        overrides: As in `load_config`, from the top of the file; those of other sections are parsed only.
     """
     return _load(path, _key_path(section), cls, overrides)
 
 
 def top_keys(path: Path) -> list[str]:
-    """The keys at the top of a file, by which its kind can be told before it is read as a class."""
+    """The top-level keys of a file, which identify its kind before it is read as a class."""
     document, _ = _read(path)
     return [str(key) for key in document] if isinstance(document, dict) else []
 
@@ -63,13 +64,13 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     """Split `a.b.0.c=VALUE` into its key path and its value, read as YAML: `phase=sft` or `data.weights=[1, 2]`."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")) or key.count(".") >= _MAX_KEYS or len(key) > 500:
-        raise ConfigError([Problem("command line", "", f"{text[:200]!r} is no override", "Write KEY.PATH=VALUE.")])
+        raise ConfigError([Problem("command line", "", f"{text[:200]!r} is not an override", "Write KEY.PATH=VALUE.")])
     try:
         return _key_path(key), parse_scalar(value)
     except (yaml.YAMLError, DuplicateKeyError) as error:
         shown = value if len(value) <= 60 else value[:57] + "..."
         what = f"{shown!r} is not valid YAML ({' '.join(str(error).split())})"
-        raise ConfigError([Problem("command line", key, what, "Quote the value, or write it in a file.")]) from error
+        raise ConfigError([Problem("command line", key, what, "Quote the value, or set it in the recipe.")]) from error
 
 
 def to_plain(config: Any) -> Any:
@@ -97,6 +98,7 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
         key_path, value = parse_override(text)
         document = _put(document, key_path, value, text)
         overridden.add(key_path)
+    _refuse_renamed(path, section, document, lines, overridden)
     for depth, key in enumerate(section):
         try:
             document = document[key]
@@ -121,14 +123,38 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
         raise ConfigError(problems) from error
 
 
+def _refuse_renamed(
+    path: Path, section: KeyPath, document: Any, lines: dict[KeyPath, int], overridden: set[KeyPath]
+) -> None:
+    """Refuse every old key in the section that is read, and name the new one."""
+    problems = []
+    for old, new in KEYS.items():
+        key_path = (*section[:1], *_key_path(old)) if section[:1] == ("run",) else _key_path(old)  # "run": a manifest
+        new_path = (*key_path[: len(key_path) - old.count(".") - 1], *_key_path(new))
+        shared = min(len(section), len(new_path))
+        if section[:shared] == new_path[:shared] and _has(document, key_path):
+            what, to_do = "was renamed", f"Use {new}."
+            problems.append(Problem(_place(path, key_path, lines, overridden), _dotted(key_path), what, to_do))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _has(document: Any, key_path: KeyPath) -> bool:
+    for key in key_path:
+        if not isinstance(document, dict) or key not in document:
+            return False
+        document = document[key]
+    return True
+
+
 def _build(cls: type[T], document: Any) -> T:
-    # Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and still
-    # refuses "3" for 3. The dumps cannot fail: the YAML reader makes nothing that JSON does not know.
+    # Through JSON, because pydantic's strict mode then accepts a list for a tuple and text for a path, and still
+    # refuses "3" for 3. The dumps cannot fail: the YAML reader returns JSON types only.
     return TypeAdapter(cls).validate_json(json.dumps(document), strict=True, extra="forbid")
 
 
 def _unusable(document: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """(key path, what, what to do) of values that YAML can hold and no setting can mean."""
+    """(key path, what, what to do) of values that YAML can hold but no setting accepts."""
     if isinstance(document, dict):
         entries: Any = document.items()
     elif isinstance(document, list):
@@ -138,13 +164,13 @@ def _unusable(document: Any) -> Iterator[tuple[KeyPath, str, str]]:
         if isinstance(document, float) and not math.isfinite(document):
             yield (), f"{document} is not a finite number", "Write a finite number."
         elif isinstance(document, int) and abs(document) > _MAX_INTEGER:
-            yield (), f"an integer of {len(str(abs(document)))} digits", f"Write one up to {_MAX_INTEGER}."
+            yield (), f"is an integer of {len(str(abs(document)))} digits", f"Write an integer up to {_MAX_INTEGER}."
         elif isinstance(document, str) and ("\0" in document or not _is_unicode(document)):
-            yield (), f"{document!a} contains a NUL or a lone surrogate", "Write text without it."
+            yield (), f"{document!a} contains a NUL or a lone surrogate", "Remove it."
         elif document == "":
-            yield (), "is empty text", "Write a value, or leave the key out."
+            yield (), "is an empty string", "Write a value, or remove the key."
     for key, value in entries:
-        if key == "options":  # of a file system (data.store), which has settings of its own
+        if key == "options":  # options of a file system (data.store) are passed on as they are
             continue
         yield from (((key, *rest), what, to_do) for rest, what, to_do in _unusable(value))
 
@@ -162,10 +188,10 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _refusals(error: Exception, cls: type, document: Any) -> list[tuple[KeyPath, str, str]]:
-    """(key path, what, what to do) of each reason why `document` is no `cls`.
+    """(key path, what, what to do) of each reason why `document` is not a valid `cls`.
 
-    A dataclass may refuse with its package's own error, which ends the reading and says nothing of the place, as
-    pydantic places only ValueError. So the parts are read one by one: the innermost that refuses is the place.
+    A dataclass may raise its package's own error, which ends the validation without a key path, because pydantic
+    locates only ValueError. So the parts are validated one by one: the innermost part that fails gives the key path.
     """
     if isinstance(error, ValidationError):
         return list(explain(error, cls, document))
@@ -199,18 +225,18 @@ def _read(path: Path) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def _put(node: Any, key_path: KeyPath, value: Any, text: str) -> Any:
-    """A copy of `node` with the value at the key path; mappings on the way are made, list entries must exist."""
+    """A copy of `node` with the value at the key path; missing mappings are created, list entries must exist."""
     if not key_path:
         return value
     head, rest = key_path[0], key_path[1:]
     if isinstance(node, list):
         if not isinstance(head, int) or head >= len(node):
-            what = f"{head} is not an entry of a list of {len(node)}"
+            what = f"{head} is not an index of a list with {len(node)} entries"
             to_do = f"Use 0 to {len(node) - 1}, or override the whole list." if node else "Override the whole list."
             raise ConfigError([Problem("command line", text.partition("=")[0], what, to_do)])
         return [_put(entry, rest, value, text) if i == head else entry for i, entry in enumerate(node)]
     if node is not None and not isinstance(node, dict):
-        what = f"the recipe has the plain value {node!r} above {head!r}"
+        what = f"{head!r} is below {node!r}, which is not a mapping"
         raise ConfigError([Problem("command line", text.partition("=")[0], what, "Shorten the key path.")])
     mapping = dict(node or {})
     mapping[str(head)] = _put(mapping.get(str(head)), rest, value, text)

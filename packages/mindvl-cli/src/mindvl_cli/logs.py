@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set the handlers of Python's logging, once: warnings of rank 0 to the console, everything to a file for every rank.
+"""Set the handlers of Python's logging: warnings of rank 0 to the console, everything to a file for every rank.
 
-Comes before a command does its work; the packages only call `logging.getLogger(__name__)`. What a person follows on the
-console is progress.py and the commands' own lines.
+Called before a command starts its work; the packages only call `logging.getLogger(__name__)`. Progress on the console
+comes from progress.py and from the commands.
 """
 
 import copy
@@ -22,15 +22,15 @@ class _Formatter(logging.Formatter):
     """Escapes control characters and hides secrets, of our messages and of other libraries' alike."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of a record; further lines of its message are indented, so that none passes for a record."""
+        """The lines of a record; further lines of its message are indented, so that they cannot be mistaken for records."""
         record = copy.copy(record)
         record.msg, record.args = record.getMessage().replace("\n", "\n    "), None
-        record.exc_text = None  # another handler may have put a traceback here as it is
+        record.exc_text = None  # another handler may have stored an unescaped traceback
         return message(super().format(record))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever stderr is at that moment, so that a progress bar can take the line over while it is drawn."""
+    """Writes to the current sys.stderr, so that a progress bar can replace it while it is drawn."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -41,24 +41,25 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk does not take is reported once, not with a traceback for every line."""
+    """A log file that reports a write error once, not with a traceback for every line."""
 
     _failed = False
 
     def close(self) -> None:
-        """Close the file; what it could not take was reported."""
+        """Close the file; a write error was reported before."""
         with suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Called by logging while it handles the exception."""
+        """Called by logging inside its exception handler."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
         elif not self._failed:
             self._failed = True
             text = (
-                f"{self.baseFilename}: cannot be written ({error.strerror or error}). The command goes on without it."
+                f"{self.baseFilename}: cannot be written ({error.strerror or error}). The command continues without this log; "
+                "free space on the disk."
             )
             print(message(text), file=sys.stderr)
 
@@ -67,9 +68,9 @@ def set_up_logging(*, rank: int = 0, log_dir: Path | None = None, verbose: bool 
     """Replace the handlers set by an earlier call; may be called again once the rank is known.
 
     Args:
-        rank: Global rank; only rank 0 warns on the console, the others write there only when an error is logged.
-        log_dir: Directory for `rank-0000.log` and its sisters; made when missing. None writes no file.
-        verbose: Everything our packages say on the console too; other libraries stay at warnings.
+        rank: Global rank; rank 0 logs warnings on the console, the other ranks only errors.
+        log_dir: Directory for `rank-0000.log` and so on; created if missing. None writes no file.
+        verbose: Log debug messages of our packages on the console; other libraries stay at warnings.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine offers to this process: cores, memory, devices, versions; read without importing anything heavy.
+"""Cores, memory, devices and versions available to this process, read without importing anything heavy.
 
-Used by `mindvl doctor` and by the demo's report. Containers are looked through: what counts is the share given to the
-process, not what the host has.
+Used by `mindvl doctor` and by the demo's report. In a container the limits of the process count, not those of the host.
 """
 
 import os
@@ -14,7 +13,7 @@ TESTED_SET = ("torch", "torch-npu", "megatron-core", "transformers", "tokenizers
 
 
 def num_cores() -> int:
-    """Cores this process may use, by affinity and by the container's quota; at least 1."""
+    """Number of cores this process may use, by affinity and container quota; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _first_line(Path("/sys/fs/cgroup/cpu.max")).split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -23,24 +22,24 @@ def num_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory this process may use, by the machine and by the container's limit."""
+    """Bytes of memory this process may use, by machine and container limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _first_line(Path("/sys/fs/cgroup/memory.max"))
     return min(total, int(limit)) if limit.isdigit() else total
 
 
 def num_cuda_devices(dev: Path = Path("/dev")) -> int:
-    """NVIDIA devices by their device files, which needs neither the driver's library nor torch."""
+    """Number of NVIDIA devices, counted by device files, which needs neither the driver library nor torch."""
     return sum(path.name.removeprefix("nvidia").isdigit() for path in dev.glob("nvidia*"))
 
 
 def num_npu_devices(dev: Path = Path("/dev")) -> int:
-    """Ascend NPUs by their device files."""
+    """Number of Ascend NPUs, counted by device files."""
     return sum(path.name.removeprefix("davinci").isdigit() for path in dev.glob("davinci*"))
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution; None where it is not installed."""
+    """Version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -48,7 +47,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of our packages and of the tested set, as far as installed."""
+    """Versions of Python, of the mindvl packages and of the tested libraries, as far as installed."""
     ours = (f"mindvl-{name}" for name in ("cli", "data", "ops", "model", "train", "merge"))
     found = {name: installed_version(name) for name in (*ours, *TESTED_SET)}
     return {"python": platform.python_version(), **{name: version for name, version in found.items() if version}}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `mindvl` command: knows the name and purpose of every command, and imports one only when it is called.
+"""The `mindvl` command: the name and purpose of every command; a command is imported only when it is called.
 
-Comes first; commands/ come after it. Nothing but click is imported here, so that help answers at once.
+Comes first; commands/ come after it. Nothing but click is imported here, so that help is printed at once.
 """
 
 import importlib
@@ -18,26 +18,38 @@ from mindvl_cli.output import Guarded
 
 COMMANDS = {
     # name: (module:attribute, line in the help), in the order in which a user meets them
-    "demo": ("mindvl_cli.commands.demo:demo", "The whole way once on real handwriting, in minutes, with a report."),
-    "data": ("mindvl_cli.commands.data:data", "Write, index, show and count training data."),
-    "recipe": ("mindvl_cli.commands.recipe:recipe", "The paper's data recipes: shares, an audit, a map to shards."),
-    "plan": ("mindvl_cli.commands.plan:plan", "Which layouts of a model fit a cluster, how fast, for how long."),
-    "train": ("mindvl_cli.commands.train:train", "Train from a recipe or a plan of several; go on where it stopped."),
-    "report": ("mindvl_cli.commands.report:report", "How a run went: curves, where its time went, its card."),
+    "demo": (
+        "mindvl_cli.commands.demo:demo",
+        "Run the whole pipeline on real handwriting in minutes, and write a report.",
+    ),
+    "data": ("mindvl_cli.commands.data:data", "Write, index, inspect and count training data."),
+    "recipe": (
+        "mindvl_cli.commands.recipe:recipe",
+        "Show and audit the paper's data mixtures, and map them to shards.",
+    ),
+    "plan": ("mindvl_cli.commands.plan:plan", "Estimate memory and step time for each parallel layout of a model."),
+    "train": ("mindvl_cli.commands.train:train", "Train from a recipe or a pipeline file, or resume its training."),
+    "report": ("mindvl_cli.commands.report:report", "Summarize a run: loss curves, step time by part, configuration."),
     "convert": (
         "mindvl_cli.commands.convert:convert",
-        "A checkpoint to a directory that transformers loads, and back.",
+        "Convert a checkpoint to a transformers directory, or the reverse.",
     ),
     "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
-    "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on a benchmark."),
+    "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on benchmarks."),
     "search-resolution": (
         "mindvl_cli.commands.search_resolution:search_resolution",
         "Find the image size limits at which a model scores best.",
     ),
-    "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure what a model does inside: routing of its experts."),
-    "bench": ("mindvl_cli.commands.bench:bench", "Measure packing, loading, operators or steps on this machine."),
-    "check": ("mindvl_cli.commands.check:check", "Compare operators, packing, layouts and models with references."),
-    "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine: what to change, and why."),
+    "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure the expert routing of a trained model."),
+    "bench": (
+        "mindvl_cli.commands.bench:bench",
+        "Measure packing, loading, operators or training steps on this machine.",
+    ),
+    "check": (
+        "mindvl_cli.commands.check:check",
+        "Compare operators, packing, parallel layouts and models with references.",
+    ),
+    "doctor": ("mindvl_cli.commands.doctor:doctor", "Check this machine and recommend changes."),
 }
 
 
@@ -81,18 +93,26 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Each command has --help with an example. Start with: mindvl demo --quick",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also log what is only of interest when looking for a fault.")
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
+@click.option("-v", "--verbose", is_flag=True, help="Log debug messages of the mindvl packages.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli(verbose: bool) -> None:
-    """From raw images to a merged, searched, exported multimodal model."""
+    """Train multimodal language models, from raw images to a merged and exported model."""
     set_up_logging(verbose=verbose)
 
 
 def main() -> NoReturn:
     """The console entry point.
 
-    Exit codes: 0 done, 1 our error, 2 wrong usage, 65 a training used up its data, 75 asked to stop where the same
-    command continues, 79 a process of a training was stuck, 130 interrupted, 143 and 138 ended by SIGTERM and SIGUSR1.
+    Exit codes: 0 success, 1 a reported error, 2 wrong usage, 65 a training run used up its data, 75 stopped by a signal where the
+    same command continues, 79 a training process made no progress, 130 interrupted, 143 and 138 ended by SIGTERM and
+    SIGUSR1.
     """
     guarded: list[Any] = [
         Guarded(sys.stdout, hides_secrets=False, may_draw=False),
@@ -102,7 +122,7 @@ def main() -> NoReturn:
     with ended_by_signals():
         code = run_guarded(lambda: cli.main(prog_name="mindvl", standalone_mode=False))
     if code >= STOPPED:
-        # Asked to end: threads of a pool that still work, which Python would wait for, must not hold it up.
+        # Do not wait for worker threads that still run, as Python would at exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text on its way to a terminal or a log: control characters are escaped, and secrets in addresses hidden.
+"""Escape control characters and hide secrets in text for a terminal or a log.
 
-Comes last: failures.py and logs.py pass every message through `message`, and `main` puts `Guarded` around standard
-output and error, for what commands and other libraries print. File names, keys and records are written by others, and
-an escape sequence in them could hide text, change the terminal's title or forge a line of a log.
+Comes last: failures.py and logs.py pass every message through `message`, and `main` wraps standard output and error in
+`Guarded`, for the output of commands and other libraries. File names, keys and records come from others, and an escape
+sequence in them could hide text, change the terminal's title or forge a log line.
 """
 
 import re
@@ -14,33 +14,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
-# Everything that a terminal obeys or that changes the order of what is read: C0 but tab and newline, DEL, C1, line
-# separators, marks of direction; and halves of character pairs, which cannot be written at all.
+# Control characters: C0 except tab and newline, DEL, C1, line separators, text direction marks, and surrogates, which
+# cannot be written.
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _COLOUR = r"\x1b\[[0-9;]*m"
-_DRAWING = r"\r|\x1b\[\??[0-9;]*[A-Za-z]"  # colours, and the movements of a progress bar
+_DRAWING = r"\r|\x1b\[\??[0-9;]*[A-Za-z]"  # colours, and the cursor movements of a progress bar
 
 
 def escaped(text: str, *, keep: str = r"(?!)") -> str:
     r"""The text with control characters as `\x1b` or `\u202e`; tabs and newlines stay.
 
     Args:
-        keep: A regular expression of what stays as it is.
+        keep: Regular expression of text that is not escaped.
     """
     return _pattern(keep).sub(lambda found: found[1] or _escape(found[2]), text)
 
 
 def message(text: str) -> str:
-    """A message as it may be shown: escaped, and without passwords, keys, tokens and signatures."""
+    """The message, escaped and without passwords, keys, tokens and signatures."""
     return escaped(_redact()(text))
 
 
 class Guarded:
-    """A text stream that escapes control characters in what is written to it; everything else is the stream's.
+    """A text stream that escapes control characters; all other attributes are those of the wrapped stream.
 
     Args:
-        hides_secrets: Also hide secrets. Not for standard output: records may be shown there as they are.
-        may_draw: Let the movements of progress bars through, not colours alone.
+        hides_secrets: Also hide secrets; off for standard output, where records are shown unchanged.
+        may_draw: Keep the cursor movements of progress bars, not only colours.
     """
 
     def __init__(self, stream: TextIO, *, hides_secrets: bool, may_draw: bool) -> None:
@@ -74,7 +74,7 @@ def _escape(character: str) -> str:
 
 @cache
 def _redact() -> Callable[[str], str]:
-    """mindvl_data's `redact`, from its file: importing the package would load torch to report a typing mistake."""
+    """mindvl_data's `redact`, run from its file: importing the package would load torch to report a typing mistake."""
     package = find_spec("mindvl_data")
     assert package is not None
     assert package.origin is not None

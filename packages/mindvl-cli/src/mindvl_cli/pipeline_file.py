@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a recipe of one run, or a plan of several, with the words of the command line applied.
+"""Read the recipe of one run, or a pipeline file with several training stages, with overrides applied.
 
-Comes after load.py; commands/train.py runs what this makes, and other commands that take a recipe ask here for one.
+Comes after load.py; used by commands/train.py and by other commands that take a recipe.
 """
 
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 def is_pipeline(path: Path) -> bool:
-    """Whether a file is a plan: it has stages, which no recipe has."""
+    """Whether a file is a pipeline file: it has the key `stages`, which no recipe has."""
     return "stages" in top_keys(path)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> "RunConfig":
-    """One run.
+    """Read the recipe of one run.
 
     Raises:
-        CliError: The file is a plan, or a recipe for merging.
+        CliError: The file is a pipeline file, or a merge recipe.
         ConfigError: Names every problem of the recipe.
     """
     from mindvl_train import RunConfig
 
     refuse_pipeline(path)
     if "models" in top_keys(path):
-        raise CliError(f"{path} is a recipe for merging models, not for training one. Use it by: mindvl merge {path}")
+        raise CliError(f"{path}: is a merge recipe, not a training recipe. Run: mindvl merge {path}.")
     return load_config(path, RunConfig, overrides)
 
 
 def load_ready(path: Path, overrides: Sequence[str] = ()) -> "RunConfig":
-    """The same, once every file and directory it names is known to be there.
+    """Read the recipe of one run and check that every file and directory in it exists.
 
     Raises:
-        CliError: Names everything that is not.
+        CliError: Names every missing path.
     """
     from mindvl_train.dry_run import missing_paths
 
@@ -53,27 +53,27 @@ def load_ready(path: Path, overrides: Sequence[str] = ()) -> "RunConfig":
 
 
 def refuse_pipeline(path: Path) -> None:
-    """For what works on one run.
+    """Refuse a pipeline file where one recipe is needed.
 
     Raises:
-        CliError: The file is a plan; names its recipes.
+        CliError: The file is a pipeline file; the message names its recipes.
     """
     if is_pipeline(path):
         from mindvl_train.phases import PipelineConfig
 
         recipes = dict.fromkeys(str(path.parent / stage.recipe) for stage in load_config(path, PipelineConfig).stages)
-        raise CliError(f"{path} is a plan of several runs; name one of its recipes: {', '.join(recipes)}.")
+        raise CliError(f"{path}: is a pipeline file, not a recipe. Name one of its recipes: {', '.join(recipes)}.")
 
 
 def load_stages(path: Path, overrides: Sequence[str] = ()) -> "list[Stage]":
-    """The runs a file asks for, in order; a recipe asks for one.
+    """Read the training stages of a pipeline file in order, or the one stage of a recipe.
 
     Args:
-        overrides: KEY=VALUE; those of a plan's own keys change the plan, all others the recipe of every stage.
+        overrides: KEY=VALUE; keys of the pipeline file override it, all others the recipe of every stage.
 
     Raises:
-        CliError: The file, or one that a plan names, is a recipe for something else.
-        ConfigError: Names every problem of the plan, or of the first recipe that has any.
+        CliError: The file, or a recipe of the pipeline, is of another kind.
+        ConfigError: Names every problem of the pipeline file, or of the first recipe with one.
     """
     from mindvl_train.phases import PipelineConfig, Stage
 
@@ -81,12 +81,12 @@ def load_stages(path: Path, overrides: Sequence[str] = ()) -> "list[Stage]":
         config = load_recipe(path, overrides)
         return [Stage(config.phase, None, config)]
     own = {field.name for field in fields(PipelineConfig)}
-    for_plan = [text for text in overrides if text.partition("=")[0].partition(".")[0] in own]
-    for_stages = [text for text in overrides if text not in for_plan]
-    plan = load_config(path, PipelineConfig, for_plan)
+    for_pipeline = [text for text in overrides if text.partition("=")[0].partition(".")[0] in own]
+    for_stages = [text for text in overrides if text not in for_pipeline]
+    pipeline = load_config(path, PipelineConfig, for_pipeline)
     stages = []
-    for stage in plan.stages:
-        words = [*plan.overrides, *stage.overrides, *for_stages, *plan.place_of(stage)]
+    for stage in pipeline.stages:
+        words = [*pipeline.overrides, *stage.overrides, *for_stages, *pipeline.place_of(stage)]
         config = load_recipe(path.parent / stage.recipe, words)
         stages.append(Stage(stage.name, stage.start_from, config))
     return stages

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what is wrong with a config in words of the recipe: key path, value, and what to write instead.
+"""Explain validation errors in terms of the recipe: key path, value, and what to write instead.
 
-Comes after pydantic has refused a document in load.py; knows how pydantic names the places of its errors, above all
-that it tries every member of a union and complains about each.
+Comes after pydantic has refused a document in load.py. Translates the locations of pydantic, which tries every member
+of a union and reports an error for each.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing to mend, in the three parts of every message: what (with the value), where, what to do."""
+    """One problem, as `WHERE: KEY.PATH: WHAT. WHAT TO DO.`"""
 
     where: str  # file and line, or "command line"
     key_path: str  # dotted, empty for the whole document
@@ -34,7 +34,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A recipe or an override cannot be used; lists every problem found, one line each."""
+    """A recipe or an override is not valid; lists every problem found, one line each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -46,7 +46,7 @@ def explain(error: ValidationError, cls: type, document: Any) -> Iterator[tuple[
 
     Args:
         cls: The class the document was read as.
-        document: The plain document, which tells the branch of a union the author meant, by its `kind`.
+        document: The plain document, whose `kind` selects the member of a union.
     """
     merged: dict[KeyPath, tuple[str, str]] = {}
     for detail in error.errors(include_url=False):
@@ -56,19 +56,19 @@ def explain(error: ValidationError, cls: type, document: Any) -> Iterator[tuple[
         if place.unknown_kind:
             merged[(*place.key_path, "kind")] = place.unknown_kind
         elif place.key_path not in merged:
-            merged[place.key_path] = _say(detail["type"], detail, place)
+            merged[place.key_path] = _explain_one(detail["type"], detail, place)
     for key_path, (what, to_do) in merged.items():
         yield key_path, what, to_do
 
 
 def parts(hint: Any, document: Any) -> Iterator[tuple[KeyPath, type, Any]]:
-    """The nearest dataclasses below the top of the document: (key path, class, their part of the document)."""
+    """The nearest dataclasses below the top of the document: (key path, class, part of the document)."""
     hint = next(iter(_dataclass_members(hint)), hint)
     entries = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in entries:
         below = _hint_below(hint, key)
         members = _dataclass_members(below)
-        cls = _meant(members, value) if len(members) > 1 else next(iter(members), None)
+        cls = _selected(members, value) if len(members) > 1 else next(iter(members), None)
         if cls is not None and isinstance(value, dict):
             yield (key,), cls, value
         elif not members and isinstance(value, dict | list):
@@ -78,28 +78,28 @@ def parts(hint: Any, document: Any) -> Iterator[tuple[KeyPath, type, Any]]:
 @dataclasses.dataclass(frozen=True)
 class _Place:
     key_path: KeyPath
-    hint: Any  # type wanted at the key path
+    hint: Any  # expected type at the key path
     parent: Any  # dataclass that holds the last key
     unknown_kind: tuple[str, str] | None = None
 
 
 def _locate(loc: Sequence[str | int], cls: type, document: Any) -> _Place | None:
-    """Follow an error's place through types and document; None when it speaks of a branch the author did not mean."""
+    """Follow the location of an error through types and document; None for a union member that `kind` does not select."""
     hint: Any = cls
     parent: Any = None
     key_path: KeyPath = ()
     for step in loc:
         members = _dataclass_members(hint)
-        if len(members) > 1:  # pydantic inserts the name of the member it tried
-            meant = _meant(members, document)
-            if meant is None:
-                return _Place(key_path, hint, parent, unknown_kind=_say_kind(members, document))
-            if meant.__name__ != step:
+        if len(members) > 1:  # pydantic inserts the name of the union member
+            selected = _selected(members, document)
+            if selected is None:
+                return _Place(key_path, hint, parent, unknown_kind=_unknown_kind(members, document))
+            if selected.__name__ != step:
                 return None
-            hint = meant
+            hint = selected
             continue
         if _is_union(hint) and len(_members(hint)) > 1 and not _has(document, step):
-            break  # the name of a plain member, such as "float": the message lists them all
+            break  # the name of a plain member such as "float": the message lists them all
         parent = members[0] if members else hint
         hint = _hint_below(parent, step)
         document = document[step] if _has(document, step) else None
@@ -107,11 +107,11 @@ def _locate(loc: Sequence[str | int], cls: type, document: Any) -> _Place | None
     return _Place(key_path, hint, parent)
 
 
-def _say(kind: str, detail: Any, place: _Place) -> tuple[str, str]:
+def _explain_one(kind: str, detail: Any, place: _Place) -> tuple[str, str]:
     if kind == "missing":
         return "is missing", f"Add it: {describe(place.hint)}."
     if kind == "unexpected_keyword_argument":
-        return _say_unknown(str(place.key_path[-1]), place.parent)
+        return _unknown_key(str(place.key_path[-1]), place.parent)
     if kind == "value_error":
         return str(detail["ctx"]["error"]), ""
     value = detail["input"]
@@ -119,29 +119,29 @@ def _say(kind: str, detail: Any, place: _Place) -> tuple[str, str]:
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
         return f"{shown} is text", f"Write {describe(place.hint)}, without quotes."
-    return f"{shown} does not fit", f"Write {describe(place.hint)}."
+    return f"{shown} is not valid", f"Write {describe(place.hint)}."
 
 
-def _say_unknown(name: str, parent: Any) -> tuple[str, str]:
+def _unknown_key(name: str, parent: Any) -> tuple[str, str]:
     known = [field.name for field in dataclasses.fields(parent) if field.init]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return "is an unknown key", f"Did you mean {near[0]!r}?"
-    return "is an unknown key", f"Known here: {', '.join(known)}."
+    return "is an unknown key", f"Known keys: {', '.join(known)}."
 
 
-def _say_kind(members: list[type], document: Any) -> tuple[str, str]:
+def _unknown_kind(members: list[type], document: Any) -> tuple[str, str]:
     kinds = ", ".join(repr(value) for member in members for value in _kinds(member))
     if not isinstance(document, dict):
-        return f"{json.dumps(document, default=str)[:60]} is no mapping", f"Write one with kind: {kinds}."
+        return f"{json.dumps(document, default=str)[:60]} is not a mapping", f"Write a mapping with kind: {kinds}."
     if "kind" not in document:
         return "is missing", f"Add one of {kinds}."
     return f"{document['kind']!r} is unknown", f"Use one of {kinds}."
 
 
 def describe(hint: Any) -> str:
-    """A type in the words of a recipe: "a whole number", "one of 'a', 'b'", "a list of text"."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    """A type in words: "an integer", "one of 'a', 'b'", "a list, each text"."""
+    plain = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
     if hint in plain:
         return plain[hint]
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -180,7 +180,7 @@ def _kinds(member: type) -> tuple[Any, ...]:
     return typing.get_args(typing.get_type_hints(member).get("kind"))
 
 
-def _meant(members: list[type], document: Any) -> type | None:
+def _selected(members: list[type], document: Any) -> type | None:
     kind = document.get("kind") if isinstance(document, dict) else None
     return next((member for member in members if kind in _kinds(member)), None)
 

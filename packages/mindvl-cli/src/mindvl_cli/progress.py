@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show how far long work has come: a bar on a terminal, a line now and then elsewhere.
+"""Show the progress of long work: a bar on a terminal, otherwise a line every few seconds.
 
-Used by the commands around a loop of any package; the packages report through a callback and know nothing of bars.
+Used by the commands; the packages report progress through a callback.
 """
 
 import sys
@@ -16,7 +16,7 @@ LINE_EVERY_S = 10.0
 
 
 class Advance(Protocol):
-    """Reports `amount` more units done; `note` (such as the loss) is shown at the end until the next one."""
+    """Reports `amount` more finished units; `note` (such as the loss) is shown at the end of the line."""
 
     def __call__(self, amount: float = 1, /, *, note: str | None = None) -> None: ...
 
@@ -26,9 +26,9 @@ def progress(label: str, *, total: float | None, unit: str = "", done: int = 0) 
     """Show rate and time left on stderr while the block runs.
 
     Args:
-        total: Units in all; None when nobody knows, which leaves out the time left.
-        unit: Plural name of what is counted, such as "samples".
-        done: Units of `total` that an earlier start has done; they do not count in the rate and the time left.
+        total: Total units; None if unknown, which omits the remaining time.
+        unit: Plural name of the unit, such as "samples".
+        done: Units finished before a resume; they do not count in the rate and the remaining time.
 
     Example:
         with progress("write", total=len(samples), unit="samples") as advance:
@@ -43,10 +43,10 @@ def progress(label: str, *, total: float | None, unit: str = "", done: int = 0) 
 
 @contextmanager
 def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Callable[[int, int], None]]:
-    """A callback (done, in all) as the packages call it, which opens its bar once the length is known.
+    """A callback (done, total) for the packages, which opens the bar once the total is known.
 
     Args:
-        scale: Both numbers are divided by this to be shown, such as 1e6 for bytes in MB. A total of 0 is unknown.
+        scale: Divisor of both numbers for display, such as 1e6 for bytes in MB. A total of 0 is unknown.
     """
     with ExitStack() as stack:
         advance: Advance | None = None
@@ -64,7 +64,7 @@ def reported_progress(label: str, *, unit: str, scale: float = 1) -> Iterator[Ca
 
 @contextmanager
 def _bar(label: str, total: float | None, unit: str, done_before: int) -> Iterator[Advance]:
-    from rich import progress as rich_progress  # here, because it costs more than most commands that end at once
+    from rich import progress as rich_progress  # imported here, because its import is slow
     from rich.console import Console
 
     columns = (
@@ -95,7 +95,7 @@ def _lines(label: str, total: float | None, unit: str, done_before: int) -> Iter
     started = last = time.monotonic()
     done, latest_note = float(done_before), ""
 
-    def say(now: float) -> None:
+    def print_line(now: float) -> None:
         left, per_s = "", _per_s(done - done_before, now - started)
         if total is not None and done < total and per_s:
             left = f", {_clock((total - done) / per_s)} left"
@@ -109,10 +109,10 @@ def _lines(label: str, total: float | None, unit: str, done_before: int) -> Iter
         now = time.monotonic()
         if now - last >= LINE_EVERY_S:
             last = now
-            say(now)
+            print_line(now)
 
     yield advance
-    say(time.monotonic())
+    print_line(time.monotonic())
 
 
 def _per_s(units: float, elapsed_s: float) -> float | None:

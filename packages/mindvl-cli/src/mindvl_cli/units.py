@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers with the unit in which a person reads them.
+"""Format numbers with readable units.
 
-Used by what commands print; JSON has plain numbers.
+Used for the text output of commands; JSON has plain numbers.
 """
 
 

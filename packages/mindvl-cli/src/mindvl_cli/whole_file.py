@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file whole or not at all: reports, pages, recipes.
+"""Write a file atomically: reports, pages, recipes.
 
-Comes after whatever makes the content. A full disk or a kill leaves the former file as it was.
+A full disk or a killed process leaves the previous file unchanged.
 """
 
 import os
@@ -11,15 +11,15 @@ from mindvl_cli.failures import CliError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write under another name, flush to disk, rename; missing directories are made.
+    """Write to a temporary name, flush to disk, rename; missing directories are created.
 
     Args:
-        content: Text is written as UTF-8, with its line ends as they are.
+        content: Bytes, or text that is written as UTF-8 with unchanged line ends.
 
     Raises:
-        CliError: It cannot be written; nothing of it is left, and a former file is unchanged.
+        CliError: It cannot be written; a previous file is unchanged.
     """
-    target = path.resolve()  # a link stays a link
+    target = path.resolve()  # keep a symbolic link
     unfinished = target.with_name(f"{target.name}.unfinished")
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -38,6 +38,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
     except OSError as error:
         raise CliError(
-            f"{path}: cannot be written ({error.strerror or error}). Make room or choose another place, and start the "
-            "same command again; a former file there is unchanged."
+            f"{path}: cannot be written ({error.strerror or error}). Free space or choose another path, and "
+            "start the same command again; a previous file is unchanged."
         ) from error

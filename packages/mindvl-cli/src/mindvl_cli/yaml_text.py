@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse YAML as people mean it: safe, duplicate keys refused, the line of every key kept.
+"""Parse YAML safely: YAML 1.2 scalars, duplicate keys refused, the line of every key recorded.
 
-Comes before load.py. Aliases work, but a document may not contain itself or grow beyond MAX_ENTRIES by them. Tags
+Comes before load.py. Aliases are supported, but a document may not contain itself or exceed MAX_ENTRIES with them. Tags
 other than those of the plain types (!!binary, !!timestamp, ...) are refused, because JSON has no such values. Scalars
 follow the core schema of YAML 1.2, so that `1e-4` is a number, `no` is text and `2024-01-01` is not a date; underscores
 in integers (`100_000`) are allowed.
@@ -33,7 +33,7 @@ _MAX_DIGITS = 400  # of a number; Python refuses to read integers of more than 4
 
 
 class DuplicateKeyError(Exception):
-    """One mapping has the same key twice; YAML readers keep the last one without a word."""
+    """One mapping has the same key twice; YAML readers silently keep the last one."""
 
     def __init__(self, key: str, first_line: int, line: int) -> None:
         super().__init__(f"key {key!r} is given twice, in lines {first_line} and {line}")
@@ -79,7 +79,7 @@ def parse_document(text: str) -> tuple[Any, dict[tuple[str | int, ...], int]]:
 
 
 def parse_scalar(text: str) -> Any:
-    """Read the value of an override; an empty one is None."""
+    """Read the value of an override; an empty value is None."""
     return parse_document(text)[0] if text.strip() else None
 
 
@@ -87,7 +87,7 @@ def _note_lines(node: yaml.Node, key_path: tuple[str | int, ...], lines: dict[tu
     if len(key_path) > MAX_DEPTH:  # an alias that contains itself gets here too
         raise _refused(f"more than {MAX_DEPTH} levels of nesting, or an alias that contains itself", node)
     if len(lines) > MAX_ENTRIES:
-        raise _refused(f"more than {MAX_ENTRIES:,} keys and list entries, aliases counted wherever they stand", node)
+        raise _refused(f"more than {MAX_ENTRIES:,} keys and list entries, counting aliases each time", node)
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:

@@ -118,7 +118,7 @@ def test_a_directory_of_shards_is_one_source_with_the_tokenizer_of_the_run(root:
     assert result.exit_code == 0, result.exception
     assert "2 layers of 8 experts, 2 for each token" in result.stdout
     assert "texts" in result.stdout
-    assert "lie in samples shorter than a window of 4096" in result.stdout
+    assert "are in samples shorter than a window of 4096" in result.stdout
 
 
 def test_an_exported_directory_routes_as_the_run_it_was_made_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +140,5 @@ def test_what_cannot_be_measured_is_refused(root: Path) -> None:
     short = routing(root / "run", "--data", root / "texts", "--segment-lengths", "4096", "--seq-length", 128)
     assert isinstance(short.exception, CliError)
     assert "has 4096 tokens" in str(short.exception)
-    assert "no list such as" in routing(root / "run", "--data", root / "texts", "--segment-lengths", "x").output
+    assert "not a list of numbers" in routing(root / "run", "--data", root / "texts", "--segment-lengths", "x").output
     assert "below 1" in routing(root / "run", "--data", root / "texts", "--segment-lengths", "0,4").output

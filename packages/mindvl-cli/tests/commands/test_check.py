@@ -99,7 +99,7 @@ def test_parity_names_what_is_beyond_the_bound_and_ends_with_code_1(
     monkeypatch.setattr(parity, "BOUND", 1e-9)
     result = CliRunner().invoke(check, ["parity", str(directory), "--inputs", "4", "--seed", "8"])
     assert result.exit_code == 1
-    assert "beyond the bound: input 3 of seed 8 (video, " in result.stdout
+    assert "above the bound: input 3 of seed 8 (video, " in result.stdout
 
     result = CliRunner().invoke(check, ["parity", str(directory), "--inputs", "4", "--json"])
     report = json.loads(result.stdout)

@@ -77,10 +77,10 @@ def test_parts_without_a_tokenizer_are_refused_before_anything_is_written(direct
     [
         (["--min-pixels", "0"], "0 is not in the range"),
         (["--max-pixels", "-1"], "-1 is not in the range"),
-        (["--min-pixels", "3136", "--max-pixels", "784"], "--min-pixels 3136 is above --max-pixels 784"),
-        (["--vision", "."], "2 paths given"),
-        (["--to", "mindvl"], "the source is of that form already"),
-        (["--size", "tiny"], "--size has no use here"),
+        (["--min-pixels", "3136", "--max-pixels", "784"], "--min-pixels: 3136 is above --max-pixels 784"),
+        (["--vision", "."], "2 paths are given"),
+        (["--to", "mindvl"], "the source is in the mindvl format already"),
+        (["--size", "tiny"], "--size: a checkpoint already defines the model"),
     ],
 )
 def test_options_that_do_not_fit_are_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.data import data
+from mindvl_cli.failures import CliError
 from mindvl_data import DataError
 from mindvl_data.formats.registry import FORMATS
 
@@ -79,28 +80,28 @@ def test_writing_and_indexing_say_what_to_do_next(shards: Path, tokenizer: Path)
     assert list(shards.glob("*.len"))
 
 
-def test_bad_rows_and_samples_are_left_out_on_request_and_counted(shards: Path, tmp_path: Path) -> None:
+def test_failed_records_and_samples_are_skipped_on_request_and_counted(shards: Path, tmp_path: Path) -> None:
     rows = tmp_path / "raw" / "rows.json"
     rows.write_text(json.dumps([*json.loads(rows.read_text()), {"conversations": 5}]))
     with pytest.raises(DataError, match=r"no list `conversations`.*rows\.json row 7"):
         run("write", rows, "--format", "llava", "--out", tmp_path / "strict", "--workers", 1)
     result = run("write", rows, "--format", "llava", "--out", tmp_path / "out", "--skip-bad", "--samples-per-shard", 4)
     assert "6 samples in" in result.stdout
-    assert "1 rows left out, see" in result.stdout
+    assert "1 records skipped, see" in result.stdout
 
     damaged = tmp_path / "out" / "shard-000001.tar"
     damaged.write_bytes(damaged.read_bytes()[:-1500])
     with pytest.raises(DataError, match=r"truncated shard.*shard-000001\.tar"):
         run("index", tmp_path / "out")
     printed = run("index", tmp_path / "out", "--exclude-bad", "--decode").stdout
-    assert "5 samples, 5 images; left out: 1, see" in printed
+    assert "5 samples, 5 images; skipped: 1, see" in printed
     assert "shard-000001.tar: truncated shard" in printed
     assert "what came after it is lost too" in printed
     left_out = [json.loads(line) for line in (tmp_path / "out" / "excluded.jsonl").read_text().splitlines()]
     assert [line.get("row", line.get("key")) for line in left_out] == [7, "000000005"]
 
 
-def test_a_stopped_write_goes_on_or_starts_over(shards: Path, tmp_path: Path) -> None:
+def test_a_stopped_write_resumes_or_starts_over(shards: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "raw" / "rows.json", tmp_path / "out"
     content = rows.read_text()
     (tmp_path / "raw" / "3.png").rename(tmp_path / "raw" / "away.png")
@@ -130,7 +131,7 @@ def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None
     assert len(pack["segments"]) == 6
 
 
-def test_a_page_holds_the_image_and_colours_what_is_learned(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_page_holds_the_image_and_colours_the_loss_tokens(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     run("show", indexed, "--tokenizer", tokenizer, "--stage", "tokens", "--out", out)
 
@@ -140,7 +141,7 @@ def test_a_page_holds_the_image_and_colours_what_is_learned(indexed: Path, token
     assert "http" not in page
 
 
-def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_stats_count_packs_sources_and_drops(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"model: left alone\ndata:\n  tokenizer: {tokenizer}\n  packing: {{seq_length: 256}}\n"
@@ -154,7 +155,7 @@ def test_stats_count_rows_sources_and_drops(indexed: Path, tokenizer: Path, tmp_
     page = tmp_path / "stats.html"
     printed = run("stats", recipe, "--packs", 4, "--out", page, "data.packing.seq_length=128").stdout
     assert "packing efficiency" in printed
-    assert "asked, samples" in printed
+    assert "requested, samples" in printed
     root = ElementTree.fromstring(page.read_text().partition("<body>")[2].partition("</body>")[0].strip())
     assert len(list(root.iter("svg"))) == 2
 
@@ -173,19 +174,21 @@ def test_every_format_of_the_package_can_be_named() -> None:
 
 
 def test_an_unknown_key_is_named(indexed: Path) -> None:
-    with pytest.raises(DataError, match="key 'nobody' does not exist"):
-        run("show", indexed, "--key", "nobody")
+    with pytest.raises(DataError, match="key 'missing' does not exist"):
+        run("show", indexed, "--key", "missing")
 
 
 @pytest.mark.parametrize(
     ("seq_length", "message"),
     [
-        (100, r"seq_length=100 .* Use 96\. data show --seq-length"),
-        (8, r"no sample fits a pack of 8 tokens\. .*shards\."),
+        (100, r"--seq-length: seq_length=100 .* Use 96"),
+        (8, r"shards: no sample fits into 8 tokens\. "),
     ],
 )
-def test_a_row_size_that_cannot_work_is_refused(indexed: Path, tokenizer: Path, seq_length: int, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_sequence_length_that_cannot_work_is_refused(
+    indexed: Path, tokenizer: Path, seq_length: int, message: str
+) -> None:
+    with pytest.raises(CliError, match=message):
         run("show", indexed, "--stage", "pack", "--tokenizer", tokenizer, "--seq-length", seq_length)
 
 

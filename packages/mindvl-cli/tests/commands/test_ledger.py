@@ -68,8 +68,8 @@ def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -
     text = ledger(run).stdout
     assert "steps 1 to 6" in text
     assert "12 packs" in text
-    assert "newest checkpoint stands at step 4; the 2 steps after it are done again" in text
-    assert "planned" not in text
+    assert "newest checkpoint is at step 4; a resumed run repeats the 2 steps after it" in text
+    assert "in the data order" not in text
     document: dict[str, Any] = json.loads(ledger(run, "--json").stdout)
     logged = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
     assert document["samples"] == sum(len(pack) for line in logged for pack in line["packs"])
@@ -78,14 +78,14 @@ def test_what_was_consumed_is_shown_with_what_a_resume_would_repeat(run: Path) -
     )
 
 
-def test_a_run_that_did_as_planned_verifies(run: Path) -> None:
+def test_a_run_that_followed_the_data_order_verifies(run: Path) -> None:
     result = ledger(run, "--verify")
     assert result.exit_code == 0
-    assert "6 of 6 steps were planned again" in result.stdout
-    assert "as planned: no sample is missing, repeated or skipped" in result.stdout
+    assert "6 of 6 steps were recomputed" in result.stdout
+    assert "verified: no sample is missing, repeated or skipped" in result.stdout
 
 
-def test_samples_that_never_reached_an_update_are_told_with_their_causes(run: Path) -> None:
+def test_samples_that_never_reached_an_update_are_counted_with_their_causes(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
     counts = [sum(map(len, line["packs"])) for line in lines]
     ranks = [{"packs": [[[*use, "key"] for use in pack]]} for pack in lines[1]["packs"]]
@@ -102,9 +102,9 @@ def test_samples_that_never_reached_an_update_are_told_with_their_causes(run: Pa
     result = ledger(run, "--verify")
     assert result.exit_code == 0
     assert (
-        f"samples: planned {sum(counts)}, consumed {sum(counts)}, trained on {sum(counts[:4]) - counts[1] - 2}, "
+        f"samples: in the data order {sum(counts)}, consumed {sum(counts)}, trained on {sum(counts[:4]) - counts[1] - 2}, "
         f"skipped {counts[1] + 2} ({counts[1]} in anomalous steps, 1 failed to decode, 1 masked by a peer), "
-        f"in no checkpoint yet {sum(counts[4:])}"
+        f"after the newest checkpoint {sum(counts[4:])}"
     ) in result.stdout
     assert f"but {counts[1] + 2} were skipped and not trained on" in result.stdout
     assert "lost" not in result.stdout
@@ -130,7 +130,7 @@ def test_a_lost_step_fails_the_command_and_is_named(run: Path) -> None:
     result = ledger(run, "--verify")
     assert result.exit_code == 1
     assert "problem: step 3 is missing, the log goes on with step 4" in result.stdout
-    assert "NOT as planned" in result.stdout
+    assert "verification FAILED" in result.stdout
     problems = json.loads(ledger(run, "--verify", "--json").stdout)["verified"]["problems"]
     assert len(problems) == 2
     assert problems[1].startswith("epoch 0 of texts: ")  # its samples are missing there

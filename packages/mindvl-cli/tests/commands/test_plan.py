@@ -36,14 +36,14 @@ def test_the_best_layout_comes_first_with_memory_of_every_stage_and_days() -> No
     assert found["largest_max_pixels"] > 0
 
 
-def test_a_recipe_comes_back_with_a_layout_that_the_trainer_takes(tmp_path: Path) -> None:
+def test_a_recipe_is_written_with_a_layout_that_the_trainer_accepts(tmp_path: Path) -> None:
     out = tmp_path / "planned.yaml"
-    result = _run(str(RECIPE), "--device", "910b2", "--devices", "128", "--packs-per-step", "512", "--out", str(out))
+    result = _run(str(RECIPE), "--device", "910b2", "--devices", "128", "--global-batch-size", "512", "--out", str(out))
     assert "MFU" in result.stdout
-    planned, given = load_config(out, RunConfig), load_config(RECIPE, RunConfig)
-    assert planned.global_batch_size == 512
-    assert planned.data.sources == given.data.sources
-    assert resolve_run(planned, 128).dp_size >= 1
+    fitted, given = load_config(out, RunConfig), load_config(RECIPE, RunConfig)
+    assert fitted.global_batch_size == 512
+    assert fitted.data.sources == given.data.sources
+    assert resolve_run(fitted, 128).dp_size >= 1
 
 
 def test_without_a_recipe_the_sections_alone_are_written(tmp_path: Path) -> None:
@@ -65,20 +65,20 @@ def test_what_does_not_fit_is_shown_and_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (("nobody", "--device", "910b2"), "mindvl-8b"),
+        (("mindvl-9b", "--device", "910b2"), "mindvl-8b"),
         (("mindvl-8b", "--device", "abacus"), "910b2"),
         (("mindvl-8b",), "--device"),
         (("mindvl-8b", "--device", "910b2", "--max-pixels", "many"), "--max-pixels"),
         (("mindvl-8b", "--measure"), "--measure"),
-        (("mindvl-8b", "schedule.steps=3"), "'schedule.steps=3' changes a recipe"),
+        (("mindvl-8b", "schedule.steps=3"), "'schedule.steps=3' overrides a recipe"),
         ((str(RECIPE.parent),), "Name one of its recipes: .*multitask.yaml, .*sft.yaml, .*warmup.yaml"),
-        ((str(RECIPE.parent / "pipeline.yaml"),), "is a plan of several runs"),
+        ((str(RECIPE.parent / "pipeline.yaml"),), "is a pipeline file"),
         (("mindvl-8b", "--device", "910b2", "--seq-length", "1001"), "Use 1000."),
         (("mindvl-8b", "--device", "910b2", "--max-pixels", "783"), "Use 784 or more."),
         ((str(RECIPE), "--device", "910b2", "--max-pixels", "784", "data.image.min_pixels=3136"), "Use 3136 or more."),
     ],
 )
-def test_what_is_unknown_is_refused_with_what_is_known(words: tuple[str, ...], names: str) -> None:
+def test_an_unknown_value_is_refused_with_the_known_ones(words: tuple[str, ...], names: str) -> None:
     with pytest.raises(CliError, match=names):
         _run(*words)
 
@@ -93,6 +93,6 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(option: str, value: str) ->
     assert f"Invalid value for '{option}'" in result.stderr
 
 
-def test_a_value_of_the_recipe_can_be_changed_in_passing() -> None:
+def test_a_value_of_the_recipe_can_be_overridden() -> None:
     found = _document(str(RECIPE), "global_batch_size=96", "--device", "910b2", "--devices", "32", "--top", "1")
     assert found["global_batch_size"] == 96

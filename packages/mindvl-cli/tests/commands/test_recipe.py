@@ -110,7 +110,7 @@ def test_a_root_is_mapped_by_directory_names_and_what_is_missing_or_left_over_is
     ]
     assert "missing: Cauldron/ai2d (directory cauldron-ai2d)" in result.stderr
     assert result.stderr.count("missing: ") == 326
-    assert "not in the recipe: directory holidays" in result.stderr
+    assert "not in the data mixture: directory holidays" in result.stderr
 
 
 def test_a_missing_source_is_an_error_unless_the_rest_may_go_on(root):

@@ -208,7 +208,7 @@ def test_any_value_of_any_field_is_answered(
         ("model.language.num_heads=0", "num_heads: must be between 1 and"),
         ("model.vision.num_heads=0", "num_heads: must be between 1 and"),
         ("model.language.hidden_size=-64", "hidden_size: must be between 1 and"),
-        ("seed=1e22", "seed: 1e+22 does not fit. Write a whole number"),
+        ("seed=1e22", "seed: 1e+22 is not valid. Write an integer"),
         ("seed=-1", "seed=-1 must be between 0 and"),
         ("data.seed=-1", "seed=-1 must be between 0 and"),
         ("parallel.pp_size=100", "pp_size=100 with virtual_stages=1: pipeline stages of 2 language layers"),

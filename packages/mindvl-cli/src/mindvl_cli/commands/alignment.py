@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl check alignment`: the same recipe by mindvl and by a plain transformers loop, and the figure of both curves.
+"""`mindvl check alignment`: train a recipe with mindvl and with a plain transformers loop, and plot both loss curves.
 
-Thin: `mindvl_train.checks.alignment` does the work. Joined to the group in check.py.
+A thin layer over `mindvl_train.checks.alignment`; check.py adds it to its group.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import PLOT_FILE
+from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Loss curves against a plain loop over transformers.",
+    short_help="Compare loss curves with a plain transformers loop.",
     epilog="Example: mindvl check alignment recipes/tiny/sft.yaml --steps 50 --out curves.svg",
 )
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs.")
-@click.option("--out", type=PLOT_FILE, help="SVG file for the figure.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option(
+    "--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs in steps."
+)
+@click.option("--out", type=PLOT_FILE, help="New SVG file for the figure of both curves.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def alignment(
     ctx: click.Context, recipe: Path, overrides: tuple[str, ...], steps: int, out: Path | None, as_json: bool
 ) -> None:
-    """Train RECIPE with mindvl and with a plain loop over transformers, and compare losses, norms and parameters.
+    """Train RECIPE with mindvl and with a plain transformers loop, and compare losses, norms and parameters.
 
-    Both start from the same weights and see the same samples, in one process (paper, A.2); transformers computes
-    positions itself. In fp32 the bounds of the relative differences are 2e-5 (losses), 1e-4 (gradient norms) and 2e-3
-    (what training changed in each parameter); in bf16 (precision=bf16) they are 4 times the difference of the plain
-    loop in bf16 to the same in fp32. Exit code 1 beyond a bound. The `out` of the recipe is left alone.
+    Both runs start from the same weights and read the same samples, in one process (paper, A.2); transformers computes
+    the position ids itself. In fp32 the bounds of the relative differences are 2e-5 (losses), 1e-4 (gradient norms)
+    and 2e-3 (change of each parameter); in bf16 (precision=bf16) they are 4 times the difference between the plain loop
+    in bf16 and in fp32. The exit code is 1 if a bound is exceeded. Nothing is written to the `out` of the recipe.
     """
     from mindvl_cli.pipeline_file import load_ready
     from mindvl_cli.progress import progress
@@ -82,7 +84,7 @@ def _plain(report: "AlignmentReport") -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """The value, or None for what JSON does not know."""
+    """The value, or None where JSON has no such number."""
     return value if math.isfinite(value) else None
 
 
@@ -99,6 +101,6 @@ def _text(report: "AlignmentReport") -> str:
         worst = f" ({report.parameter})" if name == "parameters" else ""
         lines.append(f"{names[name]:<21}{value:>9.1e}, bound {report.bounds[name]:.0e}: {verdict}{worst}")
     moved = f"DIFFER at {report.moved_tokens} tokens" if report.moved_tokens else "equal"
-    lines.append(f"positions of transformers and ours: {moved}")
-    lines.append("mindvl and transformers train alike" if report.holds else "mindvl and transformers train differently")
+    lines.append(f"position ids of transformers and mindvl: {moved}")
+    lines.append("mindvl and transformers agree" if report.holds else "mindvl and transformers disagree")
     return "\n".join([*lines, *([f"note: {report.note}"] if report.note else [])])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl analyze`: what a trained model does inside, measured over data.
+"""`mindvl analyze`: measure the expert routing of a trained model over data.
 
-Thin: mindvl_model.routing does the work; here models and data are found, and figures become a table, a page or JSON.
+A thin layer over mindvl_model.routing: finds model and data, and shows the figures as a table, a page or JSON.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import PLOT_FILE
+from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import progress
 from mindvl_cli.whole_file import write_whole
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Numbers(click.ParamType):
-    """Numbers with commas between them; rising, each once."""
+    """Numbers separated by commas; sorted, duplicates removed."""
 
     name = "N,N,..."
 
@@ -36,34 +36,39 @@ class _Numbers(click.ParamType):
         try:
             numbers = {self.kind(piece) for piece in str(value).split(",")}
         except ValueError:
-            self.fail(f"{value!r} is no list such as 16,64,256. Separate numbers with commas.", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers. Separate numbers with commas: 16,64,256.", param, ctx)
         if not min(numbers) >= self.least or max(numbers) == float("inf"):
-            self.fail(f"{value!r} has a number below {self.least} or without end. Leave it out.", param, ctx)
+            self.fail(f"{value!r} has a number that is infinite or below {self.least}. Remove it.", param, ctx)
         return tuple(sorted(numbers))
 
 
 @click.group()
 def analyze() -> None:
-    """Measure what a trained model does inside."""
+    """Measure the expert routing of a trained model."""
 
 
 @analyze.command(epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --packs 100 --out routing.html")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--data", required=True, type=click.Path(exists=True, path_type=Path), help="A recipe, or one directory of shards."
+    "--data",
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Recipe, or directory of indexed shards.",
 )
-@click.option("--segment-lengths", type=_Numbers(int, 1), default="16,64,256", show_default=True, help="Tokens.")
+@click.option(
+    "--segment-lengths", type=_Numbers(int, 1), default="16,64,256", show_default=True, help="Window lengths in tokens."
+)
 @click.option(
     "--cache-sizes", type=_Numbers(float, 0.01), default="1.0,1.5,2", show_default=True,
-    help="In multiples of the experts that a token is sent to.",
+    help="Cache sizes in multiples of the experts per token.",
 )  # fmt: skip
-@click.option("--packs", type=click.IntRange(min=1), default=32, show_default=True, help="Packed packs that are run.")
+@click.option("--packs", type=click.IntRange(min=1), default=32, show_default=True, help="Packed sequences to run.")
 @click.option(
     "--seq-length", type=click.IntRange(min=8), default=4096, show_default=True,
-    help="Tokens of a pack, for a directory of shards; a recipe says its own.",
+    help="Sequence length in tokens for a directory of shards; a recipe has its own.",
 )  # fmt: skip
-@click.option("--out", type=PLOT_FILE, help="Write a page with curves.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option("--out", type=PLOT_FILE, help="New HTML file for a page with curves.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def routing(
     model: Path,
     data: Path,
@@ -74,10 +79,10 @@ def routing(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Say how well a cache of experts would serve MODEL: a run, a checkpoint or a transformers directory with experts.
+    """Measure how well an expert cache would serve MODEL, a mixture-of-experts run, checkpoint or directory.
 
-    SRP is how well a fixed group of experts covers each window of tokens, SCH the best share of wanted experts that a
-    cache of a size holds, both by kind of token and source. docs/guides/routing.md defines them.
+    SRP measures how well a fixed group of experts covers each window of tokens; SCH is the best hit rate of a cache of
+    a given size. Both are reported per token modality and source. docs/guides/routing.md defines them.
     """
     from mindvl_data import Loader
     from mindvl_model.routing import analysis_of, run_packs
@@ -99,7 +104,7 @@ def routing(
     scores = analysis.scores(cache_sizes)
     if not scores:
         raise CliError(
-            f"no sample of {analysis.num_packs} packs has {min(segment_lengths)} tokens. {data}. "
+            f"{data}: no sample of {analysis.num_packs} packs has {min(segment_lengths)} tokens. "
             "Use shorter --segment-lengths or other data."
         )
     figures: dict[str, Any] = {
@@ -122,7 +127,7 @@ def routing(
 
 
 def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
-    """Configuration, directory of the tokenizer, and what gives the model with its weights inside a process group."""
+    """Configuration, tokenizer directory, and a context manager that loads the model inside a process group."""
     from contextlib import contextmanager
 
     from mindvl_model import set_up_device
@@ -146,8 +151,8 @@ def _model(path: Path) -> "tuple[MindVLConfig, Path | None, Any]":
         checkpoint = newest_checkpoint(path)
         manifest = read_manifest(checkpoint)
         config, dtype = model_config(manifest), DTYPES[manifest["run"]["precision"]]
-        told = manifest["run"]["data"]["tokenizer"]
-        tokenizer = Path(told) if told else None
+        recorded = manifest["run"]["data"]["tokenizer"]
+        tokenizer = Path(recorded) if recorded else None
 
     @contextmanager
     def load() -> Any:
@@ -170,7 +175,7 @@ def _data(path: Path, tokenizer: Path | None, seq_length: int) -> "DataConfig":
     if path.is_file():
         return replace(load_section(path, "data", DataConfig), audit_log=None, quarantine_log=None)
     if tokenizer is None:
-        raise CliError(f"the model names no tokenizer. {path}. Give a recipe, which names one, as --data.")
+        raise CliError(f"{path}: the model directory has no tokenizer. Give a recipe with data.tokenizer as --data.")
     return DataConfig(
         sources=(SourceConfig(name=path.resolve().name, path=path, max_epochs=1),),
         tokenizer=tokenizer,
@@ -204,6 +209,6 @@ def _print(figures: dict[str, Any], scores: "Sequence[RoutingScore]", out: Path 
     console.print(table)
     for length, count in figures["tokens_in_short_samples"].items():
         if count:
-            console.print(f"{count:,} tokens lie in samples shorter than a window of {length}")
+            console.print(f"{count:,} tokens are in samples shorter than a window of {length}")
     if out is not None:
         console.print(f"page: {out}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl bench`: run a benchmark of a package and show its figures beside their rivals.
+"""`mindvl bench`: run a benchmark of a package and compare its figures with baselines.
 
-The benchmarks are scripts of a checkout, not part of an installed package; each runs in a process of its own, on one
-core, and prints JSON. docs/design/evidence/loader.md says what they measure,
-docs/design/operators.md for those of the operators, docs/design/evidence/alignment.md for the step.
+The benchmarks are scripts of a checkout, not part of an installed package; each runs in its own process, on one core,
+and prints JSON. docs/design/evidence/loader.md describes them, docs/design/operators.md those of the operators,
+docs/design/evidence/alignment.md the step.
 """
 
 import importlib.util
@@ -18,9 +18,10 @@ from typing import Any
 import click
 
 from mindvl_cli import machine
+from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.failures import CliError
 
-NAMES = {  # of a script -> its package
+NAMES = {  # script name -> package
     "packing": "mindvl_data",
     "loader": "mindvl_data",
     "scale": "mindvl_data",
@@ -32,12 +33,14 @@ NAMES = {  # of a script -> its package
 
 @click.command(epilog="Example: mindvl bench packing --quick   or   mindvl bench loader")
 @click.argument("name", type=click.Choice(list(NAMES)))
-@click.option("--quick", is_flag=True, help="Smaller inputs and fewer rounds: a look, not a figure to quote.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option("--quick", is_flag=True, help="Run smaller inputs and fewer rounds; the figures are not reliable.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing, loader (images per core), scale (memory, first start), ops (operators), step or start.
+    """Measure packing, loader, scale, ops, step or start on this machine.
 
-    step trains small models beside transformers and beside a bare loop. start measures the imports of a rank.
+    packing: packed sequences per second. loader: images per second and core. scale: memory and start-up time with many
+    samples. ops: operators. step: small models, compared with transformers and with a minimal training loop. start: imports
+    of a rank.
     """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
     report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)
@@ -48,7 +51,7 @@ def bench(name: str, quick: bool, as_json: bool) -> None:
 
 
 def benchmarks_directory(package: str) -> Path:
-    """Where the benchmark scripts of a package lie, beside its source.
+    """The directory of a package's benchmark scripts, beside its source.
 
     Raises:
         CliError: The package was not installed from a checkout.
@@ -58,23 +61,23 @@ def benchmarks_directory(package: str) -> Path:
     directory = source.parents[1] / "benchmarks" if len(source.parents) > 1 else source
     if not any(directory.glob("*.py")):
         raise CliError(
-            f"the benchmarks are not part of the installed {package.replace('_', '-')}. {source}. "
+            f"{source}: the installed {package.replace('_', '-')} does not include the benchmarks. "
             "Run `uv run mindvl bench` in a checkout of the repository."
         )
     return directory
 
 
 def run_script(script: Path, *, quick: bool) -> dict[str, Any]:
-    """The JSON that a benchmark prints; what it says meanwhile goes to stderr.
+    """The JSON that a benchmark prints on standard output; its progress goes to standard error.
 
     Raises:
         CliError: The benchmark fails.
     """
     command = [sys.executable, str(script), "--json", *(["--quick"] if quick else [])]
-    one_core = os.environ | {"OMP_NUM_THREADS": "1"}  # figures are by core
+    one_core = os.environ | {"OMP_NUM_THREADS": "1"}  # figures are per core
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=one_core)
     if done.returncode:
-        raise CliError(f"benchmark ended with code {done.returncode}. {script}. What it printed above says why.")
+        raise CliError(f"{script}: the benchmark failed with exit code {done.returncode}. Read its output above.")
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -91,7 +94,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name; its architecture where the system does not tell."""
+    """The processor's name; its architecture where the name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -101,12 +104,12 @@ def cpu_model() -> str:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """One line for each figure, then the machine."""
+    """Print one line for each figure, then the machine."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("", "figure", "target", "", "beside the rival", "note"):
+    for title in ("", "figure", "target", "", "compared with", "note"):
         table.add_column(title, overflow="fold", justify="right" if title == "figure" else "left")
     for figure in report["figures"]:
         state = {True: "[green]holds[/]", False: "[red]missed[/]", None: ""}[figure["holds"]]

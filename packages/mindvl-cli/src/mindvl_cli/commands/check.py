@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl check`: prove on this machine that what runs fast computes what it should.
+"""`mindvl check`: compare operators, packing, parallel layouts and models with references on this machine.
 
-Thin: `mindvl_ops.check_operators` and `mindvl_model.hf.parity` do the work, here it becomes a table or JSON, a file and
-an exit code.
+A thin layer over `mindvl_ops.check_operators` and `mindvl_model.hf.parity`: table or JSON, a file and an exit code.
 """
 
 import csv
@@ -18,19 +17,19 @@ import click
 
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_training import packing, parallel
-from mindvl_cli.commands.options import OUT_FILE, TRUST_REMOTE_CODE
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, TRUST_REMOTE_CODE
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_model.hf.parity import InputParity, ParityReport
     from mindvl_ops import CheckRow
 
-NAMED_FAILURES = 10  # inputs beyond a bound that are listed one by one
+NAMED_FAILURES = 10  # failing inputs listed one by one
 
 
 @click.group()
 def check() -> None:
-    """Prove on this machine that what runs fast computes what it should."""
+    """Compare operators, packing, parallel layouts and models with references on this machine."""
 
 
 check.add_command(alignment)
@@ -38,19 +37,20 @@ check.add_command(packing)
 check.add_command(parallel)
 
 
-@check.command(short_help="Every operator against its reference.")
+@check.command(short_help="Compare every operator with its reference.")
 @click.option(
     "--backend", type=click.Choice(["reference", "torch", "npu"]), default="torch", show_default=True,
-    help="Which implementation to check.",
+    help="Implementation to check.",
 )  # fmt: skip
-@click.option("--device", default="cpu", show_default=True, help="Where it runs: cpu, cuda, npu.")
-@click.option("--quick", is_flag=True, help="Only the errors, no times.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option("--device", default="cpu", show_default=True, help="Device that runs the operators: cpu, cuda or npu.")
+@click.option("--quick", is_flag=True, help="Measure errors only, without timing.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: bool) -> None:
-    """Compare every operator with its reference: error forward and backward, speed. Exit code 1 if one is too far off.
+    """Compare every operator with its reference: forward error, backward error and speed.
 
-    Speed is the time of the reference over that of the backend, in float32 with gradients, in the same run.
+    Speed is the time of the reference divided by that of the backend, in float32 with gradients, in the same run. The
+    exit code is 1 if an error exceeds its bound.
 
     Example: mindvl check ops --backend torch
     """
@@ -68,18 +68,24 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
     ctx.exit(0 if holds else 1)
 
 
-@check.command(short_help="A model directory against transformers.")
+@check.command(short_help="Compare a model directory with transformers.")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="How many.")
+@click.option(
+    "--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="Number of inputs."
+)
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
-    help="Type of weights and activations.",
+    help="Data type of weights and activations.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs; the same seed, the same inputs.")
-@click.option("--one-at-a-time", is_flag=True, help="One model in memory; logits wait in the temporary directory.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the inputs.")
+@click.option(
+    "--one-at-a-time",
+    is_flag=True,
+    help="Keep only one model in memory, and the logits in a temporary directory.",
+)
 @TRUST_REMOTE_CODE
-@click.option("--out", type=OUT_FILE, help="CSV file for the errors of every input.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option("--out", type=OUT_FILE, help="New CSV file for the errors of every input.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def parity(
     ctx: click.Context,
@@ -92,13 +98,13 @@ def parity(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare MODEL, a transformers directory, in our code and in transformers', on random texts, images and videos.
+    """Compare the mindvl and transformers implementations of MODEL on random texts, images and videos.
 
-    Families: mindvl, qwen2_5_vl, and text alone qwen3, qwen3_moe, deepseek_v3.
+    Families: mindvl, qwen2_5_vl, and for text only qwen3, qwen3_moe, deepseek_v3.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input; in bf16 an
-    input may also differ by what rounding alone brings. Exit code 1 if one is beyond. Both models must fit in memory,
-    or with --one-at-a-time each of them.
+    input may also differ by the rounding error of bf16. The exit code is 1 if an input exceeds its bound. Both models
+    must fit in memory together, or one by one with --one-at-a-time.
 
     Example: mindvl check parity Qwen2.5-VL-7B-Instruct --inputs 200 --out parity.csv
     """
@@ -107,7 +113,7 @@ def parity(
     from mindvl_cli.progress import reported_progress
     from mindvl_model.hf.parity import check_parity
 
-    transformers_logging.disable_progress_bar()  # it would cut into our own
+    transformers_logging.disable_progress_bar()  # it would interrupt ours
     with reported_progress("compare", unit="inputs") as on_inputs:
         report = check_parity(
             model,
@@ -129,7 +135,7 @@ def _row(one: "InputParity") -> dict[str, Any]:
 
 
 def _worst(inputs: Sequence["InputParity"], error: str) -> float:
-    """The largest of one error; NaN, which compares with nothing, is larger than any number."""
+    """The largest value of one error; NaN counts as larger than any number."""
     values = [float(getattr(one, error)) for one in inputs]
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
@@ -144,7 +150,7 @@ def _write_csv(out: Path, report: "ParityReport") -> None:
 
 def _summary(report: "ParityReport", model: Path) -> dict[str, Any]:
     def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None  # JSON knows no NaN
+        return value if math.isfinite(value) else None  # JSON has no NaN
 
     errors = ("mae", "mre", "max_difference", "rounding_mae", "rounding_mre")
     return {
@@ -173,7 +179,7 @@ def _parity_text(report: "ParityReport") -> str:
     for one in report.failing[:NAMED_FAILURES]:
         shown = f" images {one.images}" * bool(one.images) + f" videos {one.videos}" * bool(one.videos)
         lines.append(
-            f"beyond the bound: input {one.number} of seed {report.seed} ({one.kind}, {one.num_tokens} tokens{shown}): "
+            f"above the bound: input {one.number} of seed {report.seed} ({one.kind}, {one.num_tokens} tokens{shown}): "
             f"MAE {one.mae:.2e}, MRE {one.mre:.2e}"
         )
     if len(report.failing) > NAMED_FAILURES:
@@ -182,7 +188,7 @@ def _parity_text(report: "ParityReport") -> str:
 
 
 def _plain(row: "CheckRow") -> dict[str, Any]:
-    """JSON values; what could not run has no errors instead of NaN, which JSON does not know."""
+    """JSON values; operators that could not run have None instead of NaN, which JSON does not have."""
     document = asdict(row) | {"holds": row.holds}
     for comparison in document["comparisons"].values():
         if comparison["reason"]:

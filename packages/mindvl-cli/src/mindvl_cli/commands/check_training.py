@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl check packing` and `check parallel`: samples of a pack do not meet, and training comes out the same however it
-is spread; on the user's own recipe.
+"""`mindvl check packing` and `check parallel`: samples of a packed sequence are isolated from each other, and every
+parallel layout gives the same training; checked on the user's own recipe.
 
-Thin: mindvl_train.checks does the work; check.py, to whose group they belong, adds them.
+A thin layer over mindvl_train.checks; check.py adds both commands to its group.
 """
 
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from mindvl_cli.commands.options import JSON_HELP
 
 if TYPE_CHECKING:
     from mindvl_train.checks.packing import PackingReport
@@ -29,21 +31,24 @@ DTYPE = click.option(
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Type of weights and activations. In bf16 the bound is 4 times the rounding noise of one process.",
+    help="Data type of weights and activations; in bf16 the bound is 4 times the rounding error of one process.",
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
-@click.command(short_help="Layouts of a recipe against one process.")
+@click.command(short_help="Compare parallel layouts of a recipe with one process.")
 @RECIPE
 @OVERRIDES
 @click.option(
     "--layouts",
     metavar="NAME,...",
-    help="Such as dp2,tp2,tp2pp2,pp2vpp2,cp2,ep2; without it, two processes in each way that the model allows.",
+    help="Parallel layouts such as dp2,tp2,tp2pp2,pp2vpp2,cp2,ep2; default: every layout of two processes that the model "
+    "supports.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps trained in each layout.")
-@click.option("--packs", type=click.IntRange(min=1), default=4, show_default=True, help="Packed packs in each step.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Training steps per parallel layout."
+)
+@click.option("--packs", type=click.IntRange(min=1), default=4, show_default=True, help="Packed sequences per step.")
 @DTYPE
 @AS_JSON
 @click.pass_context
@@ -57,11 +62,11 @@ def parallel(
     precision: "Precision",
     as_json: bool,
 ) -> None:
-    """Train RECIPE a few steps in several layouts and compare each with one process. Exit code 1 if one is too far off.
+    """Train RECIPE for a few steps in several parallel layouts and compare each with one process.
 
     Losses, gradient norms, router loads and token counts of every step, and the gradient of every parameter in the
-    first one, must agree to 1e-5 in fp32. Each layout is a run of `mindvl train` in processes of its own on this
-    machine.
+    first step, must agree to 1e-5 in fp32; the exit code is 1 if they do not. Each layout is a run of `mindvl train` in
+    its own processes on this machine.
 
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
@@ -71,7 +76,7 @@ def parallel(
 
     config = replace(load_ready(recipe, overrides), global_batch_size=packs)
     names = layouts.split(",") if layouts else usual_layouts(config)
-    with _places(num_runs(names, precision)) as (directory, on_layout):
+    with _progress_by_layout(num_runs(names, precision)) as (directory, on_layout):
         reports = check_parallel(
             config, names, directory, steps=steps, num_cores=num_cores(), precision=precision, on_layout=on_layout
         )
@@ -85,7 +90,7 @@ def parallel(
     ctx.exit(0 if holds else 1)
 
 
-@click.command(short_help="Samples packed into one pack against samples alone.")
+@click.command(short_help="Compare a packed sequence with its samples one by one.")
 @RECIPE
 @OVERRIDES
 @click.option(
@@ -93,7 +98,7 @@ def parallel(
     metavar="NAME,...",
     default="one",
     show_default=True,
-    help="Such as one,pp2,cp2: on every pipeline stage, with packs cut over context-parallel ranks.",
+    help="Parallel layouts such as one,pp2,cp2.",
 )
 @DTYPE
 @AS_JSON
@@ -101,10 +106,11 @@ def parallel(
 def packing(
     ctx: click.Context, recipe: Path, overrides: tuple[str, ...], layouts: str, precision: "Precision", as_json: bool
 ) -> None:
-    """Prove on RECIPE's model and data that samples in one pack do not see each other. Exit code 1 if they do.
+    """Check with the model and data of RECIPE that samples of a packed sequence do not attend to each other.
 
-    Loss and gradients of a packed pack and of its samples one by one must agree to 1e-5 in fp32, and with one sample
-    changed no other's loss may move. Packs without their lengths must differ, or the check could not fail.
+    Loss and gradients of a packed sequence and of its samples one by one must agree to 1e-5 in fp32, and changing one
+    sample must not change the loss of another; the exit code is 1 otherwise. As a control, sequences packed without
+    segment lengths must differ.
 
     Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
     """
@@ -114,7 +120,7 @@ def packing(
 
     config = load_ready(recipe, overrides)
     names = layouts.split(",")
-    with _places(len(names)) as (directory, on_layout):
+    with _progress_by_layout(len(names)) as (directory, on_layout):
         reports = check_packing(
             config, names, directory, num_cores=num_cores(), precision=precision, on_layout=on_layout
         )
@@ -127,8 +133,8 @@ def packing(
 
 
 @contextmanager
-def _places(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
-    """A directory that goes away afterwards, and what to tell the name of each layout before it runs."""
+def _progress_by_layout(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
+    """A temporary directory, and a callback that takes the name of each layout before it runs."""
     from mindvl_cli.progress import progress
 
     with (
@@ -146,7 +152,7 @@ def _places(layouts: int) -> Iterator[tuple[Path, Callable[[str], None]]]:
 
 
 def packing_text(reports: "Sequence[PackingReport]") -> str:
-    """A table of relative differences, one line a layout; what failed is told below."""
+    """A table of relative differences, one line per layout, followed by the failures."""
     pack = "{:<12}{:>9}{:>8}{:>8}{:>10}{:>10}{:>11}{:>10}{:>10}  {:<9}{}"
     heads = ("layout", "processes", "samples", "tokens", "loss", "gradient", "neighbour", "poisoned", "control")
     lines = [pack.format(*heads, "verdict", "worst parameter")]
@@ -160,7 +166,7 @@ def packing_text(reports: "Sequence[PackingReport]") -> str:
 
 
 def parallel_text(reports: "Sequence[LayoutReport]") -> str:
-    """A table of the worst relative differences, one line a layout; what failed stands below."""
+    """A table of the worst relative differences, one line per layout, followed by the failures."""
     pack = "{:<12}{:>9}{:>7}{:>10}{:>10}{:>10}{:>10}{:>10}  {:<9}{}"
     heads = ("layout", "processes", "steps", "loss", "norm", "gradient", "router", "figures")
     lines = [pack.format(*heads, "verdict", "worst")]
@@ -174,7 +180,7 @@ def parallel_text(reports: "Sequence[LayoutReport]") -> str:
 
 
 def _remarks(reports: "Sequence[PackingReport | LayoutReport]") -> list[str]:
-    """What failed in which layout, and every note once."""
+    """The failure of each layout, and every note once."""
     failed = [f"{one.layout}: {one.problem}" for one in reports if one.problem]
     return failed + [f"note: {note}" for note in dict.fromkeys(one.note for one in reports if one.note)]
 
@@ -196,7 +202,7 @@ def layout_json(report: "LayoutReport") -> dict[str, Any]:
 
 
 def _plain(report: "PackingReport") -> dict[str, Any]:
-    """JSON values; what could not be compared has no numbers, as JSON knows no NaN."""
+    """JSON values; None where there is nothing to compare, as JSON has no NaN."""
     values = asdict(report) | {"holds": report.holds}
     return {name: _finite(value) for name, value in values.items()}
 

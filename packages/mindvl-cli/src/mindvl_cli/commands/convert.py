@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl convert`: a mindvl checkpoint to a directory that transformers loads, and such directories to a checkpoint."""
+"""`mindvl convert`: convert a mindvl checkpoint to a transformers directory, or such directories to a checkpoint."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import click
 
+from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.progress import reported_progress
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -17,23 +18,47 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     "mindvl convert --vision Qwen2.5-VL-72B-Instruct --language Qwen3-8B start"
 )
 @click.argument("paths", nargs=-1, required=True, metavar="[SOURCE] DESTINATION", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["mindvl", "hf"]), help="Default: whatever SOURCE is not.")
 @click.option(
-    "--vision", type=DIRECTORY, help="In place of SOURCE: the transformers directory whose vision encoder is taken."
+    "--to", type=click.Choice(["mindvl", "hf"]), help="Target format; default: the format that SOURCE does not have."
 )
-@click.option("--language", type=DIRECTORY, help="The same for the language model; the projector starts at random.")
-@click.option("--size", help="Named size of the model; default: what the directories' configurations say.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what starts at random.", show_default=True)
 @click.option(
-    "--tokenizer", type=DIRECTORY, help="Default: that of the run, or of the directory; tokens it adds start at random."
+    "--vision", type=DIRECTORY, help="Transformers directory that provides the vision encoder, in place of SOURCE."
 )
-@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="Type of the written weights; default: as they are.")
-@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest image area it takes; default: the run's.")
-@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest image area it takes; default: the run's.")
 @click.option(
-    "--shard-mb", type=click.IntRange(min=1), default=4096, show_default=True, help="Size of a weight file, in MiB."
+    "--language",
+    type=DIRECTORY,
+    help="Transformers directory that provides the language model, in place of SOURCE; the projector is initialized randomly.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option("--size", help="Named model size; default: from the config.json files.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Random seed of randomly initialized parameters.",
+)
+@click.option(
+    "--tokenizer",
+    type=DIRECTORY,
+    help="Tokenizer directory; default: that of SOURCE. Embeddings of added tokens are initialized randomly.",
+)
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16"]), help="Data type of the written weights; default: unchanged."
+)
+@click.option(
+    "--min-pixels", type=click.IntRange(min=1), help="Minimum image area in pixels; default: that of the run."
+)
+@click.option(
+    "--max-pixels", type=click.IntRange(min=1), help="Maximum image area in pixels; default: that of the run."
+)
+@click.option(
+    "--shard-mb",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Maximum size of a weight file in MiB.",
+)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def convert(
     paths: tuple[Path, ...],
     to: Literal["mindvl", "hf"] | None,
@@ -42,30 +67,32 @@ def convert(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write weights in the other form, one parameter at a time.
+    """Convert a checkpoint to a transformers directory, or a transformers directory to a checkpoint.
 
-    A run directory or a checkpoint becomes a transformers directory. A transformers directory, or the parts of two, becomes a
-    checkpoint for init.checkpoint. DESTINATION must not exist.
+    SOURCE is a run directory, a checkpoint or a transformers directory. --vision and --language combine parts of two
+    transformers directories into one checkpoint for init.checkpoint. Weights are streamed, one parameter at a time.
+    DESTINATION must not exist.
     """
     low, high = settings["min_pixels"], settings["max_pixels"]
     if low is not None and high is not None and low > high:
         raise click.UsageError(
-            f"--min-pixels {low} is above --max-pixels {high}, so no image fits. Swap or change them."
+            f"--min-pixels: {low} is above --max-pixels {high}, so no image fits. Lower it or raise --max-pixels."
         )
     composed = vision is not None or language is not None
     if len(paths) != (1 if composed else 2):
         raise click.UsageError(
-            f"{len(paths)} paths given. Give SOURCE and DESTINATION, or DESTINATION with --vision and --language."
+            f"SOURCE, DESTINATION: {len(paths)} paths are given. Give SOURCE and DESTINATION, or DESTINATION with --vision "
+            "and --language."
         )
     *sources, destination = paths
     for source in sources:
         if not source.is_dir():
             raise click.UsageError(
-                f"{source}: there is no such directory. Name a run, a checkpoint or a model directory."
+                f"{source}: the directory does not exist. Name a run, a checkpoint or a model directory."
             )
     found = "mindvl" if composed or (sources[0] / "config.json").is_file() else "hf"
     if to not in (None, found):
-        raise click.UsageError(f"--to {to}, but the source is of that form already. Name another source.")
+        raise click.UsageError(f"--to: the source is in the {to} format already. Name another source.")
     if found == "hf":
         report = _export(sources[0], destination, settings)
     else:
@@ -77,7 +104,7 @@ def convert(
 
 
 def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    _refuse(settings, "a checkpoint already says what the model is", size=None, seed=0)
+    _refuse(settings, "a checkpoint already defines the model", size=None, seed=0)
     from mindvl_train.checkpoints.export import export_checkpoint
 
     with reported_progress("convert", unit="parameters") as report:
@@ -97,7 +124,7 @@ def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[s
 def _import(
     model: Path | None, vision: Path | None, language: Path | None, destination: Path, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    _refuse(settings, "they belong to a transformers directory", min_pixels=None, max_pixels=None)
+    _refuse(settings, "a checkpoint has no image processor", min_pixels=None, max_pixels=None)
     from mindvl_model import named_config
     from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 
@@ -124,21 +151,23 @@ def _import(
 def _refuse(settings: dict[str, Any], reason: str, **defaults: Any) -> None:
     for name, default in defaults.items():
         if settings[name] != default:
-            raise click.UsageError(f"--{name.replace('_', '-')} has no use here: {reason}. Leave it out.")
+            raise click.UsageError(f"--{name.replace('_', '-')}: {reason}. Remove the option.")
 
 
 def _summary(report: dict[str, Any]) -> list[str]:
-    """What became of the tensors, in one line for each directory."""
+    """The use of the tensors, in one line for each directory."""
     lines = []
     for directory, one in report.get("directories", {}).items():
         changed = [f"{count} {change}" for change, count in one["converted"].items()]
         lines.append(
             f"{directory}: {len(one['loaded'])} parameters, {one['bytes_read'] / 1e6:.1f} MB read; "
-            f"{len(one['reshaped'])} tensors took another form, {len(one['skipped'])} skipped (parts not requested), "
-            f"{len(one['redundant'])} redundant{''.join(', ' + text for text in changed)}"
+            f"{len(one['reshaped'])} tensors reshaped, {len(one['skipped'])} skipped (parts not requested), "
+            f"{len(one['redundant'])} unused{''.join(', ' + text for text in changed)}"
         )
         for name, count in one["untrained_rows"].items():
-            lines.append(f"at random: the last {count} rows of {name}, for tokens that {directory} does not have")
+            lines.append(
+                f"randomly initialized: the last {count} rows of {name}, for tokens that {directory} does not have"
+            )
     if report.get("fresh"):
-        lines.append(f"at random: {len(report['fresh'])} parameters, from {report['fresh'][0]} on")
+        lines.append(f"randomly initialized: {len(report['fresh'])} parameters, starting with {report['fresh'][0]}")
     return lines

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl data`: write, index, show and count training data.
+"""`mindvl data`: write, index, inspect and count training data.
 
-Thin: options become arguments of mindvl-data, results become tables or JSON.
+A thin layer over mindvl-data: options become arguments, results become tables or JSON.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.ledger import ledger
-from mindvl_cli.commands.options import OUT_FILE, PLOT_FILE
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice
+from mindvl_cli.failures import CliError
 from mindvl_cli.interrupts import StoppableGroup
 from mindvl_cli.progress import reported_progress
 from mindvl_cli.whole_file import write_whole
@@ -19,18 +20,17 @@ from mindvl_cli.whole_file import write_whole
 if TYPE_CHECKING:
     from mindvl_data.preview import Preview
 
-# importing them would load the whole package
+# repeated here, because importing them would load the whole package
 FORMAT_NAMES = ("imagefolder", "llava", "messages", "parquet", "text", "tsv", "webdataset")
 EXCLUDED = "excluded.jsonl"
 _REASONS_SHOWN = 3
-JSON_HELP = "Print one JSON document and nothing else."
 existing = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 
 
 @click.group(cls=StoppableGroup)
 def data() -> None:
-    """Write, index, show and count training data."""
+    """Write, index, inspect and count training data."""
 
 
 data.add_command(ledger)
@@ -38,17 +38,30 @@ data.add_command(ledger)
 
 @data.command()
 @click.argument("source")
-@click.option("--format", "format_name", required=True, type=click.Choice(FORMAT_NAMES))
-@click.option("--out", required=True, type=any_path, help="New directory for the shards.")
-@click.option("--image-root", type=existing, help="Where file names start; the directory of SOURCE if left out.")
-@click.option("--name", help="Source name kept in each sample; the name of the directory if left out.")
-@click.option("--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that read and check."
+    "--format", "format_name", required=True, type=RenamedChoice(FORMAT_NAMES, {"folder": "imagefolder"}),
+    help="Format of SOURCE.",
+)  # fmt: skip
+@click.option("--out", required=True, type=any_path, help="New directory for the shards.")
+@click.option(
+    "--image-root",
+    type=existing,
+    help="Directory that image file names are relative to; default: the directory of SOURCE.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot be used; excluded.jsonl names them.")
-@click.option("--fresh", is_flag=True, help="Start over where an unfinished write left shards.")
-@click.option("--allow-pipe", is_flag=True, help="Run the shell commands of pipe: addresses (--format webdataset).")
+@click.option("--name", help="Source name stored in each sample; default: the directory name of SOURCE.")
+@click.option(
+    "--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Threads that read and validate samples.",
+)
+@click.option("--skip-bad", is_flag=True, help="Skip records that fail to decode; excluded.jsonl lists them.")
+@click.option("--fresh", is_flag=True, help="Delete the shards of an unfinished write instead of resuming it.")
+@click.option("--allow-pipe", is_flag=True, help="Run the shell commands of pipe: URLs (--format webdataset).")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def write(
     source: str,
@@ -65,14 +78,14 @@ def write(
 ) -> None:
     """Write the samples of SOURCE as shards; images are copied byte for byte.
 
-    SOURCE is a file or directory; with --format webdataset also any address that webdataset takes, with braces for
-    several shards. A write that was stopped goes on after its last whole shard when the same command is given again.
+    SOURCE is a file or directory; with --format webdataset also any URL that webdataset accepts, with braces for
+    several shards. The same command resumes an interrupted write after its last complete shard.
 
     Example: mindvl data write photos/ --format imagefolder --out shards/photos
     """
     from mindvl_data import write_shards
 
-    with reported_progress("write", unit="rows") as report:
+    with reported_progress("write", unit="records") as report:
         written = write_shards(
             source,
             out,
@@ -86,20 +99,26 @@ def write(
             allow_pipe=allow_pipe,
             progress=report,
         )
-    left_out = f"; {written.excluded} rows left out, see {out / EXCLUDED}" if written.excluded else ""
+    left_out = f"; {written.excluded} records skipped, see {out / EXCLUDED}" if written.excluded else ""
     text = f"{written.samples} samples in {out}{left_out}. Next: mindvl data index {out}"
     _say(as_json, {"out": str(out), "samples": written.samples, "excluded": written.excluded}, text)
 
 
 @data.command()
 @click.argument("directories", nargs=-1, required=True, type=existing)
-@click.option("--exclude-bad", is_flag=True, help="Leave out samples that cannot be used; excluded.jsonl names them.")
-@click.option("--decode", is_flag=True, help="Decode every image and video, to find damage inside of them too.")
+@click.option("--exclude-bad", is_flag=True, help="Skip samples that fail validation; excluded.jsonl lists them.")
+@click.option("--decode", is_flag=True, help="Decode every image and video, to find corrupt pixel data.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that read shards.")
-@click.option("--fresh", is_flag=True, help="Read shards again that did not change.")
-@click.option("--tokenizer", type=existing, help="Measure text lengths now instead of at the first run.")
-@click.option("--min-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
-@click.option("--max-pixels", type=int, help="With --tokenizer, where texts hold coordinates: the run's limit.")
+@click.option("--fresh", is_flag=True, help="Validate all shards, including unchanged ones.")
+@click.option(
+    "--tokenizer", type=existing, help="Tokenizer directory, to measure text lengths now instead of in the first run."
+)
+@click.option(
+    "--min-pixels", type=int, help="Minimum image area in pixels; for texts with coordinates, with --tokenizer."
+)
+@click.option(
+    "--max-pixels", type=int, help="Maximum image area in pixels; for texts with coordinates, with --tokenizer."
+)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def index(
     directories: tuple[Path, ...],
@@ -112,9 +131,10 @@ def index(
     max_pixels: int | None,
     as_json: bool,
 ) -> None:
-    """Validate the shards of each directory and write their index; damage is refused by name.
+    """Validate the shards in DIRECTORIES and write their index.
 
-    Shards that others wrote are read as they are. Shards that did not change are not read again.
+    Damaged shards are reported by name. Shards written by other tools are used in place. Unchanged shards are not read
+    again.
 
     Example: mindvl data index shards/photos --workers 8 --tokenizer model/
     """
@@ -141,7 +161,7 @@ def index(
 def _counted(row: dict[str, Any]) -> str:
     videos = f", {row['videos']} videos" if row["videos"] else ""
     path = Path(row["directory"]) / EXCLUDED
-    left_out = [f"; left out: {row['excluded']}, see {path}"] if row["excluded"] else []
+    left_out = [f"; skipped: {row['excluded']}, see {path}"] if row["excluded"] else []
     if row["excluded"]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         reasons = [f"{line['shard']}: {line['reason']}" for line in lines if "shard" in line]
@@ -153,14 +173,20 @@ def _counted(row: dict[str, Any]) -> str:
 
 @data.command()
 @click.argument("directory", type=existing)
-@click.option("--key", help="Sample to show; the first if left out.")
-@click.option("--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True)
-@click.option("--out", type=OUT_FILE, help="Write a page with every stage here.")
-@click.option("--tokenizer", type=existing, help="Needed for the stages tokens and pack.")
-@click.option("--seq-length", type=int, default=2048, show_default=True, help="Tokens of a pack; longer talks are cut.")
-@click.option("--min-pixels", type=int, help="Smaller images are enlarged to this.")
-@click.option("--max-pixels", type=int, help="Larger images are reduced to this.")
-@click.option("--fps", type=float, help="Frames taken of each second of a video.")
+@click.option("--key", help="Key of the sample; default: the first sample.")
+@click.option(
+    "--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True,
+    help="Processing stage to show.",
+)  # fmt: skip
+@click.option("--out", type=OUT_FILE, help="New HTML file for a page with every stage and the images.")
+@click.option("--tokenizer", type=existing, help="Tokenizer directory; required for the stages tokens and pack.")
+@click.option(
+    "--seq-length", type=int, default=2048, show_default=True,
+    help="Sequence length in tokens; longer conversations are truncated.",
+)  # fmt: skip
+@click.option("--min-pixels", type=int, help="Minimum image area in pixels; smaller images are enlarged.")
+@click.option("--max-pixels", type=int, help="Maximum image area in pixels; larger images are reduced.")
+@click.option("--fps", type=float, help="Video frames sampled per second.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def show(
     directory: Path,
@@ -174,7 +200,7 @@ def show(
     fps: float | None,
     as_json: bool,
 ) -> None:
-    """Show one sample of an indexed DIRECTORY at any stage, with its images when a page is written.
+    """Show one sample of an indexed DIRECTORY at one processing stage.
 
     Example: mindvl data show shards/photos --tokenizer model/ --stage tokens --out sample.html
     """
@@ -183,7 +209,7 @@ def show(
     from mindvl_data.config import SampleRules
 
     if stage in ("tokens", "pack") and tokenizer is None:
-        raise click.UsageError(f"Stage {stage} needs --tokenizer.")
+        raise click.UsageError(f"--tokenizer: is required for --stage {stage}. Name a tokenizer directory.")
     image, video = _image_config(min_pixels, max_pixels), _video_config(fps)
     if stage == "pack":
         page, document = _first_pack(directory, Path(str(tokenizer)), image, video, seq_length)
@@ -204,13 +230,23 @@ def show(
 
 @data.command()
 @click.argument("recipe", type=existing)
-@click.argument("overrides", nargs=-1)
-@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Packs to count.")
-@click.option("--dp", type=click.IntRange(min=1), default=8, show_default=True, help="Ranks for the imbalance.")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Packed sequences to build.")
 @click.option(
-    "--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per rank and step."
+    "--dp",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Data-parallel ranks, for the load imbalance.",
 )
-@click.option("--out", type=PLOT_FILE, help="Write a page with plots here.")
+@click.option(
+    "--microbatches",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Microbatches per rank and step, for the load imbalance.",
+)
+@click.option("--out", type=PLOT_FILE, help="New HTML file for a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def stats(
     recipe: Path,
@@ -221,7 +257,7 @@ def stats(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Plan rows of the data section of RECIPE and report packing efficiency, visual load, imbalance, sources, drops.
+    """Report packing efficiency, visual tokens, load imbalance, source shares and drops for the data of RECIPE.
 
     Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 --out stats.html data.packing.seq_length=4096
     """
@@ -249,13 +285,13 @@ def _first_pack(
     directory: Path, tokenizer: Path, image: Any, video: Any, seq_length: int
 ) -> tuple[str, dict[str, Any]]:
     from mindvl_cli.pages.sample import pack_page
-    from mindvl_data import DataConfig, DataError, Loader, PackingConfig, SourceConfig
+    from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig
     from mindvl_data.tokenization import load_tokenizer
 
     try:
         packing = PackingConfig(seq_length=seq_length, overflow="trim_turns")
     except ValueError as error:
-        raise DataError(f"{error} data show --seq-length.") from error
+        raise CliError(f"--seq-length: {error}") from error
     config = DataConfig(
         sources=(SourceConfig(name=directory.name or "data", path=directory, max_epochs=1),),
         tokenizer=tokenizer,
@@ -268,8 +304,8 @@ def _first_pack(
     with Loader(config, global_batch_size=1, position_kind="rope") as loader:
         batch = next(loader, None)
     if batch is None:
-        raise DataError(
-            f"no sample fits a pack of {seq_length} tokens. {directory}. Raise --seq-length or lower --max-pixels."
+        raise CliError(
+            f"{directory}: no sample fits into {seq_length} tokens. Raise --seq-length or lower --max-pixels."
         )
     starts = batch.cu_seqlens.tolist()
     segments = [
@@ -296,8 +332,8 @@ def _as_text(shown: "Preview", stage: str) -> str:
         click.style(run.text + (f" x{run.count}" if run.count > 1 else ""), fg="green" if run.learned else None)
         for run in shown.tokens
     ]
-    cut = [f"  the last {shown.num_cut} messages are cut: the sample is too long"] if shown.num_cut else []
-    return "\n".join([head, *sizes, *cut, "".join(runs), "(green is learned)"])
+    cut = [f"  truncated: the sample is too long by {shown.num_cut} messages"] if shown.num_cut else []
+    return "\n".join([head, *sizes, *cut, "".join(runs), "(green: loss tokens)"])
 
 
 def _print_stats(figures: dict[str, Any]) -> None:
@@ -315,12 +351,14 @@ def _print_stats(figures: dict[str, Any]) -> None:
     table.add_row("variation of visual tokens", f"{visual['cv']:.3f}")
     layout = f"{figures['dp_size']} ranks, {figures['microbatches']} microbatches"
     table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
-    table.add_row("the same, waiting each microbatch", percent(figures["lockstep_imbalance"]))
-    table.add_row("packs that a sample waits", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}")
+    table.add_row("imbalance with a wait per microbatch", percent(figures["lockstep_imbalance"]))
+    table.add_row(
+        "packs until a sample is placed", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}"
+    )
     Console(markup=False).print(table)
     sources = Table(box=None, pad_edge=False)
     for number, name in enumerate(
-        ("source", f"asked, {figures['weight_unit']}", "samples", "", "tokens", "", "left out")
+        ("source", f"requested, {figures['weight_unit']}", "samples", "", "tokens", "", "dropped")
     ):
         sources.add_column(name, justify="left" if number in (0, 6) else "right")
     for source in figures["sources"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl demo`: the whole pipeline once, on real handwriting, at a size for a laptop."""
+"""`mindvl demo`: run the whole pipeline on real handwriting, at a size for a laptop."""
 
 from pathlib import Path
 
@@ -9,15 +9,19 @@ from mindvl_cli.extras import require
 
 
 @click.command(epilog="Example: mindvl demo --quick --out try")
-@click.option("--out", default="mindvl-demo", show_default=True, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--quick", is_flag=True, help="A little of everything in about a minute; claims nothing.")
-@click.option("--seed", default=0, show_default=True, help="Decides images, order and random weights.")
-@click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
-@click.option("--json", "as_json", is_flag=True, help="Print report.json on stdout.")
+@click.option(
+    "--out", default="mindvl-demo", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for data, models and the report.",
+)  # fmt: skip
+@click.option("--quick", is_flag=True, help="Finish in about a minute; the scores are not meaningful.")
+@click.option("--seed", default=0, show_default=True, help="Random seed of images, data order and initial weights.")
+@click.option("--fresh", is_flag=True, help="Restart from the beginning instead of resuming.")
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of text.")
 def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
-    """Compose images of numbers from real handwriting, train, merge, search and test a small model, and report.
+    """Run the whole pipeline on images of handwritten numbers and write a report.
 
-    Stopped at any point, it continues when started again. The report is OUT/report.html.
+    Trains, merges, searches and tests a small model. The same command resumes an interrupted demo. The report is
+    OUT/report.html.
     """
     require("demo", "mindvl demo")
     import torch

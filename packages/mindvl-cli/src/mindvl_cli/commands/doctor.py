@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl doctor`: what this machine offers, what would go wrong on it, what to change and why.
+"""`mindvl doctor`: check versions, devices, memory and environment variables of this machine.
 
-Reads files, variables and package metadata only, so that it works where torch itself does not import.
+Reads files, variables and package metadata only, so that it works even if torch cannot be imported.
 """
 
 import json
@@ -17,12 +17,13 @@ from typing import Literal
 import click
 
 from mindvl_cli import machine
+from mindvl_cli.commands.options import JSON_HELP
 
 GIB = 1 << 30
 MIB = 1 << 20
 
-# distribution: (first version that is tested, first that is not any more, whether an untested one is known to break);
-# the same ranges stand in every pyproject.toml
+# distribution: (first tested version, first version after the tested range, whether other versions are known to
+# break); every pyproject.toml has the same ranges
 REQUIRED = {
     "torch": ("2.13", "2.14", False),
     "megatron-core": ("0.16.1", "0.16.2", True),  # the device setup is written for this version
@@ -33,19 +34,21 @@ OURS = ("mindvl-data", "mindvl-ops", "mindvl-model", "mindvl-train", "mindvl-mer
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One thing looked at."""
+    """One check."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
     found: str
-    advice: str = ""  # what to change, and why; empty when all is well
+    advice: str = ""  # what to change, and why; empty without a finding
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Check this machine: what to change, and why. Exit code 1 when something is broken.
+    """Check this machine and recommend changes.
+
+    The exit code is 1 if training cannot work here.
 
     Example: mindvl doctor
     """
@@ -58,7 +61,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def examine(environment: Mapping[str, str]) -> Iterator[Row]:
-    """Look at everything, in the order of the table."""
+    """Run every check, in the order of the table."""
     yield check_python(sys.version_info[:3])
     yield Row(name="system", status="ok", found=f"{platform.system()} {platform.release()} {platform.machine()}")
     cores = machine.num_cores()
@@ -83,15 +86,15 @@ def examine(environment: Mapping[str, str]) -> Iterator[Row]:
 
 
 def check_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Row]:
-    """Launch variables and the cores of each device, where there are devices."""
+    """Check launch variables and the cores of each device, if there are devices."""
     kind: Literal["npu", "cuda"] = "npu" if machine.num_npu_devices(root / "dev") else "cuda"
     num_devices = machine.num_npu_devices(root / "dev") or machine.num_cuda_devices(root / "dev")
     if not num_devices:
         return
     try:
         from mindvl_ops.runtime import affinity, env, topology
-    except Exception as error:  # torch does not import, for any of many reasons
-        advice = "Mend that first: launch variables and cores are looked at then."
+    except Exception as error:  # torch cannot be imported, for any of many reasons
+        advice = "Fix the import first: launch variables and cores are checked then."
         yield Row(name="runtime", status="warn", found=f"mindvl_ops does not import ({error})", advice=advice)
         return
     host = topology.read_topology(root)
@@ -100,9 +103,9 @@ def check_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> Ite
     for finding in env.check_variables(environment, kind, num_devices=num_devices):
         status: Literal["ok", "warn"] = "warn" if finding.status == "wrong" else "ok"
         yield Row(name=finding.name, status=status, found=finding.found or "not set", advice=finding.advice)
-    plan = affinity.assign_cores(host, range(num_devices), kind=kind)
-    for number, (cores, why) in enumerate(zip(plan.cores, plan.why, strict=True)):
-        advice = "" if cores else f"{why}. Give the container cores of that node, or bind by hand."
+    binding = affinity.assign_cores(host, range(num_devices), kind=kind)
+    for number, (cores, why) in enumerate(zip(binding.cores, binding.why, strict=True)):
+        advice = "" if cores else f"{why}. Give the container cores of that node, or bind cores manually."
         found = topology.format_cores(cores) or "not bound"
         yield Row(name=f"cores of {kind} {number}", status="ok" if cores else "warn", found=found, advice=advice)
 
@@ -120,9 +123,9 @@ def check_python(version: tuple[int, int, int]) -> Row:
 
 
 def check_cores(cores: int) -> Row:
-    """Two cores are the least on which the demo was measured."""
+    """The demo was measured on two cores or more."""
     advice = (
-        "" if cores > 1 else "Give it 2 or more: reading data and training share one core here, the demo takes longer."
+        "" if cores > 1 else "Use 2 cores or more: data loading and training share one core, so the demo takes longer."
     )
     return Row(name="cores", status="ok" if cores > 1 else "warn", found=str(cores), advice=advice)
 
@@ -130,17 +133,19 @@ def check_cores(cores: int) -> Row:
 def check_memory(memory_bytes: int) -> Row:
     """The quick demo fits into 4 GiB."""
     low = memory_bytes < 4 * GIB
-    advice = "Give it 4 GiB or more: with less, training the demo may be killed." if low else ""
+    advice = "Use 4 GiB or more: with less, the demo may be killed." if low else ""
     return Row(name="memory", status="warn" if low else "ok", found=f"{memory_bytes / GIB:.1f} GiB", advice=advice)
 
 
 def check_disk(free_bytes: int) -> Row:
-    """Checkpoints that cannot be written are the most expensive way to find out."""
+    """A checkpoint that does not fit on the disk costs the training time before it."""
     found = f"{free_bytes / GIB:.1f} GiB free in {Path.cwd().name or 'the working directory'}"
     if free_bytes < GIB // 2:
         return Row(name="disk", status="fail", found=found, advice="Free some space: checkpoints will not fit.")
     if free_bytes < 5 * GIB:
-        return Row(name="disk", status="warn", found=found, advice="Free some space: a few checkpoints will fill it.")
+        return Row(
+            name="disk", status="warn", found=found, advice="Free some space: a few checkpoints will fill the disk."
+        )
     return Row(name="disk", status="ok", found=found)
 
 
@@ -170,7 +175,7 @@ def check_version(name: str, version: str | None) -> Row:
 
 
 def check_cuda(num_devices: int, torch: str | None) -> Row:
-    """Devices that the installed torch cannot use are worth a word."""
+    """Report devices that the installed torch cannot use."""
     if num_devices and torch and "+cpu" in torch:
         advice = "Install the CUDA build of torch: this one uses the CPU only."
         return Row(name="cuda", status="warn", found=f"{num_devices} devices, torch {torch}", advice=advice)
@@ -188,13 +193,13 @@ def check_npu(
     """NPUs need torch_npu of the same minor version as torch, and the variables of the CANN toolkit."""
     found = f"{num_devices} devices, torch-npu {torch_npu or 'not installed'}" if num_devices or torch_npu else "none"
     if num_devices and not torch_npu:
-        advice = "Install it: pip install 'mindvl-ops[npu]'; without it training runs on the CPU."
+        advice = "Install torch-npu: pip install 'mindvl-ops[npu]'; without it training runs on the CPU."
         return Row(name="npu", status="fail", found=found, advice=advice)
     if torch_npu and torch and "+cpu" not in torch and has_cuda_build:
         advice = "Install the CPU build of torch: torch-npu ends a process that has the CUDA build."
         return Row(name="npu", status="fail", found=found, advice=advice)
     if torch and torch_npu and _numbers(torch)[:2] != _numbers(torch_npu)[:2]:
-        advice = f"Install torch-npu of the same minor version as torch {torch}: it will not import otherwise."
+        advice = f"Install torch-npu of the same minor version as torch {torch}: its import fails otherwise."
         return Row(name="npu", status="fail", found=found, advice=advice)
     if num_devices and not environment.get("ASCEND_HOME_PATH"):
         advice = "Source set_env.sh of the CANN toolkit: torch-npu finds its libraries through ASCEND_HOME_PATH."

@@ -14,9 +14,13 @@ from mindvl_cli.progress import reported_progress
     "eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores --trust-remote-code"
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@answering_options(benchmark="A JSONL file", out="report, pages and answers")
-@click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest image area; default: the processor's.")
-@click.option("--max-pixels", type=click.IntRange(min=1), help="Largest image area; default: the processor's.")
+@answering_options(benchmark="JSONL file", out="report, pages and answers")
+@click.option(
+    "--min-pixels", type=click.IntRange(min=1), help="Minimum image area in pixels; default: that of the processor."
+)
+@click.option(
+    "--max-pixels", type=click.IntRange(min=1), help="Maximum image area in pixels; default: that of the processor."
+)
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],
@@ -29,9 +33,10 @@ def evaluate(
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Score MODEL, an exported directory, on benchmarks; a killed run goes on from its answers in --out.
+    """Score MODEL, an exported model directory, on benchmarks.
 
-    Python files that the directory carries run only with --trust-remote-code: pass it for models that you trust.
+    With --out, the same command resumes an interrupted evaluation from its saved answers. Python files of the model
+    directory run only with --trust-remote-code: pass it for models that you trust.
     """
     from mindvl_cli.evaluation import run
     from mindvl_cli.evaluation.benchmark import load_benchmarks

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl data ledger`: what a run consumed, and the proof that it is what was planned.
+"""`mindvl data ledger`: show the samples that a run consumed, and verify them against the data order.
 
-Thin: finds configuration, checkpoint and logs in the directory of a run; mindvl_data.ledger does the rest.
+A thin layer over mindvl_data.ledger: finds configuration, checkpoint and logs in the directory of a run.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import reported_progress
 
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: mindvl data ledger runs/sft --verify")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--verify", is_flag=True, help="Plan the data order again and compare every logged step with it.")
+@click.option("--verify", is_flag=True, help="Compare every logged step with the recomputed data order.")
 @click.option(
     "--parent",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the run that RUN was branched from, where it is no longer where it was.",
+    help="Directory of the run that RUN was branched from; default: its recorded path.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
-    help="Processes that plan at most with --verify; default: one for each core, up to 16.",
+    help="Maximum number of processes for --verify; default: one per core, at most 16.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, as_json: bool) -> None:
-    """Show which samples the training run in the directory RUN planned, consumed, trained on and skipped.
+    """Show the samples that the training run in directory RUN consumed, trained on and skipped.
 
-    With --verify the exit code says whether the log is what the data order says: nothing missing, nothing repeated, and
-    every sample that was skipped is recorded with its cause.
+    With --verify the exit code is 1 if the log differs from the data order: a sample is missing or repeated, or a
+    skipped sample has no recorded cause.
     """
     from mindvl_data import ledger as ledgers
 
@@ -75,7 +76,7 @@ def _newest_checkpoint(run: Path) -> Path | None:
 
 
 def _records(run: Path, checkpoint: Path | None) -> "tuple[dict[str, Any] | None, TrainingRecords]":
-    """The ledger state of the checkpoint, and what the trainer recorded."""
+    """The ledger state of the checkpoint, and the records of the trainer."""
     from mindvl_data.errors import DataError
     from mindvl_data.ledger import TrainingRecords, read_skipped
     from mindvl_data.tracker import check_state
@@ -92,7 +93,8 @@ def _records(run: Path, checkpoint: Path | None) -> "tuple[dict[str, Any] | None
     for name, count in counts.items():
         if count is not None and type(count) is not int:
             raise CliError(
-                f"{checkpoint / 'manifest.json'}: {name}={count!r:.40} is no count. Restore the checkpoint from a copy."
+                f"{checkpoint / 'manifest.json'}: {name} must be an integer, got {count!r:.40}. "
+                "Restore the checkpoint from a copy."
             )
     return state, TrainingRecords(
         skipped=skipped, step=counts["step"], num_skipped=counts["skipped"], num_placeholders=counts["placeholders"]
@@ -108,10 +110,10 @@ def _read_json(path: Path) -> Any:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CliError(
-            f"{path}: is no JSON ({str(error)[:200]}). Restore the checkpoint from a copy, or remove its directory."
+            f"{path}: is not valid JSON ({str(error)[:200]}). Restore the checkpoint from a copy, or remove its directory."
         ) from error
     if not isinstance(document, dict):
-        raise CliError(f"{path}: is no JSON object. Restore the checkpoint from a copy, or remove its directory.")
+        raise CliError(f"{path}: is not a JSON object. Restore the checkpoint from a copy, or remove its directory.")
     return document
 
 
@@ -120,16 +122,16 @@ def _audit_log_of(run: Path) -> Path:
 
 
 def _configuration(run: Path, checkpoint: Path | None) -> "tuple[DataConfig, int]":
-    """The data section and global_batch_size the run goes on with: of its recipe, or of its newest checkpoint."""
+    """The data section and global_batch_size of the run, from its recipe or its newest checkpoint."""
     from mindvl_cli.load import load_section
     from mindvl_data import DataConfig
 
-    if (run / "recipe.yaml").is_file():  # written at the start of each run, so it knows of changes before a checkpoint
+    if (run / "recipe.yaml").is_file():  # written at every start, so newer than a checkpoint
         file, prefix = run / "recipe.yaml", ""
     elif checkpoint is not None:
         file, prefix = checkpoint / "manifest.json", "run."  # JSON, so YAML too
     else:
-        raise CliError(f"no recipe.yaml and no checkpoint. {run}. Name the directory that a run was told as `out`.")
+        raise CliError(f"{run}: has no recipe.yaml and no checkpoint. Name the `out` directory of a run.")
     return load_section(file, f"{prefix}data", DataConfig), load_section(file, f"{prefix}global_batch_size", int)
 
 
@@ -139,7 +141,7 @@ def _print(figures: dict[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("source", "consumed", "trained on", "tokens", "share", "epochs begun", "bad"):
+    for name in ("source", "consumed", "trained on", "tokens", "share", "epochs started", "failed"):
         table.add_column(name, justify="left" if name == "source" else "right")
     for name, source in figures["sources"].items():
         share = f"{100 * source['tokens'] / max(1, figures['tokens']):.2f} %"
@@ -168,21 +170,21 @@ def _print(figures: dict[str, Any]) -> None:
 
 def _about_checkpoint(figures: dict[str, Any]) -> str:
     if figures["checkpoint_step"] is None:
-        return "there is no checkpoint: a new start does all of it again"
+        return "there is no checkpoint: the run restarts from step 0"
     ahead = figures["steps_after_checkpoint"]
-    later = f"; the {ahead:,} steps after it are done again when the run is resumed" if ahead else ""
-    return f"the newest checkpoint stands at step {figures['checkpoint_step']:,}{later}"
+    later = f"; a resumed run repeats the {ahead:,} steps after it" if ahead else ""
+    return f"the newest checkpoint is at step {figures['checkpoint_step']:,}{later}"
 
 
 def _about_samples(figures: dict[str, Any]) -> str:
-    planned = f"planned {figures['verified']['planned']:,}, " if "verified" in figures else ""
+    ordered = f"in the data order {figures['verified']['planned']:,}, " if "verified" in figures else ""
     causes = ", ".join(f"{count:,} {cause}" for cause, count in figures["skipped"].items() if count)
     skipped = sum(figures["skipped"].values())
     later = figures["after_checkpoint"]
     return (
-        f"samples: {planned}consumed {figures['samples']:,}, trained on {figures['trained_on']:,}, "
+        f"samples: {ordered}consumed {figures['samples']:,}, trained on {figures['trained_on']:,}, "
         f"skipped {skipped:,}{f' ({causes})' if causes else ''}"
-        + (f", in no checkpoint yet {later:,}" if later else "")
+        + (f", after the newest checkpoint {later:,}" if later else "")
     )
 
 
@@ -194,13 +196,13 @@ def _print_verified(show: Any, figures: dict[str, Any]) -> None:
         show(f"problem: {problem}")
     hidden = verified["num_problems"] - len(verified["problems"])
     if hidden:
-        show(f"and {hidden:,} problems more")
+        show(f"and {hidden:,} more problems")
     epochs = ", ".join(f"{count} of {name}" for name, count in verified["finished_epochs"].items()) or "none"
-    show(f"{verified['steps']:,} of {figures['steps']:,} steps were planned again; finished epochs: {epochs}")
+    show(f"{verified['steps']:,} of {figures['steps']:,} steps were recomputed; finished epochs: {epochs}")
     skipped = sum(figures["skipped"].values())
     if verified["num_problems"]:
-        show(f"NOT as planned: {verified['num_problems']:,} problems")
+        show(f"verification FAILED: {verified['num_problems']:,} problems")
     elif skipped:
-        show(f"as planned: no sample is missing or repeated, but {skipped:,} were skipped and not trained on")
+        show(f"verified: no sample is missing or repeated, but {skipped:,} were skipped and not trained on")
     else:
-        show("as planned: no sample is missing, repeated or skipped")
+        show("verified: no sample is missing, repeated or skipped")

@@ -14,17 +14,23 @@ from mindvl_cli.progress import reported_progress
     epilog="Example: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge recipes/tiny/merge.yaml"
 )
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="New directory; needed unless a recipe names it.")
-@click.option("--weights", help="One number per model, such as 0.5,0.25,0.25; default: equal.")
-@click.option("--only", multiple=True, help="Merge only tensors whose name begins so; may be given several times.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Type of the result.")
-@click.option("--any-weight-sum", is_flag=True, help="Accept weights that do not sum to 1.")
+@click.option("--out", type=click.Path(path_type=Path), help="New model directory; required unless a recipe names it.")
+@click.option("--weights", help="One weight per model, such as 0.5,0.25,0.25; default: equal weights.")
+@click.option(
+    "--only", multiple=True, help="Name prefix of the tensors to merge; may be repeated. Default: all tensors."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Data type of the merged weights; default: that of the models.",
+)
+@click.option("--any-weight-sum", is_flag=True, help="Allow weights that do not sum to 1.")
 @click.option(
     "--allow-different", multiple=True, metavar="KEY",
-    help="Accept models that differ in this key of a configuration or tokenizer; may be given several times.",
+    help="Configuration or tokenizer key in which the models may differ; may be repeated.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON instead of text.")
 def merge(
     sources: tuple[Path, ...],
     out: Path | None,
@@ -36,10 +42,11 @@ def merge(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Average SOURCES, model directories of one architecture; or one SOURCE, a YAML recipe with all settings.
+    """Average the weights of SOURCES, model directories of one architecture.
 
-    Models whose configurations, tokenizers or processors differ in what changes the result are refused by name. The
-    other files of the first model are copied; code that a model directory carries is never run.
+    One SOURCE may be a YAML file with all settings instead. Models are refused if their configurations, tokenizers or
+    processors differ in a key that changes the result. The other files of the first model are copied; Python files of
+    a model directory are never run.
     """
     from dataclasses import replace
 
@@ -49,11 +56,13 @@ def merge(
 
     if len(sources) == 1 and sources[0].is_file():
         if out or weights or only or dtype or any_weight_sum or allow_different:
-            raise click.UsageError("a recipe says all of it; of the options only --force and --json go with one")
+            raise click.UsageError(
+                f"{sources[0]}: a merge recipe has all settings. Remove every option except --force and --json."
+            )
         config = load_config(sources[0], MergeConfig)
         config = replace(config, overwrite=config.overwrite or force)
     elif out is None:
-        raise click.UsageError("--out is required: the new directory")
+        raise click.UsageError("--out: is required. Name a new directory.")
     else:
         config = MergeConfig(
             models=sources,
@@ -81,4 +90,6 @@ def _parse_weights(text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no list of numbers", param_hint="--weights") from error
+        raise click.BadParameter(
+            f"{text!r} is not a list of numbers. Write for example 0.5,0.5.", param_hint="--weights"
+        ) from error

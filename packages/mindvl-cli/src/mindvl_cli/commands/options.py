@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands take, said once.
+"""Options that several commands share.
 
-Used by the commands that write one file, and by those that let a model answer benchmarks: eval.py and
+Used by the commands that write one file, and by those that run a model on benchmarks: eval.py and
 search_resolution.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +15,14 @@ from mindvl_cli.extras import require
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+JSON_HELP = "Print one JSON document instead of text."
+
 
 class _OutFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(str(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
-            self.fail(f"there is no directory {path.parent}. Make it first.", param, ctx)
+            self.fail(f"directory {path.parent} does not exist. Create it first.", param, ctx)
         return path
 
 
@@ -30,26 +32,45 @@ class _PlotFile(_OutFile):
         return super().convert(value, param, ctx)
 
 
-# A file to write. Its directory must be there when the command starts: hours of work must not end for want of it.
+class RenamedChoice(click.Choice[str]):
+    """A choice that refuses a renamed value with its new name.
+
+    Args:
+        choices: Accepted values.
+        renamed: Old value -> new value.
+    """
+
+    def __init__(self, choices: Sequence[str], renamed: Mapping[str, str]) -> None:
+        super().__init__(choices)
+        self.renamed = renamed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse an old value; click checks the others."""
+        if value in self.renamed:
+            self.fail(f"{value!r} was renamed. Use {self.renamed[value]!r}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+# A file to write. Its directory must exist when the command starts: a long run must not fail at its end.
 OUT_FILE = _OutFile(dir_okay=False)
 PLOT_FILE = _PlotFile(dir_okay=False)  # one that needs the extra "plots"
 
 
 TRUST_REMOTE_CODE = click.option(
     "--trust-remote-code", is_flag=True,
-    help="Run the Python files that the model directory carries, with all your rights; MindVL directories need it.",
+    help="Run the Python files of the model directory with your user rights; MindVL models need it.",
 )  # fmt: skip
 
 
 def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
-    """Add what says which items are answered, how, and where that is kept.
+    """Add the options for benchmarks, generation and the output directory.
 
     The command receives `paths`, `out`, `device`, `batch_size`, `max_new_tokens`, `trust_remote_code` and
     `as_json`.
 
     Args:
-        benchmark: What one file is, for the help, such as "A JSONL file".
-        out: What the directory will hold, for the help.
+        benchmark: Kind of one benchmark file for the help text, such as "JSONL file".
+        out: Content of the output directory for the help text.
     """
     options = (
         click.option(
@@ -59,18 +80,32 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
             type=click.Path(exists=True, path_type=Path),
             multiple=True,
             required=True,
-            help=f"{benchmark}, or a directory of them; may be given several times.",
-        ),
-        click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Directory for {out}."),
-        click.option("--device", default="auto", show_default=True, help="Where the model runs, such as cpu or cuda."),
-        click.option(
-            "--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Items answered at once."
+            help=f"{benchmark}, or a directory of such files; may be repeated.",
         ),
         click.option(
-            "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer."
+            "--out",
+            type=click.Path(file_okay=False, path_type=Path),
+            help=f"Directory for {out}; nothing is written by default.",
+        ),
+        click.option(
+            "--device", default="auto", show_default=True, help="Device that runs the model: auto, cpu, cuda or npu."
+        ),
+        click.option(
+            "--batch-size",
+            type=click.IntRange(min=1),
+            default=64,
+            show_default=True,
+            help="Items per generation batch.",
+        ),
+        click.option(
+            "--max-new-tokens",
+            type=click.IntRange(min=1),
+            default=64,
+            show_default=True,
+            help="Maximum answer length in tokens.",
         ),
         TRUST_REMOTE_CODE,
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+        click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
     )
 
     def decorate(command: F) -> F:

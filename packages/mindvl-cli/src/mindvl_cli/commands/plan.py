@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl plan`: which layouts of a model fit a cluster, how long they take, and a recipe with the best one.
+"""`mindvl plan`: estimate memory and step time for each parallel layout, and write a recipe with the best one.
 
-Thin: mindvl_train.layout_search does the work, plan_text.py in pages shows it.
+A thin layer over mindvl_train.layout_search; pages/plan_text.py formats the result.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE
 from mindvl_cli.failures import CliError
 from mindvl_cli.whole_file import write_whole
 
@@ -22,45 +22,81 @@ if TYPE_CHECKING:
     from mindvl_train.layout_search import Machine, Plan, Request
     from mindvl_train.layout_search.blocks import Kernels
 
-_STEPS = ("warmup", "multitask", "sft")
+_PHASES = ("warmup", "multitask", "sft")
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--device", "device_name", help="Such as 910b2 or h100; an unknown one lists the known.")
-@click.option("--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="In all.")
-@click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices of one server.")
-@click.option("--seq-length", type=click.IntRange(min=128), help="Tokens of a pack. [default: the recipe's, or 8192]")
-@click.option("--max-pixels", help="Of one image, or `auto`: the most that fits. [default: the recipe's, or 1003520]")
+@click.option("--device", "device_name", help="Device type such as 910b2 or h100; required unless --measure is given.")
 @click.option(
-    "--max-patches", type=click.IntRange(min=0), help="Of a pack. [default: the recipe's, or 1.25 x the mean]"
+    "--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="Number of devices."
 )
-@click.option("--visual-share", type=click.FloatRange(0, 1), help="Visual tokens among all. [default: 0.48]")
-@click.option("--packs-per-step", type=click.IntRange(min=1), help="Packs of a step. [default: the recipe's, or 1024]")
-@click.option("--phase", type=click.Choice(_STEPS), help="What is trained. [default: the recipe's, or multitask]")
-@click.option("--memory-gb", type=_ABOVE_ZERO, help="Of a device, in place of the table's.")
-@click.option("--link-gb-s", type=_ABOVE_ZERO, help="Between devices of a server, one way, in place of the table's.")
-@click.option("--network-gb-s", type=_ABOVE_ZERO, help="Between servers, per device, in place of the table's.")
-@click.option("--efficiency", type=click.FloatRange(0.01, 1), help="Of large matrices, of the peak. [default: 0.58]")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Layouts shown.")
-@click.option("--out", type=OUT_FILE, help="Write the recipe with the best layout.")
-@click.option("--measure", is_flag=True, help="Run two steps of the recipe's own layout here; compare their memory.")
-@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="With --measure: processes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices per server.")
+@click.option(
+    "--seq-length",
+    type=click.IntRange(min=128),
+    help="Sequence length in tokens. [default: that of the recipe, or 8192]",
+)
+@click.option(
+    "--max-pixels",
+    help="Maximum image area in pixels; auto: the largest that fits. [default: that of the recipe, or 1003520]",
+)
+@click.option(
+    "--max-patches",
+    type=click.IntRange(min=0),
+    help="Maximum patches per packed sequence. [default: that of the recipe, or 1.25 x the mean]",
+)
+@click.option(
+    "--visual-share", type=click.FloatRange(0, 1), help="Share of visual tokens, from 0 to 1. [default: 0.48]"
+)
+@click.option(
+    "--global-batch-size", type=click.IntRange(min=1),
+    help="Packed sequences per optimizer step. [default: that of the recipe, or 1024]",
+)  # fmt: skip
+@click.option(
+    "--phase",
+    type=click.Choice(_PHASES),
+    help="Training phase, which sets the trainable parts. [default: that of the recipe, or multitask]",
+)
+@click.option("--memory-gb", type=_ABOVE_ZERO, help="Memory per device in GB. [default: from the device table]")
+@click.option(
+    "--link-gb-s",
+    type=_ABOVE_ZERO,
+    help="One-way bandwidth between devices of a server in GB/s. [default: from the device table]",
+)
+@click.option(
+    "--network-gb-s",
+    type=_ABOVE_ZERO,
+    help="Bandwidth between servers per device in GB/s. [default: from the device table]",
+)
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0.01, 1),
+    help="Matrix multiplication throughput as a share of the peak. [default: 0.58]",
+)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of layouts to show.")
+@click.option("--out", type=OUT_FILE, help="New YAML file for the recipe with the best layout.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Run two steps in the layout of the recipe on this machine, and compare estimated with measured memory.",
+)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Processes for --measure.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
-    """Find layouts of MODEL that fit, before a device is booked.
+    """Estimate memory and step time of MODEL for each parallel layout.
 
-    MODEL is a named size, a model directory, or a recipe, of which KEY=VALUE changes one value. Figures come from
-    formulas, not from runs: docs/design/layout-search.md says what they were checked against.
+    MODEL is a named size, a model directory, or a recipe; KEY=VALUE overrides one value of the recipe. The estimates
+    are computed, not measured: docs/design/layout-search.md compares them with measurements.
     """
     from mindvl_cli.pages import plan_text
 
     config = _recipe(model, overrides)
     if measure:
         if config is None:
-            raise CliError(f"{model!r} is no recipe. mindvl plan --measure. Give a recipe, whose layout is run.")
+            raise CliError(f"--measure: {model!r} is not a recipe. Give a recipe, whose layout is run.")
         document = _measure(config, nproc)
         click.echo(json.dumps(document) if as_json else plan_text.measured(document))
         return
@@ -74,7 +110,10 @@ def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_j
     if written:
         click.echo(written)
     if not document["plans"]:
-        raise CliError(f"no layout of {model} fits. --devices {options['num_devices']}. Use more devices, see above.")
+        raise CliError(
+            f"--devices: no layout of {model} fits on {options['num_devices']}. Use more devices; the output above shows how "
+            "much memory is missing."
+        )
 
 
 def _recipe(model: str, overrides: tuple[str, ...]) -> "RunConfig | None":
@@ -84,7 +123,7 @@ def _recipe(model: str, overrides: tuple[str, ...]) -> "RunConfig | None":
         return load_recipe(Path(model), overrides)
     if overrides:
         raise CliError(
-            f"{' '.join(overrides)!r} changes a recipe, but {model!r} is none. mindvl plan. Name a recipe, or use the "
+            f"KEY=VALUE: {' '.join(overrides)!r} overrides a recipe, but {model!r} is not one. Name a recipe, or use the "
             "options of mindvl plan --help."
         )
     return None
@@ -101,13 +140,13 @@ def _model(name: str) -> "MindVLConfig":
         _refuse_recipes(Path(name))
         return config_from_directory(Path(name))
     raise CliError(
-        f"no model is called {name!r}, and it is no directory and no recipe. mindvl plan. Use one of "
-        f"{', '.join(sorted(NAMED_SIZES))}, a model directory or a recipe."
+        f"MODEL: {name!r} is not a named size, a directory or a recipe. Use one of {', '.join(sorted(NAMED_SIZES))}, a "
+        "model directory or a recipe."
     )
 
 
 def _refuse_recipes(directory: Path) -> None:
-    """A directory of recipes is no model, but each of them names one."""
+    """Refuse a directory of recipes, and name the recipes."""
     from mindvl_cli.load import top_keys
 
     if (directory / "config.json").exists():
@@ -115,8 +154,7 @@ def _refuse_recipes(directory: Path) -> None:
     recipes = [str(path) for path in sorted(directory.glob("*.yaml")) if "phase" in top_keys(path)]
     if recipes:
         raise CliError(
-            f"{directory} is no model directory: it has no config.json. mindvl plan. Name one of its recipes: "
-            f"{', '.join(recipes)}."
+            f"{directory}: is not a model directory, it has no config.json. Name one of its recipes: {', '.join(recipes)}."
         )
 
 
@@ -127,10 +165,10 @@ def _machine(options: dict[str, Any]) -> "Machine":
     known = ", ".join(device.name.lower() for device in DEVICES)
     name = options["device_name"]
     if name is None:
-        raise CliError(f"nobody says on what. mindvl plan: --device. Use one of {known}.")
+        raise CliError(f"--device: is required. Use one of {known}.")
     device = find_device(name)
     if device is None:
-        raise CliError(f"no device is called {name!r}. mindvl plan: --device. Use one of {known}.")
+        raise CliError(f"--device: {name!r} is unknown. Use one of {known}.")
     return Machine(
         device=device,
         num_devices=options["num_devices"],
@@ -146,40 +184,39 @@ def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) ->
     from mindvl_train.config import TRAINABLE
     from mindvl_train.layout_search import Request, request_of
 
+    named = _model(model) if config is None else None  # before the device: its messages come first
     machine = _machine(options)
-    request = Request(model=_model(model), machine=machine) if config is None else request_of(config, machine)
+    request = (
+        Request(model=named, machine=machine) if named is not None else request_of(cast("RunConfig", config), machine)
+    )
     pixels = options["max_pixels"]
     if pixels is not None and pixels != "auto" and not pixels.isdecimal():
-        raise CliError(
-            f"{pixels!r} is no number of pixels. mindvl plan: --max-pixels. Use for example 1003520 or auto."
-        )
-    _check_row(config, request.model, options["seq_length"], None if pixels in (None, "auto") else int(pixels))
+        raise CliError(f"--max-pixels: {pixels!r} is not a number of pixels. Use for example 1003520 or auto.")
+    _check_sizes(config, request.model, options["seq_length"], None if pixels in (None, "auto") else int(pixels))
     given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "global_batch_size")}
     given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
     given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
     return replace(request, **{name: value for name, value in given.items() if value is not None})
 
 
-def _check_row(config: "RunConfig | None", model: "MindVLConfig", seq_length: int | None, pixels: int | None) -> None:
-    """Refuse packs and images that no data section could ask for."""
+def _check_sizes(config: "RunConfig | None", model: "MindVLConfig", seq_length: int | None, pixels: int | None) -> None:
+    """Refuse sequence lengths and image sizes that a data section would refuse."""
     from mindvl_data import PackingConfig
 
     multiple = (PackingConfig if config is None else config.data.packing).pad_multiple
     if seq_length is not None and seq_length % multiple:
         raise CliError(
-            f"{seq_length} tokens are no multiple of {multiple}, to which packs are padded. mindvl plan: --seq-length. "
-            f"Use {max(1, seq_length // multiple) * multiple}."
+            f"--seq-length: {seq_length} is not a multiple of {multiple}, to which sequences are padded. Use "
+            f"{max(1, seq_length // multiple) * multiple}."
         )
     least = (model.vision.patch_size * model.vision.spatial_merge_size) ** 2
     least = least if config is None else max(least, config.data.image.min_pixels)
     if pixels is not None and pixels < least:
-        raise CliError(
-            f"{pixels} pixels are fewer than the smallest image has. mindvl plan: --max-pixels. Use {least} or more."
-        )
+        raise CliError(f"--max-pixels: {pixels} is less than the smallest image size. Use {least} or more.")
 
 
 def _find(request: "Request", model: str, config: "RunConfig | None", *, top: int, widest: bool) -> dict[str, Any]:
-    """All that is shown, as one document."""
+    """The whole result as one document."""
     from mindvl_train.layout_search import BUDGETS, days, largest_pixels, room, search
 
     task = request.task()
@@ -231,14 +268,14 @@ def _described(request: "Request", plan: "Plan") -> dict[str, Any]:
 
 
 def _write(out: Path, config: "RunConfig | None", request: "Request", document: dict[str, Any]) -> str:
-    """The recipe with the best layout, or its sections alone where no recipe was given; returns what to say of it."""
+    """Write the recipe with the best layout, or only its sections without a recipe; returns a line for the user."""
     from mindvl_cli.load import to_yaml
     from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 
     if not document["plans"]:
         return ""
     best = document["plans"][0]
-    fitted = best["parallel"] | {
+    parallel = best["parallel"] | {
         "stage_layers": best["parallel"]["stage_layers"] and tuple(best["parallel"]["stage_layers"])
     }
     if config is None:
@@ -254,21 +291,21 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
     image = config.data.image
     pixels = document["largest_max_pixels"] or request.max_pixels
     packing = replace(config.data.packing, seq_length=request.seq_length, max_patches=request.max_patches)
-    planned = replace(
+    fitted = replace(
         config,
         global_batch_size=request.global_batch_size,
-        parallel=ParallelConfig(**fitted),
+        parallel=ParallelConfig(**parallel),
         recompute=RecomputeConfig(**best["recompute"]),
         optimizer=replace(config.optimizer, offload=best["offload"]),
         data=replace(config.data, packing=packing, image=replace(image, max_pixels=pixels)),
     )
-    write_whole(out, to_yaml(planned))
+    write_whole(out, to_yaml(fitted))
     return f"recipe: {out}. Next: mindvl train {out} --dry-run"
 
 
 def _measure(config: "RunConfig", nproc: int) -> dict[str, Any]:
-    """Predicted and measured bytes of every rank."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors where no GPU is
+    """Estimated and measured bytes of every rank."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler logs errors without a GPU
     from mindvl_model import set_up_device
     from mindvl_train.layout_search.measure import job_of, measure, predict
 

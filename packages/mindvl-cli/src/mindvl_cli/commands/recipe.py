@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl recipe`: the data recipes of the paper, their audit, and the sources of a mixture made from them.
+"""`mindvl recipe`: show and audit the data mixtures of the paper, and map them to shard directories.
 
-Thin: options become arguments of mindvl_data.recipes, results become tables, YAML or JSON.
+A thin layer over mindvl_data.recipes: options become arguments, results become tables, YAML or JSON.
 """
 
 import json
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mindvl_data.recipes import Finding, Recipe
 
-JSON_HELP = "Print one JSON document and nothing else."
-PIPE_WIDTH = 120  # columns of a table that is not printed on a terminal
+PIPE_WIDTH = 120  # columns of a table that is not shown on a terminal
 
 
 @click.group()
 def recipe() -> None:
-    """The data recipes of the paper: shares, an audit of their figures, a map to your shards."""
+    """Show and audit the paper's data mixtures, and map them to shards."""
 
 
 @recipe.command("list")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def list_(as_json: bool) -> None:
-    """Name every recipe with its sources, samples and tokens.
+    """List every data mixture with its sources and samples.
 
     Example: mindvl recipe list
     """
@@ -45,27 +45,27 @@ def list_(as_json: bool) -> None:
 @recipe.command()
 @click.argument("name")
 @click.option(
-    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Sources to show, largest first."
+    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of sources to show, largest first."
 )
-@click.option("--all", "show_all", is_flag=True, help="Show every source.")
+@click.option("--all", "show_all", is_flag=True, help="Show all sources.")
 @click.option(
     "--map",
     "map_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with one `name in the paper: shard directory` a line.",
+    help="YAML file with one `name in the paper: shard directory` per line.",
 )
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of shard directories that are called like the sources.",
+    help="Directory whose shard directories have the names of the sources.",
 )
-@click.option("--renormalize", is_flag=True, help="Go on without missing sources; the rest keep their relative shares.")
+@click.option("--renormalize", is_flag=True, help="Allow missing sources; the others keep their relative shares.")
 @click.option(
     "--samples",
     "counts",
     multiple=True,
     metavar="NAME=COUNT",
-    help="Weigh a source by your own count; may be given several times.",
+    help="Number of samples to use for a source; may be repeated.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="New YAML file for the mapped sources.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
@@ -80,19 +80,21 @@ def show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the shares and tokens of recipe NAME; with --map or --root, the sources of a data section instead.
+    """Show the shares and tokens of data mixture NAME.
+
+    With --map or --root, show the sources of a data section instead.
 
     Example: mindvl recipe show sft --root shards/ --renormalize --out data.yaml
     """
     from mindvl_data.recipes import load_recipe, with_samples
 
     if map_file and root:
-        raise click.UsageError("--map and --root both say where the shards are; give one of them.")
+        raise click.UsageError("--map: cannot be combined with --root. Remove one of the two.")
     shown = with_samples(load_recipe(name), _parse_counts(counts))
     if map_file or root:
         _show_mapped(shown, map_file, root, renormalize, out, as_json)
     elif renormalize or out:
-        raise click.UsageError("--renormalize and --out go with --map or --root.")
+        raise click.UsageError("--renormalize, --out: need --map or --root. Add one of the two.")
     elif as_json:
         click.echo(json.dumps(_document(shown)))
     else:
@@ -103,7 +105,9 @@ def show(
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def audit(name: str | None, as_json: bool) -> None:
-    """Recompute every figure the paper prints about recipe NAME, or about all; print those that do not add up.
+    """Recompute every figure that the paper prints about data mixture NAME, and print the discrepancies.
+
+    Without NAME, all data mixtures are audited.
 
     Example: mindvl recipe audit warmup
     """
@@ -125,7 +129,9 @@ def _parse_counts(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         name, _, count = text.rpartition("=")
         if not name or not (count.isascii() and count.isdigit()):
-            raise click.BadParameter(f"{text!r} is no NAME=COUNT", param_hint="--samples")
+            raise click.BadParameter(
+                f"{text!r} is not NAME=COUNT. Write for example laion=1000.", param_hint="--samples"
+            )
         counts[name] = int(count)
     return counts
 
@@ -153,14 +159,14 @@ def _show_mapped(
     if root is not None:
         used = {Path(str(source.path)).name for source in sources}
         for other in sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in used):
-            click.echo(f"not in the recipe: directory {other}", err=True)
+            click.echo(f"not in the data mixture: directory {other}", err=True)
 
 
 def _write_new(path: Path, text: str) -> None:
     from mindvl_cli.failures import CliError
 
     if path.exists():
-        raise CliError(f"{path} exists. recipe show --out. Name another file, or remove it.")
+        raise CliError(f"--out: {path} exists. Name another file, or remove it.")
     write_whole(path, text)
 
 
@@ -169,7 +175,7 @@ def _summary(shown: "Recipe") -> dict[str, Any]:
 
 
 def _document(shown: "Recipe") -> dict[str, Any]:
-    """Everything about a recipe; shares are of all its samples, `printed_percent` is of the total of its table."""
+    """All data of a mixture; shares are of all its samples, `printed_percent` is of the total of its table."""
     budgets = [
         {
             "model": budget.model,
@@ -219,7 +225,7 @@ def _print_recipe(shown: "Recipe", top: int | None) -> None:
         )
         for budget in document["budgets"]
     ]
-    _print_table(["tokens of", ">tokens", ">a sample", f"steps of {shown.batch_size} rows, by row length"], budgets)
+    _print_table(["model", ">tokens", ">per sample", f"steps of {shown.batch_size} packs, by sequence length"], budgets)
     categories = [(row["name"], _count(row["samples"]), _percent(row["share"])) for row in document["categories"]]
     _print_table(["category", ">samples", ">share"], categories)
     rows = document["sources"] if top is None else sorted(document["sources"], key=lambda row: -(row["samples"] or 0))
@@ -229,7 +235,7 @@ def _print_recipe(shown: "Recipe", top: int | None) -> None:
     ]
     _print_table(["source", "category", ">samples", ">share", ">printed %"], sources)
     if len(rows) > len(sources):
-        click.echo(f"{len(rows) - len(sources)} more sources: --all shows every one, in the order of the paper.")
+        click.echo(f"{len(rows) - len(sources)} more sources: --all shows all, in the order of the paper.")
     for note in shown.notes:
         click.echo(f"note: {note}")
 
@@ -280,7 +286,7 @@ def _print_audit(name: str, figures: "list[Finding]") -> None:
 
 
 def _print_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print columns; a head that begins with ">" aligns its column to the right."""
+    """Print columns; a heading that starts with ">" aligns its column to the right."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl search-resolution`: the image size limits at which a model scores best on held-out items."""
+"""`mindvl search-resolution`: find the image size limits at which a model scores best on held-out items."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,18 @@ from mindvl_cli.progress import reported_progress
     epilog='Example: mindvl search-resolution model --benchmark validation --grid "4,16x64,128" --out search --apply',
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@answering_options(benchmark="A validation JSONL file", out="scores, plots and answers")
+@answering_options(benchmark="JSONL file of validation items", out="scores, plots and answers")
 @click.option(
-    "--grid", "grid_text", default="paper", show_default=True, help="paper, or MIN,..xMAX,.. in 28x28 pixels."
+    "--grid",
+    "grid_text",
+    default="paper",
+    show_default=True,
+    help="Grid of limits: paper, or MIN,..xMAX,.. in visual tokens of 28x28 pixels.",
 )
 @click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into MODEL's processor.")
-@click.option("--copy-to", type=click.Path(path_type=Path), help="Write them into a copy of MODEL instead.")
+@click.option(
+    "--copy-to", type=click.Path(path_type=Path), help="New directory for a copy of MODEL with the chosen limits."
+)
 def search_resolution(
     model: Path,
     paths: tuple[Path, ...],
@@ -35,10 +41,10 @@ def search_resolution(
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Score MODEL at every pair of a grid of min and max pixels, and choose the cheapest of the best.
+    """Score MODEL for every pair of minimum and maximum pixels in a grid, and choose the best pair.
 
-    Use held-out items that the final test does not use. Python files that the directory carries run only with
-    --trust-remote-code: pass it for models that you trust.
+    Of pairs with equal scores, the cheapest is chosen. Use held-out items that are not part of the final test. Python
+    files of the model directory run only with --trust-remote-code: pass it for models that you trust.
     """
     if out:
         require("plots", "mindvl search-resolution --out")
@@ -49,7 +55,7 @@ def search_resolution(
     from mindvl_merge import ResolutionGrid
 
     if apply_here and copy_to:
-        raise click.UsageError("--apply and --copy-to exclude each other")
+        raise click.UsageError("--apply: cannot be combined with --copy-to. Remove one of the two.")
     grid = ResolutionGrid.parse(grid_text)
     items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl train`: one run from a recipe, or the runs of a plan in order; also what torchrun starts in every process.
+"""`mindvl train`: train from a recipe, or run the training stages of a pipeline file; also started by torchrun.
 
 Comes after pipeline_file.py has read the file; mindvl_train does the work.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.failures import CliError, one_line
 from mindvl_cli.whole_file import write_whole
 
@@ -34,23 +35,27 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="auto|never|PATH",
-    help="Go on from the newest checkpoint in `out`; refuse to; or name a checkpoint.",
+    help="Checkpoint to resume from; auto: the newest in `out`, never: refuse to resume.",
 )
 @click.option(
     "--accept-data-change",
     is_flag=True,
-    help="Go on although shards of a source changed, or sources came or went; who said so is kept in the ledger.",
+    help="Resume although shards changed, or sources were added or removed; the ledger records the user.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would run, and what is missing; --nproc may be any number.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Summarize the run and its missing files without training; --nproc may be any number.",
+)
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
 @click.option(
     "--max-restarts",
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="With --nproc: how often all processes are started again after one of them failed.",
+    help="Restarts of all processes after one fails, with --nproc.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.option("--launched", is_flag=True, hidden=True)
 def train(
     recipe: Path,
@@ -63,63 +68,55 @@ def train(
     as_json: bool,
     launched: bool,
 ) -> None:
-    """Train one phase from RECIPE, or all stages of a plan; run again to continue where it stopped.
+    """Train from RECIPE, a recipe or a pipeline file.
 
-    KEY=VALUE changes one value of the recipe, with dots between levels: schedule.peak_lr=1e-3. With a plan it changes
-    the recipe of every stage, and out=DIRECTORY the directory of the plan.
+    The same command resumes an interrupted run. KEY=VALUE overrides one value of the recipe, with dots between levels:
+    schedule.peak_lr=1e-3. With a pipeline file it overrides the recipe of every training stage, and out=DIRECTORY the
+    output directory of the pipeline.
 
-    SIGTERM and SIGUSR1 save a checkpoint and end with code 75, so that a scheduler starts the run again. Code 65 means
-    that the data is used up before the schedule has ended, and a checkpoint was saved. Code 79 means that a process was
-    stuck; the log names it.
+    SIGTERM and SIGUSR1 save a checkpoint and exit with code 75, so that a scheduler can restart the run. Code 65: the
+    data was used up before the schedule ended, and a checkpoint was saved. Code 79: a process made no progress; the
+    log names it.
     """
     if max_restarts and resume != "auto":
-        raise click.UsageError(f"--max-restarts goes on from the newest checkpoint, not from --resume {resume}.")
+        raise click.UsageError(
+            f"--max-restarts: resumes from the newest checkpoint, so it cannot be combined with --resume {resume}. Remove one "
+            "of the two."
+        )
     from mindvl_cli.pipeline_file import is_pipeline, load_stages
 
     rank, world_size = _launcher_number("RANK") or 0, _launcher_number("WORLD_SIZE")
     stages = load_stages(recipe, overrides)
-    planned = is_pipeline(recipe)
-    if planned and resume != "auto":
-        raise click.UsageError("--resume: a plan always goes on where it stopped. Name a recipe, or another out=.")
+    pipeline = is_pipeline(recipe)
+    if pipeline and resume != "auto":
+        raise click.UsageError(
+            "--resume: a pipeline always resumes automatically. Remove the option, or choose another out=DIRECTORY."
+        )
     if dry_run:
         if not rank:
             _show(stages, nproc, world_size, as_json)
         return
     if nproc > 1 and "RANK" not in os.environ:  # not started by torchrun or a scheduler already
-        from mindvl_cli.machine import num_cores
-        from mindvl_train.errors import ProcessError
-        from mindvl_train.launch import launch
-        from mindvl_train.signals import SAVE_AND_END, STOPPED, STUCK, stop_requests
-
-        words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
-        words += ["--accept-data-change"] if accept_data_change else []
-        threads = max(1, num_cores() // nproc)
-        command = [sys.executable, "-m", "mindvl_cli.main", *words]
-        try:
-            with stop_requests(hand_on=False):  # the results say how it ended
-                launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
-        except ProcessError as error:
-            click.echo(one_line(error), err=True)
-            if -error.exit_code in SAVE_AND_END or error.exit_code == STOPPED:  # asked to stop before it had begun
-                sys.exit(STOPPED)
-            sys.exit(STUCK if error.exit_code == STUCK else 1)
+        _launch(recipe, overrides, resume, accept_data_change, nproc, max_restarts)
         results = _results(stages)
     else:
-        results = _train_stages(stages, resume, planned, accepted_by=_who() if accept_data_change else None)
+        results = _train_stages(stages, resume, pipeline, accepted_by=_who() if accept_data_change else None)
     if "RANK" in os.environ:
         from mindvl_train.signals import ignore_from_now_on
 
-        ignore_from_now_on()  # this process has only to exit, with the code that says how it went
+        ignore_from_now_on()  # this process only has to exit with its code
     if launched:
-        return  # the launching command speaks for all
+        return  # the launching command prints the results
     if not rank:
         if as_json:
-            document = {"finished": _all_finished(stages, results), "stages": results} if planned else results[0]
+            document = {"finished": _all_finished(stages, results), "stages": results} if pipeline else results[0]
             click.echo(json.dumps(document))
         else:
-            for stage, result in zip(stages, results, strict=False):  # a plan may have stopped before its last stage
+            for stage, result in zip(
+                stages, results, strict=False
+            ):  # a pipeline may have stopped before its last stage
                 how = "finished" if result["finished"] else "data used up" if result.get("data_used_up") else "stopped"
-                name = f"{stage.name}: " if planned else ""
+                name = f"{stage.name}: " if pipeline else ""
                 click.echo(f"{name}{how} at step {result['step']}: {result['checkpoint']}")
     if not _all_finished(stages, results):
         from mindvl_train.signals import DATA_USED_UP, STOPPED
@@ -127,16 +124,41 @@ def train(
         sys.exit(DATA_USED_UP if results and results[-1].get("data_used_up") else STOPPED)
 
 
+def _launch(
+    recipe: Path, overrides: tuple[str, ...], resume: str, accept_data_change: bool, nproc: int, max_restarts: int
+) -> None:
+    """Run the command in `nproc` processes; exits if one of them fails."""
+    from mindvl_cli.machine import num_cores
+    from mindvl_train.errors import ProcessError
+    from mindvl_train.launch import launch
+    from mindvl_train.signals import SAVE_AND_END, STOPPED, STUCK, stop_requests
+
+    words = [*(["-v"] if _is_verbose() else []), "train", str(recipe), *overrides, "--resume", resume, "--launched"]
+    words += ["--accept-data-change"] if accept_data_change else []
+    threads = max(1, num_cores() // nproc)
+    command = [sys.executable, "-m", "mindvl_cli.main", *words]
+    try:
+        with stop_requests(hand_on=False):  # the result files hold the outcome
+            launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
+    except ProcessError as error:
+        click.echo(one_line(error), err=True)
+        if -error.exit_code in SAVE_AND_END or error.exit_code == STOPPED:  # stopped before training started
+            sys.exit(STOPPED)
+        sys.exit(STUCK if error.exit_code == STUCK else 1)
+
+
 def _launcher_number(name: str) -> int | None:
-    """A variable by which torchrun or a scheduler tells each process its place."""
+    """An environment variable that torchrun or a scheduler sets for each process."""
     value = os.environ.get(name) or None
     if value is not None and not value.isdecimal():
-        raise CliError(f"{name}={value!r} is no whole number. Environment. Unset {name}, or let torchrun set it.")
+        raise CliError(
+            f"environment variable {name}: must be an integer, got {value!r}. Unset it, or let torchrun set it."
+        )
     return None if value is None else int(value)
 
 
 def _show(stages: "Sequence[Stage]", nproc: int, world_size: int | None, as_json: bool) -> None:
-    """Print what would run; exit code 1 when something it needs is missing."""
+    """Print a summary of the run; the exit code is 1 if a file is missing."""
     from mindvl_cli.pages.dry_run_text import show_dry_run
 
     is_given = click.get_current_context().get_parameter_source("nproc") is click.core.ParameterSource.COMMANDLINE
@@ -145,18 +167,18 @@ def _show(stages: "Sequence[Stage]", nproc: int, world_size: int | None, as_json
 
 
 def _train_stages(
-    stages: "Sequence[Stage]", resume: str, planned: bool, *, accepted_by: str | None
+    stages: "Sequence[Stage]", resume: str, pipeline: bool, *, accepted_by: str | None
 ) -> list[dict[str, Any]]:
-    """Run what has not finished, in order, until the end or until asked to stop; results of all that ran by then."""
+    """Run unfinished stages in order until the end or a stop request; returns the results of all stages so far."""
     from mindvl_train.signals import stop_requests
 
     finished: list[str] = []
-    if planned:
+    if pipeline:
         from mindvl_train.phases import finished_stages
 
         finished = finished_stages(stages, data_may_differ=accepted_by is not None)
     results: list[dict[str, Any]] = []
-    # Between two stages nobody else hears a signal, and the next one then ends at once. The results say how it ended.
+    # Between two stages nothing else handles a signal; the next stage then stops at once. The result files hold the outcome.
     with stop_requests(hand_on=False):
         for stage in stages:
             if stage.name in finished and _result_file(stage).is_file():
@@ -169,7 +191,7 @@ def _train_stages(
 
 
 def _results(stages: "Sequence[Stage]") -> list[dict[str, Any]]:
-    """What the stages that ran have left, in order, up to the first that did not finish."""
+    """Results of the stages that ran, in order, up to the first that did not finish."""
     results: list[dict[str, Any]] = []
     for stage in stages:
         if not _result_file(stage).is_file() or (results and not results[-1]["finished"]):
@@ -205,7 +227,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
             nonlocal done, bar
             if rank:
                 return
-            if done is None or bar is None:  # only now is it known that the run was accepted, and where it resumed
+            if done is None or bar is None:  # only now are the checks of the run done and its first step known
                 write_whole(config.out / "recipe.yaml", to_yaml(config))
                 done, steps = step, config.schedule.steps
                 bar = stack.enter_context(progress(f"train {config.phase}", total=steps, unit="steps", done=done))
@@ -215,7 +237,7 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
         try:
             result = run_training(config, resume=choice, accept_data_change=accepted_by, on_step=on_step)
         except OSError as error:
-            error.filename = error.filename or str(config.out)  # writing to an open file does not say its name
+            error.filename = error.filename or str(config.out)  # an error of an open file has no file name
             raise
     document = {
         "out": str(result.out),
@@ -232,10 +254,10 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
 
 
 def _who() -> str:
-    """user@host, as far as the system knows them."""
+    """user@host, as far as they are known."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a user id without a name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
