@@ -497,7 +497,7 @@ def test_a_bad_sample_is_quarantined_by_the_rank_that_met_it_and_ranks_stay_equa
         (shard.name, 2),
         (shard.name, 5),
     }
-    assert {sample.reason for sample in read_quarantine(log)} == {"contents differ from what was indexed (crc32)"}
+    assert {sample.reason for sample in read_quarantine(log)} == {"the crc32 of the content differs from the index"}
 
 
 FEW_FILES = """

@@ -28,7 +28,7 @@ from mindvl_data import (
 from mindvl_data import measure as measure_module
 from mindvl_data.config import SampleRules
 from mindvl_data.encode import encode_sample
-from mindvl_data.measure import _patches, measure_directory, row_lengths, shard_lengths
+from mindvl_data.measure import _patches, measure_directory, sample_lengths, shard_lengths
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index
@@ -169,14 +169,14 @@ def test_a_few_rows_are_measured_without_their_shard(
     (shard,) = open_index(long_talks(tmp_path)).shards
     files, rules = ShardFiles(), SampleRules(image=ImageConfig(), max_tokens=300)
     rows = np.array([7, 3, 3, 20])
-    few = row_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files)
+    few = sample_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files)
     assert not list(tmp_path.glob("shards/*.len"))
     every = shard_lengths(shard, rules=rules, tokenizer=tokenizer, files=files)
     for found, expected in zip(few, every, strict=True):
         np.testing.assert_array_equal(found, expected[rows])
     monkeypatch.setattr(measure_module, "_measure_sample", None)  # from now on only what is kept can answer
     for found, expected in zip(
-        row_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files), every, strict=True
+        sample_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files), every, strict=True
     ):
         np.testing.assert_array_equal(found, expected[rows])
     files.close()

@@ -11,8 +11,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +29,7 @@ from mindvl_data.quarantine import read_quarantine
 from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
 from mindvl_model.random_inputs import pack_segments, random_segment
+from mindvl_model.testing.ranks import run_ranks
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
 from mindvl_train.faults.watchdog import outlasting
@@ -45,34 +44,14 @@ DAMPED = OptimizerConfig(epsilon=1e-4)
 
 def start(tasks: Sequence[tuple[str, Any]], directory: Path, *, processes: int) -> list[list[Any]]:
     """Do tasks one after the other in so many processes, as torchrun starts them; results of every rank by task."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     job = directory / "job.pickle"
     job.write_bytes(pickle.dumps(tasks))
-    shared = {
-        "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(job)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        said = [worker.communicate(timeout=HANGS_AFTER_S * (len(tasks) + 1))[0] for worker in workers]
-        failed = [text for text, worker in zip(said, workers, strict=True) if worker.returncode]
-        assert not failed, "\n".join(text[-2000:] for text in failed)
-    finally:
-        for worker in workers:
-            worker.kill()
+    run_ranks(
+        [__file__, str(job)],
+        processes,
+        timeout_s=HANGS_AFTER_S * (len(tasks) + 1),
+        imports=("mindvl_train.weights", "mindvl_train.loop", "transformers"),
+    )
     by_rank = [pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(processes)]
     return [list(results) for results in zip(*by_rank, strict=True)]
 

@@ -36,7 +36,7 @@ def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max
         SampleError: One side is more than 200 times the other.
     """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise SampleError(f"image of {height}x{width} pixels: one side is more than {MAX_ASPECT_RATIO} times the other")
+        raise SampleError(f"the aspect ratio of {height}x{width} pixels is over {MAX_ASPECT_RATIO}")
     new_height = round(height / multiple) * multiple
     new_width = round(width / multiple) * multiple
     if new_height * new_width > max_pixels:

@@ -38,7 +38,7 @@ from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import ShardIndex, open_index
 from mindvl_data.shards.location import shown
 from mindvl_data.shards.reading import read_records
-from mindvl_data.shards.remote import copy_beside
+from mindvl_data.shards.remote import fetch_sidecar
 from mindvl_data.tokenization import Tokenizer
 from mindvl_data.types import RawSample
 from mindvl_data.video import TEMPORAL_PATCH, frame_counts, frame_pixels
@@ -66,7 +66,7 @@ def shard_lengths(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer
     return _lengths(shard, rows, measured, rules)
 
 
-def row_lengths(
+def sample_lengths(
     shard: ShardIndex, rows: NDArray[Any], *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
 ) -> Lengths:
     """The same for a few rows: from the kept lengths where there are any, else only these rows are measured."""
@@ -201,4 +201,4 @@ def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, f
     if shard.samples["has_coordinates"].any() or rules.max_tokens is not None:
         parts.append(repr(rules))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return copy_beside(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)
+    return fetch_sidecar(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)

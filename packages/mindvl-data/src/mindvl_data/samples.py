@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from mindvl_data.errors import SampleError
-from mindvl_data.formats.foreign import own_record
+from mindvl_data.formats.foreign import to_record
 from mindvl_data.types import Coordinates, Image, Message, Part, RawSample, Role, Sample, Text, Video
 
 MAX_RECORD_BYTES = 8_000_000  # of a record; far more than any row holds, and still read and encoded in seconds
@@ -32,7 +32,7 @@ def parse_sample(raw: RawSample) -> Sample:
         record = json.loads(text) if raw.is_json else {"content": [*_mentions(raw), text]}
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise SampleError(f"record cannot be read: {error}") from error
-    record = own_record(record, [part["type"] for part in _mentions(raw)])
+    record = to_record(record, [part["type"] for part in _mentions(raw)])
     num_videos = sum(size.frames > 0 for size in raw.sizes)
     sample = parse_record(record, num_images=len(raw.sizes) - num_videos, num_videos=num_videos)
     for part in _parts(sample):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindvl_data import SampleError
-from mindvl_data.formats.foreign import own_record, says_its_media
+from mindvl_data.formats.foreign import states_its_media, to_record
 from mindvl_data.samples import parse_sample
 from mindvl_data.types import MediaSize, RawSample
 
@@ -36,59 +36,59 @@ ASKED = texts(("user", [IMAGE, {"type": "text", "text": "Which?"}]), ("assistant
     ],
 )
 def test_every_shape_of_a_question_about_a_image_means_the_same(record: Any) -> None:
-    assert own_record(record, ["image"]) == ASKED
+    assert to_record(record, ["image"]) == ASKED
 
 
 def test_captions_follow_their_images() -> None:
     shown = {"content": [IMAGE, {"type": "video"}, "a cat"], "max_pixels": 9000}
-    assert own_record({"caption": "a cat", "url": "u", "max_pixels": 9000}, ["image", "video"]) == shown
-    assert own_record({"captions": ["a cat", "a pet"]}, []) == {"content": ["a cat"]}
+    assert to_record({"caption": "a cat", "url": "u", "max_pixels": 9000}, ["image", "video"]) == shown
+    assert to_record({"captions": ["a cat", "a pet"]}, []) == {"content": ["a cat"]}
 
 
-def test_our_own_records_and_unknown_ones_stay_as_they_are() -> None:
+def test_our_to_records_and_unknown_ones_stay_as_they_are() -> None:
     for record in ({"content": "x", "text": "y"}, {"url": "u"}, {"text": ""}, 5, None, {"messages": 5}, ASKED):
-        assert own_record(record, ["image"]) == record
+        assert to_record(record, ["image"]) == record
 
 
 def test_marks_in_messages_count_only_where_they_are_the_images() -> None:
     def said(text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "red"}]}
 
-    marked = own_record(said("<image>Which?"), ["image"])
+    marked = to_record(said("<image>Which?"), ["image"])
     assert marked["messages"][0]["content"] == [IMAGE, {"type": "text", "text": "Which?"}]
     for media in ([], ["image", "image"]):
-        assert own_record(said("<image>Which?"), media) == said("<image>Which?")
+        assert to_record(said("<image>Which?"), media) == said("<image>Which?")
     mixed = texts(("user", [IMAGE, {"type": "text", "text": "what does <image> mean?"}]))
-    assert own_record(mixed, ["image"]) == mixed
+    assert to_record(mixed, ["image"]) == mixed
 
 
 def test_parts_of_other_apis_become_ours() -> None:
     parts = [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "?", "index": None}]
-    assert own_record(texts(("user", parts)), ["image"]) == texts(("user", [IMAGE, {"type": "text", "text": "?"}]))
+    assert to_record(texts(("user", parts)), ["image"]) == texts(("user", [IMAGE, {"type": "text", "text": "?"}]))
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([{"from": "bot", "value": "x"}], "turn 0 is from 'bot'"),
-        ([5], "turn 0 is from None"),
-        ({"conversations": "x"}, "str instead of a list"),
+        ([{"from": "bot", "value": "x"}], "turn 0 must have .*'bot'"),
+        ([5], "turn 0 must have .*None"),
+        ({"conversations": "x"}, "must be a list of turns, got str"),
         ({"conversations": [{"from": ["x"], "value": "x"}]}, "turn 0"),
-        ({"conversations": [{"from": "gpt", "value": "<box:0>"}]}, "`boxes` does not hold"),
-        ({"texts": [{"user": "x"}]}, "`texts` 0"),
-        ({"texts": {}}, "dict instead of a list"),
+        ({"conversations": [{"from": "gpt", "value": "<box:0>"}]}, "`boxes` has no entry"),
+        ({"texts": [{"user": "x"}]}, "entry 0 of `texts`"),
+        ({"texts": {}}, "must be a list, got dict"),
     ],
 )
 def test_a_known_shape_that_holds_something_else_is_a_bad_sample(record: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
-        own_record(record, [])
+        to_record(record, [])
 
 
 def test_conversations_tell_how_many_images_they_have_and_captions_do_not() -> None:
-    assert says_its_media([])
-    assert says_its_media({"messages": []})
-    assert not says_its_media({"caption": "a"})
-    assert not says_its_media({"question": "a", "answer": "b"})
+    assert states_its_media([])
+    assert states_its_media({"messages": []})
+    assert not states_its_media({"caption": "a"})
+    assert not states_its_media({"question": "a", "answer": "b"})
 
 
 SHAPES = (
@@ -142,11 +142,11 @@ def test_whatever_a_record_holds_it_is_a_sample_or_a_bad_one(record: Any, num_me
 
 def test_a_number_that_python_refuses_to_read_is_text() -> None:
     turns = [{"from": "human", "value": f"<box:{'1' * 5000}>"}, {"from": "gpt", "value": "!"}]
-    assert len(own_record(turns, [])["messages"][0]["content"]) == 1
+    assert len(to_record(turns, [])["messages"][0]["content"]) == 1
 
 
 def test_conversations_keep_their_tools_and_reasoning() -> None:
     turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "a", "reasoning_content": "hm"}]
-    record = own_record({"conversations": turns, "tools": "[]", "min_pixels": 784}, [])
+    record = to_record({"conversations": turns, "tools": "[]", "min_pixels": 784}, [])
     assert record["messages"][1]["reasoning_content"] == "hm"
     assert (record["tools"], record["min_pixels"]) == ("[]", 784)

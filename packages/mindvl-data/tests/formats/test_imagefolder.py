@@ -40,10 +40,10 @@ def test_one_captions_file_can_hold_all(tmp_path: Path) -> None:
 
 
 def test_a_image_without_a_caption_and_an_empty_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no image"):
+    with pytest.raises(DataError, match="the directory has no images"):
         read_imagefolder(tmp_path, None)
     (tmp_path / "a.webp").touch()
-    with pytest.raises(DataError, match=r"no caption.*a\.webp.*a\.txt"):
+    with pytest.raises(DataError, match=r"a\.webp: the image has no caption.*a\.txt"):
         read(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         read_imagefolder(tmp_path / "nowhere", None)

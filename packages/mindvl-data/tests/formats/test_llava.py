@@ -54,7 +54,7 @@ def test_a_video_stands_where_its_mark_is(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "r.json", [row("<video>then<image>", image="a.png", video=["b.mp4"])])
     assert record.media == (tmp_path / "b.mp4", tmp_path / "a.png")
     assert [part["type"] for part in record.body["messages"][0]["content"]] == ["video", "text", "image"]
-    with pytest.raises(DataError, match="text mentions 0 videos, the row has 1"):
+    with pytest.raises(DataError, match="the text mentions 0 videos, the record has 1"):
         read(tmp_path / "r.json", [row("a", video="b.mp4")])
 
 
@@ -68,20 +68,20 @@ def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(row("<image>", image=name)) for name in "ab")
     records = read(tmp_path / "r.jsonl", lines, tmp_path / "images")
     assert [r.media[0] for r in records] == [tmp_path / "images" / name for name in "ab"]
-    assert str(records[1].place).endswith("r.jsonl row 2")
+    assert str(records[1].origin).endswith("r.jsonl row 2")
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("[{", r"broken JSON.*r\.json"),
-        ({}, "instead of a list"),
+        ("[{", r"r\.json: invalid JSON"),
+        ({}, "must hold a JSON list, got dict"),
         ([row("a"), 5], r"r\.json row 2"),
-        ([{"id": 1}], "no list `conversations`"),
-        ([{"conversations": [{"from": "bot", "value": "a"}]}], r"turn 0 is from 'bot'.*row 1"),
+        ([{"id": 1}], "`conversations` must be a list"),
+        ([{"conversations": [{"from": "bot", "value": "a"}]}], r"row 1: turn 0 .*'bot'"),
         ([{"conversations": ["a"]}], "turn 0"),
-        ([row("<box:0>")], "`boxes` does not hold"),
-        ([row("a", image=3)], "files are 3"),
+        ([row("<box:0>")], "`boxes` has no entry 0"),
+        ([row("a", image=3)], "must be a file name or a list of file names, got 3"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_row(tmp_path: Path, rows: Any, message: str) -> None:

@@ -29,14 +29,16 @@ def test_images_are_named_by_the_row_or_by_the_part(tmp_path: Path) -> None:
     assert first.media == (tmp_path / "a.png",)
     assert second.media == (tmp_path / "b.png",)
     assert second.body["messages"][0]["content"] == [{"type": "image"}, "?"]
-    assert str(second.place).endswith("row 3")
+    assert str(second.origin).endswith("row 3")
 
 
-@pytest.mark.parametrize(("line", "message"), [("{", "broken JSON"), ("[]", "instead of an object"), ("{}", "no list")])
+@pytest.mark.parametrize(
+    ("line", "message"), [("{", "invalid JSON"), ("[]", "must be an object"), ("{}", "must be a list")]
+)
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({"messages": []}) + "\n" + line)
-    with pytest.raises(DataError, match=rf"{message}.*r\.jsonl row 2"):
+    with pytest.raises(DataError, match=rf"r\.jsonl row 2: .*{message}"):
         records(path)
 
 
@@ -52,7 +54,7 @@ def test_videos_and_images_keep_the_order_of_their_parts(tmp_path: Path) -> None
     assert record.media == (tmp_path / "v.mp4", tmp_path / "a.png")
     assert record.body["messages"][0]["content"] == [{"type": "video"}, {"type": "image"}]
     path.write_text(json.dumps({"messages": [{"role": "user", "content": parts}], "videos": ["v.mp4"]}))
-    with pytest.raises(DataError, match="text mentions 2 videos, the row has 1"):
+    with pytest.raises(DataError, match="the text mentions 2 videos, the record has 1"):
         records(path)
 
 
@@ -61,7 +63,7 @@ def test_text_in_another_encoding_and_rows_after_it(tmp_path: Path) -> None:
     path.write_bytes(b'{"messages": "\xe9"}\n' + json.dumps({"messages": []}).encode())
     bad, good = read_messages(path, None).records
     assert isinstance(bad, RecordError)
-    assert "not UTF-8" in str(bad)
+    assert "not valid UTF-8" in str(bad)
     assert isinstance(good, SourceRecord)
 
 

@@ -73,8 +73,8 @@ def test_files_of_a_directory_are_read_in_name_order_and_bad_rows_are_named(tmp_
     first, bad, *rest = read(tmp_path)
     assert [r.body["content"] for r in (first, *rest) if isinstance(r, SourceRecord)] == [["1"], ["2"], ["3"]]
     assert isinstance(bad, RecordError)
-    assert "no conversation" in str(bad)
-    assert str(bad.place).endswith("a.parquet row 2")
+    assert "expected a conversation" in str(bad)
+    assert str(bad.origin).endswith("a.parquet row 2")
 
 
 def test_videos_stand_in_the_order_of_their_marks(tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_videos_stand_in_the_order_of_their_marks(tmp_path: Path) -> None:
 
 def test_a_damaged_file_and_a_missing_library_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"not parquet.*t\.parquet"):
+    with pytest.raises(DataError, match=r"t\.parquet: not a parquet file"):
         read_parquet(tmp_path, None)
     with pytest.raises(DataError, match="no parquet file"):
         read_parquet(tmp_path / "nowhere", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"Install `mindvl-data\[parquet\]`"):
+    with pytest.raises(DataError, match=r"Install mindvl-data\[parquet\]"):
         read_parquet(tmp_path, None)
 
 

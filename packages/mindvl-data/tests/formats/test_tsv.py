@@ -54,7 +54,7 @@ def test_a_short_image_is_the_image_of_an_earlier_row_and_a_list_holds_several(t
     ]
     assert isinstance(three, SourceRecord)
     assert [part["type"] for part in three.body["messages"][0]["content"]] == ["image", "image", "text"]
-    assert "refers to row '9'" in str(four)
+    assert "refers to index '9'" in str(four)
     assert "t.tsv row 4" in str(four)
 
 
@@ -62,10 +62,10 @@ def test_a_short_image_is_the_image_of_an_earlier_row_and_a_list_holds_several(t
     ("row", "message"),
     [
         (("1", "", "", "", "", "x", ""), "no question"),
-        (("1", "", "q", "", "", "", ""), "no answer"),
-        (("1", "", "q", "a", "b", "C", ""), "none of the options A, B"),
+        (("1", "", "q", "", "", "", ""), "has no answer"),
+        (("1", "", "q", "a", "b", "C", ""), "must be one of the options A, B, got 'C'"),
         (("1", "!" * 80, "q", "", "", "x", ""), "not base64"),
-        (("1", "q"), "2 fields, the header 7"),
+        (("1", "q"), "expected 7 fields as in the header, got 2"),
     ],
 )
 def test_what_is_wrong_is_named_by_row(tmp_path: Path, row: tuple[str, ...], message: str) -> None:
@@ -74,13 +74,13 @@ def test_what_is_wrong_is_named_by_row(tmp_path: Path, row: tuple[str, ...], mes
     assert isinstance(first, SourceRecord)
     assert isinstance(bad, RecordError)
     assert message in bad.what
-    assert bad.place.row == 2
+    assert bad.origin.row == 2
 
 
 def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column `question`"):
         read(table(tmp_path, header="a b"))
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="the file does not exist"):
         read_tsv(tmp_path / "nowhere.tsv", None)
 
 

@@ -100,6 +100,6 @@ def test_a_directory_that_goes_away_or_cannot_be_written_stops_nothing(
     broken.put("a", 0, b"hello")
     broken.put("a", 1, b"hello")
     assert broken.get("a", 0, 5) is None
-    assert caplog.text.count("nothing more is kept") == 1
-    with pytest.raises(DataError, match=r"Mend store\.cache"):
+    assert caplog.text.count("Nothing more is cached") == 1
+    with pytest.raises(DataError, match=r"Correct store\.cache"):
         RangeCache(tmp_path / "moved" / "ranges" / "00", 1000)

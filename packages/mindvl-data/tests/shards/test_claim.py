@@ -23,7 +23,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def test_nobody_else_writes_meanwhile_and_nothing_stays_behind(tmp_path: Path) -> None:
-    refused = pytest.raises(DataError, match=rf"process {os.getpid()} on .* is writing or indexing shards here\. Wait")
+    refused = pytest.raises(DataError, match=rf"process {os.getpid()} on .* is writing or indexing .* directory\. Wait")
     with claimed(tmp_path), refused, claimed(tmp_path):
         pass
     assert not (tmp_path / CLAIM_NAME).exists()
@@ -45,9 +45,9 @@ def test_a_second_index_run_is_refused_and_the_first_is_whole(shards: Path, monk
     try:
         assert waits.wait(30)
         for _ in range(2):
-            with pytest.raises(DataError, match="is writing or indexing shards here"):
+            with pytest.raises(DataError, match="is writing or indexing shards in this"):
                 index_directory(shards)
-        with pytest.raises(DataError, match="is writing or indexing shards here"):
+        with pytest.raises(DataError, match="is writing or indexing shards in this"):
             write_shards(shards.parent / "text.jsonl", shards, format="text")
     finally:
         goes_on.set()
@@ -83,6 +83,6 @@ def test_what_another_user_left_behind_can_be_claimed(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "open", not_writable)
     with claimed(tmp_path):
         assert (tmp_path / CLAIM_NAME).exists()
-        with pytest.raises(DataError, match="is writing or indexing shards here"), claimed(tmp_path):
+        with pytest.raises(DataError, match="is writing or indexing shards in this"), claimed(tmp_path):
             pass
     assert not (tmp_path / CLAIM_NAME).exists()

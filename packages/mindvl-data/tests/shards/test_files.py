@@ -64,9 +64,9 @@ def test_a_shard_that_shrinks_vanishes_or_is_no_file_is_named(shard: Path, tmp_p
     files = ShardFiles()
     files.read(shard, 0, 10)
     os.truncate(shard, 500)
-    with pytest.raises(DataError, match=r"200 bytes wanted, 100 are there.*a\.tar at byte 400\..*data index"):
+    with pytest.raises(DataError, match=r"a\.tar at byte 400: expected 200 bytes, got 100; .*data index"):
         files.read(shard, 400, 200)
-    with pytest.raises(DataError, match=r"cannot be opened: No such file.*none\.tar\. Put it back"):
+    with pytest.raises(DataError, match=r"none\.tar: the shard cannot be opened: No such file.*Restore it"):
         files.read(tmp_path / "none.tar", 0, 1)
     with pytest.raises(DataError, match=r"cannot be read: Is a directory"):
         files.read(tmp_path, 0, 1)

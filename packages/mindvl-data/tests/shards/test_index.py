@@ -83,10 +83,10 @@ def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path: Path) -> 
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest.pop("checksum")  # as older versions wrote it
     (directory / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
-    with pytest.raises(DataError, match=f"index version 1 instead of {manifest['version']}"):
+    with pytest.raises(DataError, match=f"the index has version 1, expected {manifest['version']}"):
         open_index(directory)
     (directory / "manifest.json").write_text(json.dumps(manifest)[:-9])
-    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+    with pytest.raises(DataError, match=r"manifest\.json is invalid"):
         open_index(directory)
 
 
@@ -98,7 +98,7 @@ def test_damage_inside_an_index_file_is_found_when_the_shard_is_used(tmp_path: P
     (directory / "1.idx").write_bytes(b"OTHERMAG" + content[8:])
     index = open_index(directory)
     assert len(index.shards[0].samples) == 1
-    with pytest.raises(DataError, match=r"1\.idx: index file is damaged"):
+    with pytest.raises(DataError, match=r"1\.idx: the index file is damaged"):
         index.shards[1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataError, index_directory
-from mindvl_data.shards.known import is_current, known_entries, start_over
+from mindvl_data.shards.known import begin_indexing, is_current, known_entries
 from mindvl_data.shards.validation import Rules
 
 RULES = Rules(decode_limit=80_000_000, exclude_bad=False, decode=False)
@@ -29,7 +29,7 @@ def directory(shard_directories: dict[str, Path], tmp_path: Path) -> Path:
 def stop_after(directory: Path, num_shards: int) -> Path:
     """What a call leaves that was stopped after so many shards."""
     entries = known_entries(directory, RULES)
-    start_over(directory, RULES, [entries[name] for name in sorted(entries)[:num_shards]])
+    begin_indexing(directory, RULES, [entries[name] for name in sorted(entries)[:num_shards]])
     return directory / "indexing.jsonl"
 
 
@@ -51,7 +51,9 @@ def test_an_entry_whose_counts_are_not_those_of_the_index_file_is_read_again(dir
 def test_lines_that_nobody_could_write_again_are_not_thrown_away(directory: Path) -> None:
     excluded = directory / "excluded.jsonl"
     excluded.write_text('{"file": "a.json", "row": 3, "reason": "x"}\n[1]\n')
-    with pytest.raises(DataError, match=r"excluded\.jsonl:2: is damaged: list instead of an object\. Restore the file"):
+    with pytest.raises(
+        DataError, match=r"excluded\.jsonl:2: the line is damaged: must be an object, got list\. Restore"
+    ):
         index_directory(directory)
     excluded.write_text('{"file": "a.json", "row": 3, "reason": "x"}\n')
     index_directory(directory)

@@ -7,7 +7,7 @@ import pytest
 
 from mindvl_data.config import StoreConfig
 from mindvl_data.errors import DataError
-from mindvl_data.shards.location import beside, is_remote, join, name_of, shown
+from mindvl_data.shards.location import is_remote, join, name_of, shown, sidecar_path
 
 
 def test_an_address_has_a_protocol_and_a_path_has_none() -> None:
@@ -23,9 +23,9 @@ def test_joining_and_names_work_the_same_for_both() -> None:
 
 def test_our_files_lie_beside_a_local_shard_and_in_the_cache_for_a_remote_one(tmp_path: Path) -> None:
     store = StoreConfig(cache=tmp_path / "cache")
-    assert beside(Path("photos/0.tar"), "0.len", store) == Path("photos/0.len")
-    near, again = (beside(f"s3://b/photos/{n}.tar", "0.len", store) for n in (0, 1))
-    other = beside("s3://b/scans/0.tar", "0.len", store)
+    assert sidecar_path(Path("photos/0.tar"), "0.len", store) == Path("photos/0.len")
+    near, again = (sidecar_path(f"s3://b/photos/{n}.tar", "0.len", store) for n in (0, 1))
+    other = sidecar_path("s3://b/scans/0.tar", "0.len", store)
     assert near == again != other
     assert near.is_relative_to(tmp_path / "cache")
     assert near.parent.is_dir()
@@ -34,10 +34,10 @@ def test_our_files_lie_beside_a_local_shard_and_in_the_cache_for_a_remote_one(tm
 def test_a_remote_shard_without_a_usable_cache_is_refused_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for store in (None, StoreConfig()):
-        with pytest.raises(DataError, match=r"s3://b/photos\. Set store\.cache"):
-            beside("s3://b/photos/0.tar", "0.len", store)
-    with pytest.raises(DataError, match=r"Mend store\.cache"):
-        beside("s3://b/photos/0.tar", "0.len", StoreConfig(cache=tmp_path / "file"))
+        with pytest.raises(DataError, match=r"s3://b/photos: .* Set store\.cache"):
+            sidecar_path("s3://b/photos/0.tar", "0.len", store)
+    with pytest.raises(DataError, match=r"Correct store\.cache"):
+        sidecar_path("s3://b/photos/0.tar", "0.len", StoreConfig(cache=tmp_path / "file"))
 
 
 def test_a_log_shows_an_address_without_its_secrets() -> None:

@@ -34,7 +34,7 @@ def without(content: dict[str, Any], number: int) -> dict[str, Any]:
 
 def test_a_shard_that_was_added_after_indexing_is_refused_with_its_name_and_the_command(directory: Path) -> None:
     shutil.copy(directory / "shard-000000.tar", directory / "zebra.tar")
-    with pytest.raises(DataError, match=r"zebra\.tar: shard is not in manifest\.json.*`mindvl data index .*copy`"):
+    with pytest.raises(DataError, match=r"zebra\.tar: the shard is not in manifest\.json.*`mindvl data index .*copy`"):
         open_index(directory)
     (directory / "zebra.tar").rename(directory / "zebra.tar.off")
     assert open_index(directory).num_samples == 60
@@ -51,11 +51,14 @@ def test_many_new_shards_are_counted_and_the_first_named(directory: Path) -> Non
 def test_a_manifest_that_lost_a_shard_is_refused_even_where_its_sums_hold(directory: Path, number: int) -> None:
     lost = content_of(directory)["shards"][number]["name"]
     (directory / "manifest.json").write_bytes(seal(without(content_of(directory), number)))
-    with pytest.raises(DataError, match=rf"{lost}: shard is not in manifest\.json"):
+    with pytest.raises(DataError, match=rf"{lost}: the shard is not in manifest\.json"):
         open_index(directory)
     (directory / lost).unlink()
     index = lost.replace(".tar", ".idx")
-    with pytest.raises(DataError, match=rf"{index}: belongs to a shard that is neither here nor in manifest\.json"):
+    with pytest.raises(
+        DataError,
+        match=rf"{index}: the index file belongs to a shard that is neither in .* nor in manifest\.json",
+    ):
         open_index(directory)
     index_directory(directory)  # for somebody who wanted to remove it; the same command names what is there
     assert not (directory / index).exists()
@@ -81,19 +84,22 @@ def test_a_shard_without_a_usable_sample_is_known_although_nothing_of_it_is_used
 
 Edit = Callable[[dict[str, Any]], Any]
 EDITS: dict[str, tuple[Edit, str]] = {
-    "no object": (lambda c: [c], "holds list instead of an object"),
+    "no object": (lambda c: [c], "must be a JSON object, got list"),
     "no shards": (lambda c: c | {"shards": None}, "lists no shards"),
-    "shards of another kind": (lambda c: c | {"shards": [3]}, "a shard is int instead of an object"),
-    "a path": (lambda c: c | {"shards": [c["shards"][0] | {"name": "../a.tar"}]}, "is no file name of a shard"),
-    "huge": (lambda c: c | {"shards": [c["shards"][0] | {"samples": 10**40}]}, "which is no count"),
-    "negative": (lambda c: c | {"shards": [c["shards"][0] | {"bytes": -1}]}, "'-1' as bytes, which is no count"),
-    "not a number": (lambda c: c | {"images": float("nan")}, "'nan' as images"),
-    "a bool": (lambda c: c | {"shards": [c["shards"][0] | {"videos": True}]}, "'True' as videos"),
-    "no hash": (lambda c: c | {"shards": [c["shards"][0] | {"index_sha256": "ab"}]}, "has no index_sha256"),
-    "sums": (lambda c: c | {"samples": 59}, "hold 60 samples, but it says 59"),
-    "order": (lambda c: c | {"shards": c["shards"][::-1]}, "in the order of their names"),
-    "twice": (lambda c: c | {"shards": [c["shards"][0], *c["shards"]]}, "each once"),
-    "empty shards": (lambda c: c | {"empty_shards": "x"}, "`empty_shards` is no list"),
+    "shards of another kind": (lambda c: c | {"shards": [3]}, "entry of a shard must be an object, got int"),
+    "a path": (lambda c: c | {"shards": [c["shards"][0] | {"name": "../a.tar"}]}, "is not a file name of a shard"),
+    "huge": (lambda c: c | {"shards": [c["shards"][0] | {"samples": 10**40}]}, "must be a count, got"),
+    "negative": (lambda c: c | {"shards": [c["shards"][0] | {"bytes": -1}]}, "bytes of .* must be a count, got '-1'"),
+    "not a number": (lambda c: c | {"images": float("nan")}, "images of the manifest must be a count, got 'nan'"),
+    "a bool": (
+        lambda c: c | {"shards": [c["shards"][0] | {"videos": True}]},
+        "videos of .* must be a count, got 'True'",
+    ),
+    "no hash": (lambda c: c | {"shards": [c["shards"][0] | {"index_sha256": "ab"}]}, "has no valid index_sha256"),
+    "sums": (lambda c: c | {"samples": 59}, "the samples of its shards add up to 60, expected 59"),
+    "order": (lambda c: c | {"shards": c["shards"][::-1]}, "not unique and sorted by name"),
+    "twice": (lambda c: c | {"shards": [c["shards"][0], *c["shards"]]}, "not unique and sorted by name"),
+    "empty shards": (lambda c: c | {"empty_shards": "x"}, "`empty_shards` must be a list"),
 }
 
 
@@ -101,7 +107,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
 def test_damage_is_found_also_where_there_is_no_checksum(directory: Path, name: str) -> None:
     edit, what = EDITS[name]
     (directory / "manifest.json").write_text(json.dumps(edit(content_of(directory))))
-    with pytest.raises(DataError, match=rf"manifest\.json is damaged: .*{what}.* Run `mindvl data index "):
+    with pytest.raises(DataError, match=rf"manifest\.json is invalid: .*{what}.* Run `mindvl data index "):
         open_index(directory)
     index_directory(directory)
     assert open_index(directory).num_samples == 60
@@ -117,11 +123,11 @@ def test_any_edit_is_found_by_the_checksum(directory: Path) -> None:
 def test_what_cannot_be_read_is_one_sentence(directory: Path) -> None:
     (directory / "manifest.json").unlink()
     (directory / "manifest.json").mkdir()
-    with pytest.raises(DataError, match=r"manifest\.json: cannot be read: Is a directory"):
+    with pytest.raises(DataError, match=r"manifest\.json: the file cannot be read: Is a directory"):
         open_index(directory)
     (directory / "manifest.json").rmdir()
     (directory / "indexing.jsonl").write_text("{}")
-    with pytest.raises(DataError, match="indexing has not ended"):
+    with pytest.raises(DataError, match="indexing has not finished"):
         open_index(directory)
 
 

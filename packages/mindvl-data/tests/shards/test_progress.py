@@ -20,7 +20,7 @@ def test_a_mark_says_where_to_go_on_and_refuses_another_write_by_name(tmp_path: 
     assert mark(tmp_path).load() == Done()
     mark(tmp_path).save(DONE)
     assert mark(tmp_path).load() == DONE
-    with pytest.raises(DataError, match=r"source files was 1 and is 2; options format was 'text' and is 'llava'"):
+    with pytest.raises(DataError, match=r"source files was 1, got 2; options format was 'text', got 'llava'"):
         mark(tmp_path, files=2, format="llava").load()
     mark(tmp_path).remove()
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def test_a_read_that_was_wrong_once_is_made_again_and_logged(
     assert read_sample(shard, 3, files) == expected
     assert len(reads) == 2
     assert files.report()["retries"] == 1
-    assert "the first read gave other bytes than were indexed, the second was right" in caplog.text
+    assert "the crc was wrong on the first read and right on the second" in caplog.text
 
 
 def test_a_sample_is_given_up_after_the_second_wrong_read(shard: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:

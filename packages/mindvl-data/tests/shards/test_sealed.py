@@ -34,10 +34,10 @@ def test_a_changed_byte_is_either_found_or_changes_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"[" * 500_000, "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b'{"samples": ' + b"9" * 5000 + b"}", "no JSON"),
-        (b"[1]", "holds list instead of an object"),
+        (b"[" * 500_000, "invalid JSON"),
+        (b"\xff\xfe", "invalid JSON"),
+        (b'{"samples": ' + b"9" * 5000 + b"}", "invalid JSON"),
+        (b"[1]", "must be a JSON object, got list"),
         (b'{"samples": 7}', "checksum is wrong"),
         (b" " * 600_001, "larger than 600000 bytes"),
     ],

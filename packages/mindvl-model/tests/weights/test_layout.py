@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of any layout read their own blocks of a directory and together hold what one process holds."""
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +16,7 @@ from mindvl_model import WeightError
 from mindvl_model.config import MindVLConfig
 from mindvl_model.parameters import initialize, named_tensors
 from mindvl_model.testing.layouts import join
+from mindvl_model.testing.ranks import run_ranks
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.layout import Block, Share, blocks, cut_of
@@ -80,27 +77,7 @@ def write_directory(model: Any, directory: Path) -> Path:
 
 
 def run_two(job: Path) -> list[list[Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), str(job)],
-            env=os.environ | launcher | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            said, _ = worker.communicate(timeout=120)
-            assert worker.returncode == 0, said[-4000:]
-    finally:
-        for worker in workers:
-            worker.kill()
+    run_ranks(["-c", textwrap.dedent(WORKER), str(job)], 2, timeout_s=120)
     return [pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(2)]
 
 

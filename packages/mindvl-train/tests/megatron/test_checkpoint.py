@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any layout goes on from what any other saved, over gloo on loopback, as if one process had never stopped."""
 
-import os
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +14,7 @@ from safetensors.torch import load_file
 
 from mindvl_model import MindVLConfig
 from mindvl_model.parallel_config import ParallelConfig
+from mindvl_model.testing.ranks import run_ranks
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
 from mindvl_train.checkpoints.export import export_checkpoint
@@ -59,30 +57,14 @@ def run_in_two(runs: list[tuple[RunConfig, int]], directory: Path) -> None:
     job.write_bytes(pickle.dumps(runs))
     # As torchrun does: a store of ours that the workers meet in.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launcher = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), str(job)],
-            env=os.environ | launcher | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            said, _ = worker.communicate(timeout=400)
-            assert worker.returncode == 0, said[-5000:]
-    finally:
-        for worker in workers:
-            worker.kill()
+    agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    run_ranks(
+        ["-c", textwrap.dedent(WORKER), str(job)],
+        2,
+        timeout_s=400,
+        environment=agent,
+        imports=("mindvl_train.weights", "mindvl_train.loop", "transformers"),
+    )
 
 
 def chain(config: RunConfig, layouts: tuple[ParallelConfig, ...]) -> list[tuple[RunConfig, int]]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that others wrote -> records as samples.py reads them.
+"""Convert records of other formats to the record format that samples.py reads.
 
-Called on every record of a shard and on the rows of table formats (parquet), so that a field name means the same
-everywhere. The first line that fits decides; the names and their order are part of docs/reference/data-format.md:
+Called on every record of a shard and on the rows of table formats (parquet), so that a field name has one meaning
+everywhere. The first rule that matches is used; the rules and their order are part of docs/reference/data-format.md:
 
-1. `content`, or `messages`: a record of ours, or OpenAI-style; see `_messages`.
-2. `conversations`, or a bare list of turns: LLaVA, energon's LLaVA example; marks say where images are.
+1. `content` or `messages`: a mindvl or OpenAI-style record; see `_messages`.
+2. `conversations`, or a bare list of turns: LLaVA, energon's LLaVA example; placeholders mark the images.
 3. `texts`: turns of `user` and `assistant` (The Cauldron), images first.
 4. A question and an answer, images first: energon's VQA and most tables.
 5. A caption, images first.
@@ -20,19 +20,20 @@ from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 QUESTION_FIELDS = ("question", "context", "prompt", "instruction", "query")
 ANSWER_FIELDS = ("answer", "answers", "response", "output", "label", "labels")
 CAPTION_FIELDS = ("caption", "captions", "text")
-OWN_FIELDS = ("min_pixels", "max_pixels", "tools")  # of a record, besides its text and media
+OWN_FIELDS = ("min_pixels", "max_pixels", "tools")  # mindvl fields that are kept in every format
 
 _MEDIA_PARTS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 
 
-def own_record(record: Any, media: Sequence[str]) -> Any:
-    """The record with `messages` or `content`; what is of no known shape comes back as it is.
+def to_record(record: Any, media: Sequence[str]) -> Any:
+    """Convert a record to one with `messages` or `content`; a record that matches no rule is returned unchanged.
 
     Args:
+        record: The parsed JSON.
         media: "image" or "video" for each image and video of the sample, in order.
 
     Raises:
-        SampleError: The shape is known, but not what it holds.
+        SampleError: The record matches a rule, but a field is invalid.
     """
     if isinstance(record, list):
         return {"messages": messages_of_turns(record, {})}
@@ -53,30 +54,30 @@ def own_record(record: Any, media: Sequence[str]) -> Any:
     return record if caption is None else {"content": [*shown, caption], **own}
 
 
-def says_its_media(record: Any) -> bool:
-    """Whether a record tells how many images and videos belong to it, so that a lost one is noticed."""
+def states_its_media(record: Any) -> bool:
+    """Whether a record states how many images and videos belong to it, so that a missing one is detected."""
     return isinstance(record, list) or (
         isinstance(record, dict) and any(name in record for name in ("content", "messages", "conversations"))
     )
 
 
 def _messages(messages: Any, num_media: int) -> Any:
-    """Messages with bare media parts and without null fields (table formats fill those in).
+    """Normalize messages: media parts without file names, and no null fields (table formats add them).
 
-    Where the sample has media and no part mentions one, `<image>` and `<video>` in the text are marks, provided that
-    there are as many; everywhere else they stay text, which nobody can forge images with.
+    If the sample has media, no part mentions one, and the text has exactly as many `<image>` and `<video>`, these are
+    placeholders. Otherwise they stay text, so that a text cannot inject images.
     """
     if not isinstance(messages, list):
         return messages
-    cleaned = [_bare(message) for message in messages]
-    if num_media and not any(_mentions(message) for message in cleaned):
-        marked = [_marked(message) for message in cleaned]
-        if sum(_mentions(message) for message in marked) == num_media:
+    cleaned = [_normalized(message) for message in messages]
+    if num_media and not any(_count_media(message) for message in cleaned):
+        marked = [_with_placeholders(message) for message in cleaned]
+        if sum(_count_media(message) for message in marked) == num_media:
             return marked
     return cleaned
 
 
-def _bare(message: Any) -> Any:
+def _normalized(message: Any) -> Any:
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     parts: list[Any] = []
@@ -91,15 +92,15 @@ def _bare(message: Any) -> Any:
     return {**message, "content": parts}
 
 
-def _mentions(message: Any) -> int:
+def _count_media(message: Any) -> int:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return 0
-    # A tuple: what a record has as a type may be a list, which no dict can look up.
+    # A tuple, because the type in a record may be a list, which is not hashable.
     return sum(isinstance(part, dict) and part.get("type") in (*_MEDIA_PARTS,) for part in content)
 
 
-def _marked(message: Any) -> Any:
+def _with_placeholders(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     content = message.get("content")
@@ -115,12 +116,12 @@ def _marked(message: Any) -> Any:
 
 def _cauldron(turns: Any, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not isinstance(turns, list):
-        raise SampleError(f"`texts` is {type(turns).__name__} instead of a list")
+        raise SampleError(f"`texts` must be a list, got {type(turns).__name__}")
     messages = []
     for number, turn in enumerate(turns):
         question, answer = (turn.get("user"), turn.get("assistant")) if isinstance(turn, dict) else (None, None)
         if not isinstance(question, str) or not isinstance(answer, str):
-            raise SampleError(f"`texts` {number} has no string `user` and `assistant`")
+            raise SampleError(f"`user` and `assistant` in entry {number} of `texts` must be strings")
         messages += [_turn("user", question, [] if number else shown), _turn("assistant", answer, [])]
     return messages
 
@@ -130,7 +131,7 @@ def _turn(role: str, text: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _first(record: dict[str, Any], fields: tuple[str, ...]) -> str | None:
-    """The first field that holds a text, or a list that begins with one."""
+    """The first field that is a non-empty string, or a list that begins with one."""
     for name in fields:
         value = record.get(name)
         if isinstance(value, list) and value:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory of images and videos with captions: NAME.txt beside NAME.jpg, or one captions.jsonl.
 
-A row of captions.jsonl has `image` or `video` (a name or a list of names) and `text`. Captions are learned without a
-chat template, after the image.
+A line of captions.jsonl has `image` or `video` (a name or a list of names) and `text`. Captions are trained on without
+a chat template, after the image.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
-    Place,
+    Origin,
     RecordError,
     Records,
     SourceRecord,
@@ -27,40 +27,52 @@ CAPTIONS_NAME = "captions.jsonl"
 
 
 def read_imagefolder(path: Path, image_root: Path | None) -> Records:
-    """Records of a directory, files in name order; subdirectories included."""
+    """Read the records of a directory and its subdirectories in name order.
+
+    Args:
+        path: The directory.
+        image_root: Directory for relative names in captions.jsonl; `path` if None.
+    """
     if not path.is_dir():
-        raise DataError(f"directory does not exist. {path}. Name a directory of images.")
+        raise DataError(f"{path}: the directory does not exist. Specify a directory of images.")
     captions = path / CAPTIONS_NAME
     if captions.is_file():
         convert = partial(_captioned, path if image_root is None else image_root)
         return Records(total=count_lines(captions), records=each_row(read_json_lines(captions), convert))
     media = [p for p in sorted(path.rglob("*")) if p.suffix[1:].lower() in MEDIA_EXTENSIONS]
     if not media:
-        raise DataError(f"directory holds no image ({', '.join(MEDIA_EXTENSIONS)}). {path}. Name another directory.")
-    rows = ((Place(file), {"id": file.relative_to(path).as_posix()}) for file in media)
+        raise DataError(
+            f"{path}: the directory has no images ({', '.join(MEDIA_EXTENSIONS)}). Specify another directory."
+        )
+    rows = ((Origin(file), {"id": file.relative_to(path).as_posix()}) for file in media)
     return Records(total=len(media), records=each_row(rows, _pair))
 
 
-def _pair(place: Place, row: dict[str, Any]) -> SourceRecord:
-    file = Path(place.file)
+def _pair(origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    file = Path(origin.file)
     caption = file.with_suffix(".txt")
     kind = "video" if file.suffix[1:].lower() in VIDEO_EXTENSIONS else "image"
     if not caption.is_file():
-        remedy = f"Add {caption.name} beside it, or {CAPTIONS_NAME}."
-        raise RecordError("image has no caption" if kind == "image" else "video has no caption", place, remedy)
+        remedy = f"Add {caption.name} to its directory, or use {CAPTIONS_NAME}."
+        raise RecordError(f"the {kind} has no caption", origin, remedy)
     try:
         text = caption.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:
-        raise RecordError(f"text is not UTF-8: {error}", Place(caption), "Convert the file.") from error
+        raise RecordError(
+            f"the text is not valid UTF-8: {error}", Origin(caption), "Convert the file to UTF-8."
+        ) from error
     except OSError as error:
-        raise RecordError(f"file cannot be read: {error.strerror}", Place(caption), "Check its rights.") from error
-    return SourceRecord(body={"content": [{"type": kind}, text], **row}, media=(file,), place=place)
+        what = f"the file cannot be read: {error.strerror}"
+        raise RecordError(what, Origin(caption), "Check its permissions.") from error
+    return SourceRecord(body={"content": [{"type": kind}, text], **row}, media=(file,), origin=origin)
 
 
-def _captioned(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
+def _captioned(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("text"), str):
-        raise RecordError("row has no string `text`", place, "Add the caption; conversations have format messages.")
-    images, videos = (media_paths(row.get(kind), root, place) for kind in ("image", "video"))
+        raise RecordError(
+            "the field `text` must be a string", origin, "Add a caption; use --format messages for conversations."
+        )
+    images, videos = (media_paths(row.get(kind), root, origin) for kind in ("image", "video"))
     content = [*[{"type": "image"}] * len(images), *[{"type": "video"}] * len(videos), row["text"]]
     body = {"content": content, **extras(row, ("image", "video", "text"))}
-    return SourceRecord(body=body, media=images + videos, place=place)
+    return SourceRecord(body=body, media=images + videos, origin=origin)

@@ -3,7 +3,7 @@
 
 Content is a string or a list of parts (`text`, `image`, `video`, `box`, `point`, see samples.py). A part may name its
 file (`{"type": "image", "image": NAME}`, `{"type": "image_url", "image_url": {"url": NAME}}`, `{"type": "video",
-"video": NAME}`) instead of the row's lists.
+"video": NAME}`) instead of the lists of the record.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 
 from mindvl_data.formats.record import (
     MEDIA_TYPES,
-    Place,
+    Origin,
     RecordError,
     Records,
     SourceRecord,
@@ -28,24 +28,24 @@ _USED = ("messages", "images", "image", "videos", "video")
 
 
 def read_messages(path: Path, image_root: Path | None) -> Records:
-    """Records of a JSON lines file; file names are relative to `image_root`, else to the file's directory."""
+    """Read a JSON lines file; file names are relative to `image_root` or else to the directory of the file."""
     convert = partial(_record, path.parent if image_root is None else image_root)
     return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
 
 
-def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
+def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("messages"), list):
-        raise RecordError("row has no list `messages`", place, "Is this an OpenAI-style file?")
+        raise RecordError("the field `messages` must be a list", origin, "Use OpenAI-style JSON lines.")
     named: dict[str, list[str]] = {kind: [] for kind in MEDIA_TYPES}
     messages = [_without_names(message, named) for message in row["messages"]]
     body = {"messages": messages, **extras(row, _USED)}
-    images = media_paths(row.get("images", row.get("image", named["image"])), root, place)
-    videos = media_paths(row.get("videos", row.get("video", named["video"])), root, place)
-    return SourceRecord(body=body, media=media_in_order(body, images, videos, place), place=place)
+    images = media_paths(row.get("images", row.get("image", named["image"])), root, origin)
+    videos = media_paths(row.get("videos", row.get("video", named["video"])), root, origin)
+    return SourceRecord(body=body, media=media_in_order(body, images, videos, origin), origin=origin)
 
 
 def _without_names(message: Any, named: dict[str, list[str]]) -> Any:
-    """The message with its media parts bare, their file names moved to `named`."""
+    """The message without the file names of its media parts, which are appended to `named`."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     parts = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face data sets as parquet files, one file or a directory of them.
+"""Hugging Face datasets as parquet files, one file or a directory of them.
 
-Media columns are known by their type (`struct<bytes, path>`, as the data sets library writes them) or by their name
-(`image`, `images`, `jpg`, `video`, ...) where they hold bytes or file names; each may be a list. The other columns are
-read as foreign.py says: conversations, messages, texts, question and answer, or a caption.
+Media columns are recognized by their type (`struct<bytes, path>`, as the datasets library writes them), or by their
+name (`image`, `images`, `jpg`, `video`, ...) if they hold bytes or file names; each may be a list. The other columns are
+converted by foreign.py: conversations, messages, texts, question and answer, or a caption.
 """
 
 import json
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
-from mindvl_data.formats.foreign import ANSWER_FIELDS, CAPTION_FIELDS, QUESTION_FIELDS, own_record
+from mindvl_data.formats.foreign import ANSWER_FIELDS, CAPTION_FIELDS, QUESTION_FIELDS, to_record
 from mindvl_data.formats.record import (
-    Place,
+    Origin,
     RecordError,
     Records,
     Row,
@@ -27,29 +27,29 @@ from mindvl_data.formats.record import (
     media_paths,
 )
 
-IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "image", "images")
+IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture", "pictures")  # names in other datasets
 VIDEO_NAMES = ("video", "videos", "mp4")
-ROWS_AT_ONCE = 32  # rows with images are large
+ROWS_AT_ONCE = 32  # few, because rows with images are large
 
 _USED = ("messages", "conversations", "texts", *QUESTION_FIELDS, *ANSWER_FIELDS, *CAPTION_FIELDS)
 
 
 def read_parquet(path: Path, image_root: Path | None) -> Records:
-    """Records of the files, in name order; file names in columns are relative to `image_root`, else to the directory.
+    """Read the files in name order; file names in columns are relative to `image_root` or else to the directory.
 
     Raises:
-        DataError: pyarrow is not installed, or a file is not parquet or has no column that could be learned from.
+        DataError: pyarrow is not installed, or a file is not a parquet file.
     """
     parquet = _library()
     paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not paths or not path.exists():
-        raise DataError(f"no parquet file. {path}. Name a .parquet file or a directory of them.")
+        raise DataError(f"{path}: no parquet file found. Specify a .parquet file or a directory of them.")
     total = 0
     for file in paths:
         try:
             total += parquet.read_metadata(file).num_rows
-        except (ValueError, OSError) as error:  # pyarrow's own errors are children of these
-            raise DataError(f"file is not parquet: {error}. {file}. Mend or remove the file.") from error
+        except (ValueError, OSError) as error:  # the base classes of pyarrow's errors
+            raise DataError(f"{file}: not a parquet file ({error}). Correct or remove the file.") from error
     root = image_root or (path if path.is_dir() else path.parent)
     return Records(total=total, records=each_row(_rows(parquet, paths), partial(_record, root)))
 
@@ -58,15 +58,12 @@ def _library() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(
-            "parquet files are read with pyarrow, which is not installed. data write --format parquet. "
-            "Install `mindvl-data[parquet]`."
-        ) from error
+        raise DataError("--format parquet: pyarrow is not installed. Install mindvl-data[parquet].") from error
     return pyarrow.parquet
 
 
 def _rows(parquet: Any, paths: list[Path]) -> Iterator[Row]:
-    """Each row with its media gathered under two names that no column can have."""
+    """Yield each row with its media columns collected, by kind, under the empty name, which no column can have."""
     for path in paths:
         number = 0
         try:
@@ -77,9 +74,11 @@ def _rows(parquet: Any, paths: list[Path]) -> Iterator[Row]:
                         number += 1
                         media = {kind: [row[name] for name in kinds if kinds[name] == kind] for kind in kinds.values()}
                         rest = {name: value for name, value in row.items() if name not in kinds and value is not None}
-                        yield Place(path, number), {"": media, **rest}
+                        yield Origin(path, number), {"": media, **rest}
         except (ValueError, OSError) as error:
-            raise DataError(f"file cannot be read: {error}. {path} after row {number}. Mend the file.") from error
+            raise DataError(
+                f"{path} after row {number}: the file cannot be read: {error}. Correct the file."
+            ) from error
 
 
 def _media_kind(field: Any) -> str | None:
@@ -93,38 +92,38 @@ def _media_kind(field: Any) -> str | None:
     return None
 
 
-def _record(root: Path, place: Place, row: dict[str, Any]) -> SourceRecord:
-    media = {kind: _flat(values, root, place) for kind, values in row[""].items()}
+def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    media = {kind: _flat(values, root, origin) for kind, values in row[""].items()}
     images, videos = media.get("image", ()), media.get("video", ())
     texts = {name: _parsed(value) if name in _USED else value for name, value in row.items() if name}
-    body = own_record(texts, ["image"] * len(images) + ["video"] * len(videos))
+    body = to_record(texts, ["image"] * len(images) + ["video"] * len(videos))
     if not isinstance(body, dict) or not {"messages", "content"} & body.keys():
         columns = ", ".join(texts) or "empty"
         raise RecordError(
-            f"row has no conversation, question with answer, or caption; its columns are {columns}", place
+            f"expected a conversation, a question with an answer, or a caption, got the columns {columns}", origin
         )
     shape = {name: body[name] for name in ("messages", "content") if name in body}
     rest = {name: value for name, value in texts.items() if name not in _USED and (name == "tools" or _is_plain(value))}
     body = {**shape, **extras(rest, ())}
-    return SourceRecord(body=body, media=media_in_order(body, images, videos, place), place=place)
+    return SourceRecord(body=body, media=media_in_order(body, images, videos, origin), origin=origin)
 
 
-def _flat(values: list[Any], root: Path, place: Place) -> tuple[Path | bytes, ...]:
+def _flat(values: list[Any], root: Path, origin: Origin) -> tuple[Path | bytes, ...]:
     found: list[Path | bytes] = []
     for value in values:
         if isinstance(value, list):
-            found += _flat(value, root, place)
+            found += _flat(value, root, origin)
         elif isinstance(value, dict):
-            found += _flat([value["path"] if value.get("bytes") is None else value["bytes"]], root, place)
+            found += _flat([value["path"] if value.get("bytes") is None else value["bytes"]], root, origin)
         elif isinstance(value, bytes):
             found.append(value)
         else:
-            found += media_paths(value, root, place)
+            found += media_paths(value, root, origin)
     return tuple(found)
 
 
 def _parsed(value: Any) -> Any:
-    """Some tables hold their conversations as one string of JSON."""
+    """Parse a conversation that is stored as one JSON string, as some tables do."""
     if isinstance(value, str) and value[:2] in ("[{", "[ ", "[\n"):
         try:
             return json.loads(value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every input format produces, and the reading they share.
+"""Types and functions that the input formats share.
 
-Comes before the shard writer. A row that cannot be used is handed on as a RecordError, so that the rows after it can
-still be read; the writer raises it, or counts it where the user asked for that.
+Comes before the shard writer. An invalid record is yielded as a RecordError, so that reading continues after it; the
+writer raises it, or excludes the record with --skip-bad.
 """
 
 import json
@@ -18,67 +18,67 @@ MEDIA_TYPES = ("image", "video")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a record comes from."""
+class Origin:
+    """The source of a record, for messages."""
 
     file: Path | str
-    row: int | None = None  # from 1; lines of a text file, so that blank ones count
+    row: int | None = None  # position from 1; in JSON lines the line number, including blank lines
 
     def __str__(self) -> str:
         return str(self.file) if self.row is None else f"{self.file} row {self.row}"
 
 
 class RecordError(DataError):
-    """One row that cannot be used."""
+    """An invalid record of a source."""
 
-    def __init__(self, what: str, place: Place, remedy: str = "Mend or remove the row.") -> None:
-        super().__init__(f"{what}. {place}. {remedy}")
+    def __init__(self, what: str, origin: Origin, remedy: str = "Correct or remove the record.") -> None:
+        super().__init__(f"{origin}: {what}. {remedy}")
         self.what = what
-        self.place = place
+        self.origin = origin
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord:
-    """One record on its way into a shard."""
+    """One record to be written into a shard."""
 
-    body: dict[str, Any]  # what KEY.json will hold, see samples.py
-    media: tuple[Path | bytes, ...]  # images and videos, in the order in which the text mentions them
-    place: Place
+    body: dict[str, Any]  # the content of KEY.json, see samples.py
+    media: tuple[Path | bytes, ...]  # images and videos in the order of their parts in the text
+    origin: Origin
 
 
 Item = SourceRecord | RecordError
-Row = tuple[Place, dict[str, Any]]
+Row = tuple[Origin, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What a format found: the records, read one by one, and how many there are."""
+    """The records of a source and their number."""
 
-    total: int  # for progress only; blank lines count
-    records: Iterator[Item]
+    total: int  # for progress reports; includes blank lines; 0 if unknown
+    records: Iterator[Item]  # read lazily
 
 
 def each_row(
-    rows: Iterable[Row | RecordError], convert: Callable[[Place, dict[str, Any]], SourceRecord]
+    rows: Iterable[Row | RecordError], convert: Callable[[Origin, dict[str, Any]], SourceRecord]
 ) -> Iterator[Item]:
-    """Convert rows one by one; one that cannot be converted does not end the others."""
+    """Convert rows one by one; an invalid row is yielded as a RecordError."""
     for row in rows:
         if isinstance(row, RecordError):
             yield row
             continue
-        place, value = row
+        origin, value = row
         try:
-            yield convert(place, value)
+            yield convert(origin, value)
         except RecordError as bad:
             yield bad
         except SampleError as error:
-            yield RecordError(str(error), place)
+            yield RecordError(str(error), origin)
 
 
 def count_lines(path: Path) -> int:
-    """Lines of a file, without decoding it."""
+    """The number of lines of a file."""
     if not path.is_file():
-        raise DataError(f"file does not exist. {path}. Name a JSON lines file.")
+        raise DataError(f"{path}: the file does not exist. Specify a JSON lines file.")
     with open_source(path) as file:
         lines, last = 0, b"\n"
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -87,61 +87,63 @@ def count_lines(path: Path) -> int:
 
 
 def open_source(path: Path) -> Any:
-    """A source file, opened for bytes."""
+    """Open a source file in binary mode."""
     try:
         return open(path, "rb")
     except OSError as error:
-        raise DataError(f"file cannot be read: {error.strerror}. {path}. Check its name and rights.") from error
+        raise DataError(
+            f"{path}: the file cannot be read: {error.strerror}. Check its name and permissions."
+        ) from error
 
 
 def read_json_lines(path: Path) -> Iterator[Row | RecordError]:
-    """Each line that is not blank, as an object."""
+    """The object in each line that is not blank."""
     with open_source(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            place = Place(path, number)
+            origin = Origin(path, number)
             try:
-                yield place, check_object(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), place)
+                yield origin, check_object(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), origin)
             except UnicodeDecodeError as error:
-                yield RecordError(f"text is not UTF-8: {error}", place, "Convert the file.")
+                yield RecordError(f"the text is not valid UTF-8: {error}", origin, "Convert the file to UTF-8.")
             except (ValueError, RecursionError) as error:
-                yield RecordError(f"broken JSON: {error}", place)
+                yield RecordError(f"invalid JSON: {error}", origin)
             except RecordError as bad:
                 yield bad
 
 
-def check_object(value: Any, place: Place) -> dict[str, Any]:
-    """The value, which has to be an object."""
+def check_object(value: Any, origin: Origin) -> dict[str, Any]:
+    """Return the value if it is an object; raise RecordError otherwise."""
     if not isinstance(value, dict):
-        raise RecordError(f"row is {type(value).__name__} instead of an object", place)
+        raise RecordError(f"the record must be an object, got {type(value).__name__}", origin)
     return value
 
 
-def media_paths(value: Any, root: Path, place: Place) -> tuple[Path, ...]:
-    """Paths of a string or a list of strings, below `root` unless absolute."""
+def media_paths(value: Any, root: Path, origin: Origin) -> tuple[Path, ...]:
+    """Paths for a file name or a list of file names; relative ones are joined to `root`."""
     names = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) and name and "\0" not in name for name in names):
-        raise RecordError(f"files are {value!r:.200}", place, "Use a file name or a list of file names.")
+        raise RecordError(f"the media must be a file name or a list of file names, got {value!r:.200}", origin)
     return tuple(root / name for name in names)
 
 
 def media_in_order(
-    body: dict[str, Any], images: tuple[Path | bytes, ...], videos: tuple[Path | bytes, ...], place: Place
+    body: dict[str, Any], images: tuple[Path | bytes, ...], videos: tuple[Path | bytes, ...], origin: Origin
 ) -> tuple[Path | bytes, ...]:
-    """Images and videos in one row, as the parts of the record mention them."""
+    """Images and videos in one sequence, in the order of the parts of the record."""
     if not videos:
-        return images  # whether their number fits is checked with the rest of the record
-    waiting = {"image": list(images), "video": list(videos)}
+        return images  # their number is checked later, with the rest of the record
+    remaining = {"image": list(images), "video": list(videos)}
     kinds = [part.get("type") for part in _parts(body) if isinstance(part, dict)]
-    for kind, there in waiting.items():
-        if kinds.count(kind) != len(there):
-            raise RecordError(f"text mentions {kinds.count(kind)} {kind}s, the row has {len(there)}", place)
-    return tuple(waiting[kind].pop(0) for kind in kinds if kind in MEDIA_TYPES)
+    for kind, files in remaining.items():
+        if kinds.count(kind) != len(files):
+            raise RecordError(f"the text mentions {kinds.count(kind)} {kind}s, the record has {len(files)}", origin)
+    return tuple(remaining[kind].pop(0) for kind in kinds if kind in MEDIA_TYPES)
 
 
 def extras(row: dict[str, Any], used: tuple[str, ...]) -> dict[str, Any]:
-    """`id`, pixel limits, `tools` and `meta` of a record: what the row says beyond what the format reads."""
+    """`id`, pixel limits, `tools` and `meta` of a record; fields that are not in `used` go to `meta`."""
     body: dict[str, Any] = {}
     if row.get("id") is not None:
         body["id"] = str(row["id"])

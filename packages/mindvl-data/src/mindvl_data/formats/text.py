@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain text as JSON lines with a field `text`; it is learned whole, without a chat template."""
+"""Plain text as JSON lines with a field `text`, trained on as a whole, without a chat template."""
 
 from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
-    Place,
+    Origin,
     RecordError,
     Records,
     SourceRecord,
@@ -18,13 +18,15 @@ from mindvl_data.formats.record import (
 
 
 def read_text(path: Path, image_root: Path | None) -> Records:
-    """Records of a JSON lines file; there are no images, so `image_root` has to be None."""
+    """Read a JSON lines file; there are no images, so `image_root` must be None."""
     if image_root is not None:
-        raise DataError(f"image root {image_root} given for text. {path}. Leave it out, or use another format.")
+        raise DataError(
+            f"--image-root {image_root}: format text has no images. Remove the option, or use another format."
+        )
     return Records(total=count_lines(path), records=each_row(read_json_lines(path), _record))
 
 
-def _record(place: Place, row: dict[str, Any]) -> SourceRecord:
+def _record(origin: Origin, row: dict[str, Any]) -> SourceRecord:
     if not isinstance(row.get("text"), str):
-        raise RecordError("row has no string `text`", place, "Is this a text file in JSON lines?")
-    return SourceRecord(body={"content": row["text"], **extras(row, ("text",))}, media=(), place=place)
+        raise RecordError("the field `text` must be a string", origin, "Use JSON lines with the field `text`.")
+    return SourceRecord(body={"content": row["text"], **extras(row, ("text",))}, media=(), origin=origin)

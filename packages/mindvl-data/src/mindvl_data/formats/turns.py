@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations of others, with marks in the text, -> messages made of parts.
+"""Convert conversations with placeholders in the text to messages made of parts.
 
-Used by the input formats and by foreign.py, so that a LLaVA file and a shard of LLaVA records mean the same.
+Used by the input formats and by foreign.py, so that a LLaVA file and a shard of LLaVA records give the same messages.
 """
 
 import re
@@ -17,29 +17,32 @@ _ROLES = {
     "system": "system",
     "tool": "tool",
 }
-_MARK = re.compile(r"<(image|video)>|<(box|point):(\d{1,9})>")  # longer numbers are none: int refuses some
-_MEDIA_MARK = re.compile(r"<(image|video)>")
+_PLACEHOLDER = re.compile(
+    r"<(image|video)>|<(box|point):(\d{1,9})>"
+)  # at most 9 digits, because int() limits the length
+_MEDIA_PLACEHOLDER = re.compile(r"<(image|video)>")
 
 
 def messages_of_turns(turns: Any, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Messages of a list of `{"from", "value"}`, or `{"role", "content"}` with a text.
+    """Convert turns of the form `{"from", "value"}`, or `{"role", "content"}` with a text.
 
     Args:
-        row: Holds `boxes` and `points`, which `<box:N>` and `<point:N>` in the text refer to.
+        turns: The list of turns.
+        row: The record with `boxes` and `points`, to which `<box:N>` and `<point:N>` in the text refer.
 
     Raises:
-        SampleError: A turn is something else; the message says which.
+        SampleError: A turn is invalid; the message gives its number.
     """
     if not isinstance(turns, list):
-        raise SampleError(f"conversation is {type(turns).__name__} instead of a list of turns")
+        raise SampleError(f"the conversation must be a list of turns, got {type(turns).__name__}")
     return [_message(turn, row, number) for number, turn in enumerate(turns)]
 
 
 def parts_of_text(text: str, row: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A text with its marks turned into parts, in place; without a row, `<box:0>` and `<point:0>` stay text."""
+    """Split a text at its placeholders into parts; without a row, `<box:0>` and `<point:0>` stay text."""
     parts: list[dict[str, Any]] = []
     position = 0
-    for mark in (_MARK if row is not None else _MEDIA_MARK).finditer(text):
+    for mark in (_PLACEHOLDER if row is not None else _MEDIA_PLACEHOLDER).finditer(text):
         if mark.start() > position:
             parts.append({"type": "text", "text": text[position : mark.start()]})
         parts.append({"type": mark[1]} if row is None or mark[1] else _coordinates(mark[2], int(mark[3]), row))
@@ -54,8 +57,8 @@ def _message(turn: Any, row: dict[str, Any], number: int) -> dict[str, Any]:
     speaker, value = fields.get("from", fields.get("role")), fields.get("value", fields.get("content"))
     if not isinstance(speaker, str) or speaker not in _ROLES or not isinstance(value, str):
         raise SampleError(
-            f"turn {number} is from {speaker!r} and says {type(value).__name__}; "
-            f"use `from` (one of {', '.join(_ROLES)}) and a text `value`"
+            f"turn {number} must have `from` (one of {', '.join(_ROLES)}) and a string `value`, "
+            f"got {speaker!r} and {type(value).__name__}"
         )
     more = {name: fields[name] for name in ("reasoning_content", "tool_calls") if fields.get(name) is not None}
     return {"role": _ROLES[speaker], "content": parts_of_text(value, row), **more}
@@ -65,7 +68,7 @@ def _coordinates(kind: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
     field = "boxes" if kind == "box" else "points"
     entries = row.get(field)
     if not isinstance(entries, list) or number >= len(entries):
-        raise SampleError(f"text refers to <{kind}:{number}>, which `{field}` does not hold")
+        raise SampleError(f"the text refers to <{kind}:{number}>, but `{field}` has no entry {number}")
     entry, name = entries[number], "xyxy" if kind == "box" else "xy"
     image, values = (entry.get("image", 0), entry.get(name)) if isinstance(entry, dict) else (0, entry)
     return {"type": kind, "image": image, name: values}

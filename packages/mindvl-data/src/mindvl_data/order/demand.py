@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig
-from mindvl_data.measure import row_lengths
+from mindvl_data.measure import sample_lengths
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.atomic import write_atomically
-from mindvl_data.shards.location import beside, join
+from mindvl_data.shards.location import join, sidecar_path
 from mindvl_data.shards.manifest import MANIFEST_NAME
 from mindvl_data.shards.sealed import SealError, seal, unseal
 
@@ -96,7 +96,7 @@ def _find(source: SourceIndex, config: DataConfig) -> Demand:
     tokens, patches = [], []
     for shard in _spread(shards, _SHARDS).tolist():
         rows = source.subset.rows(shard, _spread(np.arange(source.subset.sizes[shard]), _ROWS))
-        pair = row_lengths(
+        pair = sample_lengths(
             source.index.shards[shard], rows, rules=source.rules, tokenizer=source.tokenizer, files=source.files
         )
         tokens.append(pair[0].astype(np.int64))
@@ -124,4 +124,4 @@ def _path(source: SourceIndex, config: DataConfig) -> Path:
         source.name, hashlib.sha256(source.subset.sizes.tobytes()).hexdigest(),
     ]  # fmt: skip
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    return beside(join(source.index.directory, MANIFEST_NAME), f"demand-{digest}.json", source.files.store)
+    return sidecar_path(join(source.index.directory, MANIFEST_NAME), f"demand-{digest}.json", source.files.store)

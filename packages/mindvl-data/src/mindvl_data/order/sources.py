@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig, SampleRules, SourceConfig, source_image
-from mindvl_data.measure import Lengths, is_measured, row_lengths, shard_lengths
+from mindvl_data.measure import Lengths, is_measured, sample_lengths, shard_lengths
 from mindvl_data.order.subset import Subset
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.shards.index import DirectoryIndex, open_index
@@ -58,7 +58,7 @@ class SourceIndex:
             tokens, patches = shard_lengths(index, **where)
             self._keeps_lengths = is_measured(index, **where)
             return tokens[rows], patches[rows]
-        return row_lengths(index, rows, **where)
+        return sample_lengths(index, rows, **where)
 
     def used_rows(self, shard: int) -> NDArray[np.int64]:
         """The rows of a shard that belong to the source; all of them without `first` and `fraction`."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges fetched from an object store, kept on a local disk; several processes may share one directory.
+"""A cache on a local disk for byte ranges of objects in a store; several processes may share one directory.
 
-Stands between files.py and remote.py. One file holds one range: the blake2b of its bytes (16 bytes), then the bytes.
-A file whose checksum is wrong is thrown away, so nothing is flushed to disk and a crash costs no more than a fetch.
-The least recently used files go first; the file `bytes` holds the sum of all sizes (8 bytes, little-endian), changed
-under its lock by every process alike.
+Used by files.py in front of remote.py. One file holds one range: the blake2b of its bytes (16 bytes), then the bytes.
+A file with a wrong checksum is discarded and fetched again, so writes need not be flushed to disk. The least recently
+used files are evicted first; the file `bytes` holds the sum of all sizes (8 bytes, little-endian), which every process
+updates under a file lock.
 """
 
 import fcntl
@@ -21,31 +21,33 @@ from mindvl_data.errors import DataError
 logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 16
-KEPT_SHARE = 0.9  # of the limit, after making room; so room is not made again at the next range
+KEPT_SHARE = 0.9  # share of max_bytes left after an eviction, so that the next range does not cause another one
 
 
 class RangeCache:
-    """Bytes by (address, offset, length), within a limit.
+    """Cached bytes by (address, offset, length), up to a total size.
 
     Args:
-        directory: On a local disk; made if it is missing.
-        max_bytes: Limit of all ranges together. Index files of shards are kept apart and not counted.
+        directory: Cache directory on a local disk; created if it is missing.
+        max_bytes: Limit for all ranges together. Index files of shards are stored separately and not counted.
 
     Raises:
-        DataError: The directory cannot be made.
+        DataError: The directory cannot be created.
     """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory, self._max_bytes = directory / "ranges", max_bytes
         self._lock = threading.Lock()
-        self._is_full = False
+        self._is_disabled = False
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"the cache cannot be made: {error.strerror}. {directory}. Mend store.cache.") from error
+            raise DataError(
+                f"{directory}: the cache directory cannot be created: {error.strerror}. Correct store.cache."
+            ) from error
 
     def get(self, address: str, offset: int, length: int) -> bytes | None:
-        """The bytes, or None where they are not kept whole."""
+        """The cached bytes, or None if the range is absent or damaged."""
         path = self._path(address, offset, length)
         try:
             stored = path.read_bytes()
@@ -53,17 +55,19 @@ class RangeCache:
             return None
         content = stored[CHECKSUM_BYTES:]
         if len(content) != length or _checksum(content) != stored[:CHECKSUM_BYTES]:
-            logger.warning("a damaged range is thrown away and fetched again: %s", path)
+            logger.warning(
+                "%s: the checksum of a cached range is wrong. The range is discarded and fetched again.", path
+            )
             self.forget(address, offset, length)
             return None
-        with suppress(OSError):  # another process may have made room meanwhile
-            os.utime(path)  # now the most recently used
+        with suppress(OSError):  # another process may have evicted it
+            os.utime(path)  # mark it as the most recently used
         return content
 
     def put(self, address: str, offset: int, content: bytes) -> None:
-        """Keep a range; a disk that is full or broken is no reason to stop: then nothing more is kept."""
+        """Store a range. If the disk is full or fails, a warning is logged and the cache stores nothing more."""
         size = CHECKSUM_BYTES + len(content)
-        if self._is_full or size > self._max_bytes:
+        if self._is_disabled or size > self._max_bytes:
             return
         path = self._path(address, offset, len(content))
         partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -74,16 +78,18 @@ class RangeCache:
             os.replace(partial, path)
             if is_new:
                 self._grow(size)
-        except FileNotFoundError:  # another process made room, or somebody removed the directory
+        except FileNotFoundError:  # evicted by another process, or the directory was removed
             return
         except OSError as error:
-            self._is_full = True
-            logger.warning("nothing more is kept in the cache %s: %s", self._directory, error.strerror)
+            self._is_disabled = True
+            logger.warning(
+                "%s: the cache cannot be written: %s. Nothing more is cached.", self._directory, error.strerror
+            )
             with suppress(OSError):
                 partial.unlink()
 
     def forget(self, address: str, offset: int, length: int) -> None:
-        """Throw a range away, because its bytes are wrong."""
+        """Remove a range whose bytes are wrong."""
         path = self._path(address, offset, length)
         with suppress(OSError):
             size = path.stat().st_size
@@ -97,14 +103,14 @@ class RangeCache:
     def _grow(self, size: int) -> None:
         with self._total() as counter:
             stored = os.pread(counter, 8, 0)
-            total = int.from_bytes(stored, "little") + size if len(stored) == 8 else self._make_room(None)
+            total = int.from_bytes(stored, "little") + size if len(stored) == 8 else self._evict(None)
             if not 0 <= total <= self._max_bytes:
-                total = self._make_room(int(KEPT_SHARE * self._max_bytes))
+                total = self._evict(int(KEPT_SHARE * self._max_bytes))
             os.pwrite(counter, total.to_bytes(8, "little"), 0)
 
     @contextmanager
     def _total(self) -> Iterator[int]:
-        """The file with the sum of all sizes, locked against other threads and processes."""
+        """The descriptor of the file with the sum of all sizes, locked against other threads and processes."""
         with self._lock:
             counter = os.open(self._directory / "bytes", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -113,8 +119,8 @@ class RangeCache:
             finally:
                 os.close(counter)
 
-    def _make_room(self, target: int | None) -> int:
-        """Remove the least recently used ranges until `target` bytes are left (None: all stay); returns the sum."""
+    def _evict(self, target: int | None) -> int:
+        """Remove the least recently used ranges until `target` bytes are left (None: remove nothing); return the sum."""
         found = []
         for directory in os.scandir(self._directory):
             if directory.is_dir():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One writer at a time in a directory of shards: two would overwrite what the other has just written.
+"""A lock that allows one writer at a time in a directory of shards; two writers would overwrite each other's files.
 
-Used by indexing.py and write.py around all they do. The claim ends with its process, however that ends.
+Held by indexing.py and write.py during the whole operation. The lock is released when its process ends in any way.
 """
 
 import fcntl
@@ -18,18 +18,18 @@ CLAIM_NAME = ".claimed"  # locked while a process writes into the directory; rem
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Be the only process that writes into a directory.
+    """Hold the lock of a directory.
 
     Raises:
-        DataError: Another process is.
-        OSError: Nothing can be written into the directory.
+        DataError: Another process holds it.
+        OSError: The lock file cannot be created.
     """
     path = directory / CLAIM_NAME
     descriptor = _open_locked(path)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the lock goes, so that nobody has locked it meanwhile
+        path.unlink(missing_ok=True)  # before the lock is released, so that no other process can have locked this file
         os.close(descriptor)
 
 
@@ -37,7 +37,7 @@ def _open_locked(path: Path) -> int:
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except PermissionError:  # left behind by another user, whose process was killed; it can be locked all the same
+        except PermissionError:  # left by a killed process of another user; a read-only descriptor can be locked too
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _lock(descriptor, path):
@@ -49,22 +49,22 @@ def _open_locked(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the file is locked now; False where the process that held it has just removed it."""
+    """Try to lock the file; returns False if the process that held it has just removed it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "another process"
         raise DataError(
-            f"{path.parent}: {owner} is writing or indexing shards here. Wait until it has ended, then start again."
+            f"{path.parent}: {owner} is writing or indexing shards in this directory. Wait until it ends, then try again."
         ) from error
     except OSError:
-        return True  # some network file systems have no locks; the work is worth more than this check
+        return True  # some network file systems have no locks; then the directory is used without one
     try:
         if os.fstat(descriptor).st_ino != os.stat(path).st_ino:
             return False
     except FileNotFoundError:
         return False
-    with suppress(OSError):  # the lock holds without these words
+    with suppress(OSError):  # the owner is only needed for the message above
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open shards, read at any offset from any thread; counts every byte.
+"""Read byte ranges of shards from any thread, and count requests and bytes.
 
-Comes after the index; everything that reads samples goes through it.
+Comes after the index; all code that reads samples uses it.
 """
 
 import os
@@ -22,14 +22,19 @@ from mindvl_data.shards.location import Location, is_remote
 from mindvl_data.shards.remote import RemoteStore
 
 Range = tuple[int, int]  # (offset, length) in bytes
-Content = bytes | memoryview  # a part of a larger read is not copied until somebody keeps it
+Content = bytes | memoryview  # a view into a larger read; copied only where it is stored
 
-MAX_EXTRA_SHARE = 0.02  # bytes read between wanted ranges, as a share of the bytes wanted
+MAX_EXTRA_SHARE = 0.02  # bytes read between the requested ranges, as a share of the requested bytes
 _REPORTED = ("bytes_wanted", "bytes_read", "requests", "retries", "cache_hits", "cache_bytes")
 
 
 class ShardFiles:
-    """Open shards, read at any offset from any thread; of too many, the least recently used one is closed."""
+    """Open shards that any thread can read at any offset; the least recently used file is closed at the limit.
+
+    Args:
+        store: Settings of object stores and of the local cache.
+        max_open: Limit of open local files.
+    """
 
     def __init__(self, store: StoreConfig | None = None, max_open: int = 256) -> None:
         self._process = OwnProcess("ShardFiles")
@@ -45,21 +50,23 @@ class ShardFiles:
         """Exactly `length` bytes from `offset`.
 
         Raises:
-            DataError: They cannot be had.
+            DataError: The bytes cannot be read.
         """
         return bytes(self.read_ranges(location, [(offset, length)])[0])
 
     def read_ranges(self, location: Location, ranges: Sequence[Range]) -> list[Content]:
-        """The bytes of each range, in the order asked; neighbours are read together.
+        """The bytes of each range, in the given order; adjacent ranges are read together.
 
         Raises:
-            DataError: They cannot be had.
+            DataError: The bytes cannot be read.
         """
         self._process.check()
         if isinstance(location, str) and is_remote(location):
             self._count("bytes_wanted", sum(length for _, length in ranges))
             return self._read_remote(location, ranges)
-        path = location if isinstance(location, Path) else Path(location)  # a copy would lose its kept hash
+        path = (
+            location if isinstance(location, Path) else Path(location)
+        )  # a new Path would have to compute its hash again
         spans = coalesce(ranges)
         file = self._local.open(path)
         try:
@@ -73,10 +80,10 @@ class ShardFiles:
         return cut(ranges, spans, contents)
 
     def read_again(self, location: Location, offset: int, length: int) -> bytes:
-        """The range once more from where it is stored, whatever caches hold, because the bytes were wrong.
+        """Read the range again from the disk or store, bypassing caches, because its bytes were wrong.
 
         Raises:
-            DataError: They cannot be had.
+            DataError: The bytes cannot be read.
         """
         self._process.check()
         if isinstance(location, str) and is_remote(location):
@@ -86,7 +93,7 @@ class ShardFiles:
         path = Path(location)
         file = self._local.open(path)
         try:
-            with suppress(OSError):  # not every file system can drop pages; then the same ones may come again
+            with suppress(OSError):  # not every file system can drop cached pages
                 os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
             content = _read_fully(file.descriptor, path, offset, length)
         finally:
@@ -98,11 +105,11 @@ class ShardFiles:
         return content
 
     def report(self) -> dict[str, int]:
-        """What was read since the start of this process.
+        """The counters since this object was created.
 
         Returns:
-            `bytes_wanted` of the samples asked for; `bytes_read` from files and stores, what lies between neighbours
-            included; `requests` made and `retries` among them; `cache_hits` and the `cache_bytes` they gave.
+            `bytes_wanted`: bytes requested by callers; `bytes_read`: bytes read from files and stores, including gaps
+            between adjacent ranges; `requests`, including `retries`; `cache_hits` and the `cache_bytes` they returned.
         """
         self._process.check()
         with self._lock:
@@ -110,12 +117,12 @@ class ShardFiles:
 
     def close(self) -> None:
         """Close all files."""
-        if self._process.is_current:  # a fork's are closed when it ends
+        if self._process.is_current:  # those of a forked process are closed when it ends
             self._local.close()
 
     def _read_remote(self, address: str, ranges: Sequence[Range]) -> list[Content]:
-        """From the cache what it holds; the rest from the store, kept range by range, so that it is found again
-        whatever else is asked for then."""
+        """Read from the cache where possible and from the store otherwise. Each range is cached separately, so that it
+        is found again in any other combination of ranges."""
         known: dict[Range, Content] = {}
         if self._cache is not None:
             for each in dict.fromkeys(ranges):
@@ -138,10 +145,10 @@ class ShardFiles:
 
 
 def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
-    """(start, end) of the reads that cover all ranges, sorted and apart.
+    """The sorted, disjoint spans (start, end) to read so that all ranges are covered.
 
-    Gaps are bridged from the smallest on, as long as all of them together are at most MAX_EXTRA_SHARE of what is
-    wanted: neighbours in a tar, a few hundred bytes of padding apart, become one read; strangers never do.
+    Gaps are bridged in order of size while their sum is at most MAX_EXTRA_SHARE of the requested bytes: adjacent
+    members of a tar, a few hundred bytes of padding apart, become one read; distant ones do not.
     """
     if len(ranges) == 1:
         ((offset, length),) = ranges
@@ -154,14 +161,14 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
             spans.append((start, end))
     budget = int(MAX_EXTRA_SHARE * sum(end - start for start, end in spans))
     bridged = set()
-    for gap, place in sorted((spans[i][0] - spans[i - 1][1], i) for i in range(1, len(spans))):
+    for gap, number in sorted((spans[i][0] - spans[i - 1][1], i) for i in range(1, len(spans))):
         budget -= gap
         if budget < 0:
             break
-        bridged.add(place)
+        bridged.add(number)
     joined: list[tuple[int, int]] = []
-    for place, (start, end) in enumerate(spans):
-        if place in bridged:
+    for number, (start, end) in enumerate(spans):
+        if number in bridged:
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((start, end))
@@ -169,48 +176,48 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int]]:
 
 
 def cut(ranges: Sequence[Range], spans: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> list[Content]:
-    """The bytes of each range out of the reads that cover them."""
+    """The bytes of each range, as views into the spans that cover them."""
     if len(ranges) == 1:
         return list(contents)
     starts = [start for start, _ in spans]
     views = [memoryview(content) for content in contents]
     pieces: list[Content] = []
     for offset, length in ranges:
-        place = bisect_right(starts, offset) - 1
-        skip = offset - starts[place]
-        pieces.append(views[place][skip : skip + length])
+        number = bisect_right(starts, offset) - 1
+        skip = offset - starts[number]
+        pieces.append(views[number][skip : skip + length])
     return pieces
 
 
 @dataclass
 class _OpenFile:
     descriptor: int
-    users: int = 0  # threads that read from it now
-    is_listed: bool = True  # False once it is to be closed by its last user
+    users: int = 0  # threads that are reading from it
+    is_listed: bool = True  # False if its last user has to close it
 
 
 class _LocalFiles:
-    """Descriptors by path. No lock is held while bytes are read: a file in use is closed by its last user."""
+    """Open descriptors by path. Reads hold no lock: a file that is evicted while in use is closed by its last user."""
 
     def __init__(self, max_open: int) -> None:
-        # an eighth: several loaders in a process, with the index files that each has mapped, stay below the limit
+        # One eighth of the process limit, so that several loaders and their mapped index files fit.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_open = max_open if limit == resource.RLIM_INFINITY else max(1, min(max_open, limit // 8))
         self._files: OrderedDict[Path, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, path: Path) -> _OpenFile:
-        """The file with its descriptor, which stays open until `release`."""
+        """The open file; its descriptor stays open until `release`."""
         with self._lock:
             file = self._files.get(path)
             if file is not None:
                 self._files.move_to_end(path)
                 file.users += 1
                 return file
-        opened = _OpenFile(_open(path))  # without the lock: on a network file system this takes a while
+        opened = _OpenFile(_open(path))  # without the lock: slow on a network file system
         with self._lock:
             file = self._files.setdefault(path, opened)
-            if file is not opened:  # another thread was faster
+            if file is not opened:  # another thread opened it first
                 os.close(opened.descriptor)
             file.users += 1
             while len(self._files) > self._max_open:
@@ -238,23 +245,23 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise DataError(f"shard cannot be opened: {error.strerror}. {path}. Put it back.") from error
+        raise DataError(f"{path}: the shard cannot be opened: {error.strerror}. Restore it.") from error
 
 
 def _read_fully(descriptor: int, path: Path, offset: int, length: int) -> bytes:
-    """One pread can give less than asked (2 GB at most, and less on some network file systems)."""
+    """Read `length` bytes. One pread may return fewer (2 GB at most, and less on some network file systems)."""
     pieces, have = [], 0
     while have < length:
         try:
             piece = os.pread(descriptor, length - have, offset + have)
         except OSError as error:
             raise DataError(
-                f"shard cannot be read: {error.strerror}. {path} at byte {offset}. Check the disk or its connection."
+                f"{path} at byte {offset}: the shard cannot be read: {error.strerror}. Check the disk or its connection."
             ) from error
         if not piece:
             raise DataError(
-                f"{length} bytes wanted, {have} are there. {path} at byte {offset}. "
-                "The shard changed after it was indexed: run `mindvl data index` again."
+                f"{path} at byte {offset}: expected {length} bytes, got {have}; the shard changed after it was indexed. "
+                "Run `mindvl data index` again."
             )
         pieces.append(piece)
         have += len(piece)

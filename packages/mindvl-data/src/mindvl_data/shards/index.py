@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixed-width, memory-mapped index of shards, as it is opened.
+"""Open the memory-mapped index of a directory of shards.
 
-Written by indexing.py; planner and reader know samples only through it. Image sizes are stored, not token counts, so
-that pixel budgets can change without a new index. Opening reads the manifest alone: a hundred million samples cost a
-few megabytes until they are used. An index file is compared with the sha256 in the manifest when it is first used.
+Written by indexing.py, used by the data order and by reading.py. The index stores image sizes, not token counts, so
+that pixel budgets can change without indexing again. Opening reads only the manifest: a hundred million samples take a
+few megabytes until they are used. An index file is compared with the sha256 in the manifest on its first use.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from mindvl_data.errors import DataError
 from mindvl_data.process import OwnProcess
 from mindvl_data.shards.index_format import index_arrays, index_name, is_consistent
 from mindvl_data.shards.location import Location, is_remote, join
-from mindvl_data.shards.manifest import MANIFEST_NAME, read_manifest, refuse_different_files
+from mindvl_data.shards.manifest import MANIFEST_NAME, check_files, read_manifest
 from mindvl_data.shards.remote import local_copy
 
 
@@ -33,23 +33,25 @@ class ShardIndex:
     """The index of one shard."""
 
     name: str  # file name of the shard
-    path: Location  # the shard; an address when it lies in an object store
+    path: Location  # of the shard; an address if it is in an object store
     digest: str  # sha256 of the index file
     samples: NDArray[Any]  # SAMPLE_DTYPE
     members: NDArray[Any]  # MEMBER_DTYPE
 
 
 class Shards(Sequence[ShardIndex]):
-    """The shards of a directory in name order; each is mapped when it is asked for, and the last few stay mapped.
+    """The shards of a directory in name order. An index file is mapped on first access; the last few stay mapped.
 
-    A directory can have more shards than a process may map, and what is mapped counts as its memory. Safe to use from
-    several threads.
+    A directory can have more shards than a process may map, and mapped pages count as its memory. Thread-safe.
 
     Args:
+        directory: Path or address of the directory.
         names: File names of the shards.
-        sizes: Samples of each shard.
-        num_bytes: Length of each shard.
-        digests: sha256 of each index file, 32 bytes each, end to end.
+        sizes: Number of samples of each shard, int64.
+        num_bytes: Size of each shard in bytes, int64.
+        digests: sha256 of the index files, 32 bytes each, concatenated.
+        store: Settings of the object store, for a directory that is an address.
+        max_mapped: Number of index files that stay mapped.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class Shards(Sequence[ShardIndex]):
     @overload
     def __getitem__(self, number: slice) -> list[ShardIndex]: ...
     def __getitem__(self, number: int | slice) -> ShardIndex | list[ShardIndex]:
-        """Map one shard, or several.
+        """Map the index of one shard or of a slice of shards.
 
         Raises:
-            DataError: The index file is missing or damaged.
+            DataError: An index file is missing or damaged.
         """
         self._process.check()
         if isinstance(number, slice):
@@ -95,30 +97,30 @@ class Shards(Sequence[ShardIndex]):
             else:
                 self._mapped[number] = self._map(number)
                 if len(self._mapped) > self._max_mapped:
-                    self._mapped.popitem(last=False)  # whoever still uses its arrays keeps them mapped
+                    self._mapped.popitem(last=False)  # the arrays stay mapped while they are referenced
             return self._mapped[number]
 
     def _map(self, number: int) -> ShardIndex:
         name = self.names[number]
         digest = self._digests[32 * number : 32 * number + 32].hex()
         location = join(self._directory, index_name(name))
-        damaged = DataError(f"{location}: index file is damaged. Run `mindvl data index {self._directory}` again.")
+        damaged = DataError(f"{location}: the index file is damaged. Run `mindvl data index {self._directory}` again.")
         try:
             with open(_on_disk(location, digest, self._store), "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 stamp = status.st_ino, status.st_size, status.st_mtime_ns
                 is_new = self._verified.get(number) != stamp
-                # Read, not mapped: pages that were only hashed shall not count as this process's memory.
+                # Hash by reading, not through the mapping: mapped pages would count as memory of this process.
                 if is_new and hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise damaged
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise DataError(
-                f"{location}: is missing. Put it back, or run `mindvl data index {self._directory}`."
+                f"{location}: the file is missing. Restore it, or run `mindvl data index {self._directory}`."
             ) from error
         except OSError as error:
             raise DataError(
-                f"{location}: cannot be read: {error.strerror}. Check the disk or its connection."
+                f"{location}: the file cannot be read: {error.strerror}. Check the disk or its connection."
             ) from error
         except ValueError as error:  # an empty file cannot be mapped
             raise damaged from error
@@ -142,32 +144,34 @@ class DirectoryIndex:
     num_samples: int
     num_images: int
     num_videos: int
-    identity: str  # hash over all index files, so over every key, size and content crc
+    identity: str  # sha256 over the digests of all index files, so over every key, size and content crc
 
     @property
     def is_text(self) -> bool:
+        """Whether the directory has no images and no videos."""
         return self.num_images + self.num_videos == 0
 
 
 def open_index(directory: Location, *, store: StoreConfig | None = None, max_mapped: int = 64) -> DirectoryIndex:
-    """Read the manifest of a directory; index files are mapped later, shard by shard.
+    """Read the manifest of a directory; index files are mapped later, one shard at a time.
 
-    Names and sizes of all files of a local directory are compared with the manifest; in an object store, where each
-    look would be a request, a file is checked when it is first used, and a shard that the manifest does not name is
-    not seen.
+    For a local directory, the names and sizes of all files are compared with the manifest. In an object store this
+    would take one request per file: there, a file is checked on its first use, and shards that are not in the manifest
+    are not detected.
 
     Args:
-        store: How an object store is read, for a directory that is an address.
-        max_mapped: Index files that stay mapped.
+        directory: Path or address of the directory.
+        store: Settings of the object store, for a directory that is an address.
+        max_mapped: Number of index files that stay mapped.
 
     Raises:
-        DataError: No index, another version, or shards that changed since.
+        DataError: There is no index, it has another version, or files changed after indexing.
     """
     if isinstance(directory, str) and not is_remote(directory):
         directory = Path(directory)
     manifest = read_manifest(_on_disk(join(directory, MANIFEST_NAME), None, store), directory)
     if not is_remote(directory):
-        refuse_different_files(Path(directory), manifest)
+        check_files(Path(directory), manifest)
     entries = manifest.shards
     digest = hashlib.sha256("".join(entry["index_sha256"] for entry in entries).encode())
     shards = Shards(
@@ -190,5 +194,5 @@ def open_index(directory: Location, *, store: StoreConfig | None = None, max_map
 
 
 def _on_disk(location: Location, sha256: str | None, store: StoreConfig | None) -> Path:
-    """The file itself, or the copy of an object that is kept on this machine."""
+    """The path of a local file, or of the local copy of an object."""
     return local_copy(location, sha256, store) if isinstance(location, str) else location

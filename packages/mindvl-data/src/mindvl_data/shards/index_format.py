@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an index file, as docs/reference/data-format.md describes them: fixed-width arrays behind a short header.
+"""The binary format of an index file (docs/reference/data-format.md): fixed-width arrays after a short header.
 
-Below the manifest and the index. Beside each shard `NAME.tar` lies `NAME.idx`: magic (8 bytes), three little-endian
+Below the manifest and the index. The index of the shard `NAME.tar` is `NAME.idx`: magic (8 bytes), three little-endian
 uint64 (samples, members, bytes of the shard), then the two arrays below.
 """
 
@@ -21,14 +21,14 @@ HEADER_BYTES = len(INDEX_MAGIC) + 3 * 8
 SAMPLE_DTYPE = np.dtype(
     [
         ("offset", "<u8"),  # first byte of the sample's contents
-        ("length", "<u4"),  # bytes from there to the end of its last member
+        ("length", "<u4"),  # bytes from `offset` to the end of the sample's last member
         ("first_member", "<u4"),
         ("num_members", "<u2"),  # the record, then images and videos in order
-        ("has_coordinates", "u1"),  # its text depends on the pixel budget
+        ("has_coordinates", "u1"),  # 1 if the text depends on the pixel budget
         ("is_json", "u1"),
         ("key_hash", "<u8"),
         ("crc", "<u4"),  # crc32 over the members' contents, in order
-        ("min_pixels", "<u4"),  # the sample's own limits, as its record says; 0 where it has none
+        ("min_pixels", "<u4"),  # the sample's own limits from its record; 0 if it has none
         ("max_pixels", "<u4"),
     ]
 )
@@ -36,9 +36,9 @@ MEMBER_DTYPE = np.dtype(
     [
         ("offset", "<u8"),
         ("length", "<u4"),
-        ("height", "<u4"),  # pixels as shown; 0 for a record
+        ("height", "<u4"),  # pixels as displayed; 0 for a record
         ("width", "<u4"),
-        ("frames", "<u4"),  # of a video; 0 for anything else
+        ("frames", "<u4"),  # number of frames of a video; 0 otherwise
         ("fps", "<f4"),  # frames per second of a video
     ]
 )
@@ -47,7 +47,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]  # (samples, members)
 
 
 def index_arrays(content: bytes | mmap.mmap) -> Arrays | None:
-    """The arrays of an index file, without a copy; None where its length is not what its header says."""
+    """The arrays of an index file, without a copy; None if its length does not match its header."""
     if len(content) < HEADER_BYTES or content[: len(INDEX_MAGIC)] != INDEX_MAGIC:
         return None
     num_samples, num_members, _ = np.frombuffer(content, "<u8", 3, len(INDEX_MAGIC)).tolist()
@@ -59,7 +59,7 @@ def index_arrays(content: bytes | mmap.mmap) -> Arrays | None:
 
 
 def is_consistent(arrays: Arrays, shard_bytes: int) -> bool:
-    """Whether every sample has members of its own and every byte named lies in the shard."""
+    """Whether the members of all samples are consecutive and every byte range is inside the shard."""
     samples, members = arrays
     counts = samples["num_members"].astype(np.int64)
     if (counts < 1).any() or counts.sum() != len(members):
@@ -73,7 +73,7 @@ def is_consistent(arrays: Arrays, shard_bytes: int) -> bool:
 
 
 def index_bytes(entry: dict[str, Any]) -> int:
-    """How long the index file of a shard is: one member for each record, image and video."""
+    """The size of a shard's index file in bytes: one member for each record, image and video."""
     members = entry["samples"] + entry["images"] + entry["videos"]
     return int(HEADER_BYTES + entry["samples"] * SAMPLE_DTYPE.itemsize + members * MEMBER_DTYPE.itemsize)
 
@@ -94,12 +94,12 @@ def hash_key(key: str) -> int:
 
 
 def is_index(path: Path) -> bool:
-    """Whether a file is an index of ours, and not one of another program under such a name."""
+    """Whether a file is a mindvl index, and not a file of another program with the same suffix."""
     with open(path, "rb") as file:
         return file.read(len(INDEX_MAGIC)) == INDEX_MAGIC
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex digits."""
+    """The sha256 of a file as hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

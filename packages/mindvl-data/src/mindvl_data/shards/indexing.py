@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards -> a validated index beside each of them, and a manifest.
+"""Validate the shards of a directory and write an index file per shard and a manifest.
 
-Comes after the shards are written; see docs/reference/data-format.md for what is on disk. Shards are independent, so they are
-looked at in several processes; only duplicate keys are searched over all of them, at the end. A shard whose size,
-time and index are those of an earlier call is not read again, and a call that was stopped goes on where it was.
+Comes after the shards are written; docs/reference/data-format.md describes the files. Shards are validated
+independently, in several processes; only duplicate keys are searched over all shards, at the end. A shard whose size,
+time and index have not changed since an earlier call is not read again, and an interrupted call resumes.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from mindvl_data.shards.index_format import INDEX_MAGIC, index_arrays, is_index,
 from mindvl_data.shards.known import (
     DUPLICATE,
     Entry,
+    begin_indexing,
+    excluded_by_write,
     is_current,
     known_entries,
-    left_out_by_write,
     media_counts,
-    note,
-    start_over,
+    record_entry,
 )
 from mindvl_data.shards.manifest import INDEXING_NAME, MANIFEST_NAME, MANIFEST_VERSION
 from mindvl_data.shards.scan import map_shard
@@ -52,46 +52,50 @@ def index_directory(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Validate every shard of a directory and write its index; returns the manifest.
+    """Validate every shard of a directory and write its index.
 
     Args:
-        decode_limit: Pixels; an image that claims more is refused.
-        exclude_bad: Leave samples that cannot be used out of the index and name them in `excluded.jsonl`, instead of
-            refusing the directory.
-        decode: Decode every image and video, which also finds damage inside of them.
-        workers: Processes that read shards; the result does not depend on it.
-        fresh: Read all shards again, also those that did not change.
+        directory: Directory of shards.
+        decode_limit: Limit in pixels; a larger image is invalid.
+        exclude_bad: Leave invalid samples out of the index and list them in `excluded.jsonl`, instead of raising.
+        decode: Decode every image and video, which also detects damage in the compressed data.
+        workers: Number of processes; the result does not depend on it.
+        fresh: Read all shards again, including unchanged ones.
+        progress: Called after each shard.
+
+    Returns:
+        The content of the manifest.
 
     Raises:
-        DataError: A shard is damaged or holds something that cannot be used; no index is written for that shard. Or
-            the directory was not written to its end, or nothing can be written into it.
+        DataError: A shard is damaged or holds an invalid sample; no index is written for that shard. Or writing the
+            shards was interrupted, or the directory is not writable.
     """
     directory = Path(directory)
     rules = Rules(decode_limit=decode_limit, exclude_bad=exclude_bad, decode=decode)
-    _shards(directory)  # refused before anything is written into a directory that has none
+    _shards(directory)  # raises before anything is written into a directory without shards
     try:
         with claimed(directory):
             return _index(directory, rules, workers=workers, fresh=fresh, progress=progress)
     except OSError as error:
         raise DataError(
-            f"index cannot be written: {error.strerror}. {error.filename or directory}. Make room, or index a copy that "
-            "can be written to; the same command goes on."
+            f"{error.filename2 or error.filename or directory}: the index cannot be written: {error.strerror}. Free disk space, or index a "
+            "writable copy; the same command resumes."
         ) from error
 
 
 def _index(directory: Path, rules: Rules, *, workers: int, fresh: bool, progress: Progress | None) -> dict[str, Any]:
     paths = _shards(directory)
-    left_out = left_out_by_write(directory)
+    left_out = excluded_by_write(directory)
     known = {} if fresh else known_entries(directory, rules)
     entries = {path.name: known[path.name] for path in paths if is_current(path, known.get(path.name))}
     todo = [path for path in paths if path.name not in entries]
     sizes = {path.name: path.stat().st_size for path in paths}
     if todo:
-        start_over(directory, rules, entries.values())
+        begin_indexing(directory, rules, entries.values())
     done_bytes = sum(sizes[name] for name in entries)
     for entry in _index_all(todo, rules, workers):
         entries[entry.name] = entry
-        note(directory, entry)
+        record_entry(directory, entry)
         done_bytes += sizes[entry.name]
         if progress is not None:
             progress(done_bytes, sum(sizes.values()))
@@ -101,28 +105,28 @@ def _index(directory: Path, rules: Rules, *, workers: int, fresh: bool, progress
 def _shards(directory: Path) -> list[Path]:
     if (directory / WRITING_MARK).exists():
         raise DataError(
-            f"shards are not complete: `mindvl data write` did not end. {directory / WRITING_MARK}. "
-            "Write the directory again; the same command goes on."
+            f"{directory / WRITING_MARK}: the shards are incomplete, because `mindvl data write` did not finish. "
+            "Run it again; the same command resumes."
         )
     paths = sorted(path for path in directory.glob(SHARD_PATTERN) if not path.is_dir())
     for path in paths:
-        if not path.is_file():  # reading a pipe would wait for ever
+        if not path.is_file():  # reading a pipe would block
             what = "a link to a file that does not exist" if path.is_symlink() else "not a regular file"
-            raise DataError(f"{path}: is {what}. Put the shard back, or remove this name.")
+            raise DataError(f"{path}: the path is {what}. Restore the shard, or remove the path.")
     if not paths:
         raise DataError(
-            f"no shards. {directory}. Write some with `mindvl data write SRC --format F --out {directory}`."
+            f"{directory}: the directory has no shards. Run `mindvl data write SRC --format F --out {directory}`."
         )
     return paths
 
 
 def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[Entry]:
-    """Entries in the order of the paths; after an error, those of shards that were done come first."""
+    """Entries in the order of the paths; after an error, finished shards are yielded before it is raised."""
     if min(workers, len(paths)) <= 1:
         yield from (_index_shard(path, rules) for path in paths)
         return
-    context = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
-    context.set_forkserver_preload([__name__])  # imports once, not in every process
+    context = multiprocessing.get_context("forkserver")  # fork would copy locks that other threads hold
+    context.set_forkserver_preload([__name__])  # import once, not in every process
     pool = ProcessPoolExecutor(min(workers, len(paths)), mp_context=context, initializer=end_with_parent)
     futures: list[Future[Entry]] = [pool.submit(_index_shard, path, rules) for path in paths]
     taken = 0
@@ -138,7 +142,9 @@ def _index_all(paths: list[Path], rules: Rules, workers: int) -> Iterator[Entry]
                 yield future.result()
         if isinstance(error, DataError):
             raise
-        raise DataError(f"a process that indexed shards died. {paths[taken]}. Use fewer --workers.") from error
+        raise DataError(
+            f"{paths[taken]}: a worker process died, possibly for lack of memory. Use fewer --workers."
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -159,7 +165,7 @@ def _index_shard(path: Path, rules: Rules) -> Entry:
 
 
 def _write_index(path: Path, samples: NDArray[Any], members: NDArray[Any], num_bytes: int) -> str:
-    """Returns the sha256 of the index file."""
+    """Write the index file of a shard; returns its sha256."""
     content = INDEX_MAGIC + np.array([len(samples), len(members), num_bytes], "<u8").tobytes()
     content += samples.tobytes() + members.tobytes()
     write_atomically(path.with_suffix(".idx"), content)
@@ -172,8 +178,8 @@ def _finish(directory: Path, entries: list[Entry], rules: Rules, left_out: list[
     kept = [entry.facts for entry in entries if entry.facts["samples"]]
     if not kept:
         raise DataError(
-            f"no sample is left of {len(entries)} shards; the first: {excluded[0]['reason']}. {directory}. "
-            "Write the shards again."
+            f"{directory}: none of the {len(entries)} shards has a valid sample; the first was excluded because: "
+            f"{excluded[0]['reason']}. Write the shards again."
         )
     manifest = {
         "version": MANIFEST_VERSION,
@@ -191,7 +197,7 @@ def _finish(directory: Path, entries: list[Entry], rules: Rules, left_out: list[
 
 
 def _remove_leftovers(directory: Path, shards: set[str]) -> None:
-    """What kills left, and index files of shards that are gone."""
+    """Remove temporary files of interrupted calls, and index files of removed shards."""
     for pattern in (".*.idx.*.partial", ".*.json*.partial"):
         for left in directory.glob(pattern):
             left.unlink()
@@ -209,7 +215,7 @@ def _write_excluded(directory: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _without_duplicates(directory: Path, entries: list[Entry], rules: Rules) -> list[Entry]:
-    """Refuse or leave out samples whose key stands in an earlier shard."""
+    """Refuse or exclude samples whose key is already in an earlier shard."""
     hashes = [_read_index(directory / entry.name)[0]["key_hash"] for entry in entries]
     every = np.concatenate(hashes)
     order = np.argsort(every, kind="stable")
@@ -217,22 +223,22 @@ def _without_duplicates(directory: Path, entries: list[Entry], rules: Rules) -> 
     if not is_same.any():
         return entries
     starts = np.cumsum([0, *(len(each) for each in hashes)])
-    rows: dict[int, dict[int, str]] = {}  # number of the shard -> row -> shard that has the key already
+    rows: dict[int, dict[int, str]] = {}  # number of the shard -> position of the sample -> earlier shard with its key
     first = order[0]
-    for place, same in zip(order[1:].tolist(), is_same.tolist(), strict=True):
+    for position, same in zip(order[1:].tolist(), is_same.tolist(), strict=True):
         if not same:
-            first = place
+            first = position
             continue
-        shard = int(np.searchsorted(starts, place, "right")) - 1
+        shard = int(np.searchsorted(starts, position, "right")) - 1
         earlier = entries[int(np.searchsorted(starts, first, "right")) - 1].name
-        rows.setdefault(shard, {})[place - int(starts[shard])] = earlier
+        rows.setdefault(shard, {})[position - int(starts[shard])] = earlier
     entries = list(entries)
     for number in sorted(rows):
-        entries[number] = _leave_out(directory / entries[number].name, entries[number], rows[number], rules)
+        entries[number] = _exclude_rows(directory / entries[number].name, entries[number], rows[number], rules)
     return entries
 
 
-def _leave_out(path: Path, entry: Entry, rows: dict[int, str], rules: Rules) -> Entry:
+def _exclude_rows(path: Path, entry: Entry, rows: dict[int, str], rules: Rules) -> Entry:
     samples, members = _read_index(path)
     lines: list[Excluded] = []
     with map_shard(path) as content:
@@ -241,8 +247,8 @@ def _leave_out(path: Path, entry: Entry, rows: dict[int, str], rules: Rules) -> 
             key = split_name(name_in_header(content[start : start + BLOCK]))[0]
             if not rules.exclude_bad:
                 raise DataError(
-                    f"sample {key!r}: {DUPLICATE}{rows[row]}. {path} at byte {start}. "
-                    "Write the shard again without it, or leave such samples out with --exclude-bad."
+                    f"{path} at byte {start}: sample {key!r}: {DUPLICATE}{rows[row]}. "
+                    "Write the shard again without it, or exclude invalid samples with --exclude-bad."
                 )
             lines.append({"shard": path.name, "key": key, "offset": start, "reason": DUPLICATE + rows[row]})
     is_kept = np.ones(len(samples), np.bool_)
@@ -262,5 +268,5 @@ def _leave_out(path: Path, entry: Entry, rows: dict[int, str], rules: Rules) -> 
 def _read_index(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     arrays = index_arrays(path.with_suffix(".idx").read_bytes())
     if arrays is None:
-        raise DataError(f"{path.with_suffix('.idx')}: was changed while shards were indexed. Start again.")
+        raise DataError(f"{path.with_suffix('.idx')}: the file changed while shards were indexed. Start again.")
     return arrays

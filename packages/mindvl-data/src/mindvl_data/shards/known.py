@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What earlier calls of indexing found out, so that a shard that did not change is not read again.
+"""The results of earlier indexing, so that an unchanged shard is not read again.
 
-Used by indexing.py. It stands in the manifest, or, while a call has not ended, in `indexing.jsonl`. Nothing of it is
-believed without a check: a damaged line costs only that its shard is read again.
+Used by indexing.py. The results are in the manifest, or, while indexing has not finished, in `indexing.jsonl`. All of
+them are checked: if a line is damaged, its shard is read again.
 """
 
 import json
@@ -21,12 +21,12 @@ from mindvl_data.shards.sealed import SealError, seal, unseal_text
 from mindvl_data.shards.tar import EXCLUDED_NAME
 from mindvl_data.shards.validation import Excluded, Rules
 
-DUPLICATE = "duplicate key, already in "  # how the reason begins that depends on the other shards
+DUPLICATE = "duplicate key, already in "  # start of the one reason for exclusion that depends on other shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known of one indexed shard."""
+    """The result of indexing one shard."""
 
     facts: dict[str, Any]  # its entry in the manifest
     excluded: list[Excluded]
@@ -37,12 +37,12 @@ class Entry:
 
 
 def known_entries(directory: Path, rules: Rules) -> dict[str, Entry]:
-    """Shards that an earlier call has indexed by the same rules, whether it came to its end or was stopped.
+    """The shards that an earlier call, finished or interrupted, has indexed with the same rules.
 
-    What is damaged is not known: those shards are read again.
+    Damaged results are left out, so that their shards are read again.
     """
     if (directory / INDEXING_NAME).is_file():
-        return _known_of_stopped_call(directory / INDEXING_NAME, rules)
+        return _entries_of_interrupted_call(directory / INDEXING_NAME, rules)
     try:
         manifest = read_manifest(directory / MANIFEST_NAME, directory)
         if manifest.rules != asdict(rules):
@@ -56,11 +56,11 @@ def known_entries(directory: Path, rules: Rules) -> dict[str, Entry]:
     return {entry.name: entry for entry in entries if len(entry.excluded) == entry.facts.get("excluded")}
 
 
-def _known_of_stopped_call(path: Path, rules: Rules) -> dict[str, Entry]:
+def _entries_of_interrupted_call(path: Path, rules: Rules) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
-            content = unseal_text(line)  # a kill can leave half a line at the end
+            content = unseal_text(line)  # an interrupted write can leave a partial last line
             if number == 0:
                 if content != {"version": MANIFEST_VERSION, "rules": asdict(rules)}:
                     return {}
@@ -74,7 +74,7 @@ def _known_of_stopped_call(path: Path, rules: Rules) -> dict[str, Entry]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; a kill can leave half of a line at the end.
+    """The objects of a JSON lines file; a partial last line, left by an interrupted write, is ignored.
 
     Raises:
         DataError: Another line is damaged.
@@ -88,22 +88,24 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             if not isinstance(line, dict):
-                raise ValueError(f"{type(line).__name__} instead of an object")
+                raise ValueError(f"must be an object, got {type(line).__name__}")
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: is damaged: {error}. Restore the file, or remove it.") from error
+            raise DataError(
+                f"{path}:{number}: the line is damaged: {error}. Restore the file, or remove it."
+            ) from error
         lines.append(line)
     return lines
 
 
-def left_out_by_write(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `excluded.jsonl` that `data write` wrote; nobody could write them again."""
+def excluded_by_write(directory: Path) -> list[dict[str, Any]]:
+    """The lines of `excluded.jsonl` from `mindvl data write`; indexing cannot reproduce them."""
     return [line for line in _json_lines(directory / EXCLUDED_NAME) if "shard" not in line]
 
 
 def is_current(path: Path, entry: Entry | None) -> bool:
-    """Whether a shard and its index file are those that the entry is about."""
+    """Whether a shard and its index file have not changed since the entry was made."""
     if entry is None or any(str(line.get("reason")).startswith(DUPLICATE) for line in entry.excluded):
-        return False  # what is a duplicate depends on the other shards
+        return False  # whether a key is a duplicate depends on other shards
     status, index_path = path.stat(), path.with_suffix(".idx")
     if (status.st_size, status.st_mtime_ns) != (entry.facts["bytes"], entry.facts.get("mtime_ns")):
         return False
@@ -114,20 +116,20 @@ def is_current(path: Path, entry: Entry | None) -> bool:
 
 
 def media_counts(samples: NDArray[Any], members: NDArray[Any]) -> dict[str, int]:
-    """The counts that an index file gives the manifest."""
+    """The counts of one index file for the manifest."""
     num_videos = int((members["frames"] > 0).sum())
     num_images = int((members["height"] > 0).sum()) - num_videos
     return {"samples": len(samples), "images": num_images, "videos": num_videos}
 
 
-def start_over(directory: Path, rules: Rules, entries: Iterable[Entry]) -> None:
-    """From here on the directory has no index, until all of it is there."""
+def begin_indexing(directory: Path, rules: Rules, entries: Iterable[Entry]) -> None:
+    """Begin indexing: write the known entries to `indexing.jsonl` and remove the manifest."""
     lines = [{"version": MANIFEST_VERSION, "rules": asdict(rules)}, *(asdict(entry) for entry in entries)]
     write_atomically(directory / INDEXING_NAME, b"".join(seal(line, indent=None) + b"\n" for line in lines))
     (directory / MANIFEST_NAME).unlink(missing_ok=True)
 
 
-def note(directory: Path, entry: Entry) -> None:
-    """Put down that a shard is done."""
+def record_entry(directory: Path, entry: Entry) -> None:
+    """Record that a shard is indexed."""
     with open(directory / INDEXING_NAME, "ab") as file:
         file.write(seal(asdict(entry), indent=None) + b"\n")

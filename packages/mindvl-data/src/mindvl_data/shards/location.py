@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a shard lies: a path of this machine, or the address of an object such as s3://bucket/photos/0.tar.
+"""The location of a shard: a local path, or the address of an object such as s3://bucket/photos/0.tar.
 
-Comes before everything that opens shards. An address is a string with `://` in it; a path is a Path.
+Comes before everything that opens shards. An address is a string that contains `://`; a path is a Path.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ Location = Path | str
 
 
 def is_remote(location: Location) -> bool:
-    """Whether this is an address, so read through fsspec and never as a file."""
+    """Whether this is an address, which is read through fsspec and not as a local file."""
     return isinstance(location, str) and "://" in location
 
 
@@ -26,40 +26,42 @@ def join(directory: Location, name: str) -> Location:
 
 
 def shown(location: Location) -> str:
-    """The location for a log: without the secrets of an address. Errors hide them by themselves."""
+    """The location for log lines, with the secrets of an address redacted. Errors redact their own messages."""
     return redact(str(location))
 
 
 def name_of(location: Location) -> str:
-    """The last part: the file name of a shard."""
+    """The last component: the file name of a shard."""
     return location.rstrip("/").rsplit("/", 1)[-1] if isinstance(location, str) else location.name
 
 
-def beside(shard: Location, name: str, store: StoreConfig | None) -> Path:
-    """The path of a file of ours that belongs to a shard: next to it, or in the cache for a shard in an object store.
+def sidecar_path(shard: Location, name: str, store: StoreConfig | None) -> Path:
+    """The path of a sidecar file of a shard: in its directory, or in the cache for a shard in an object store.
 
     Raises:
-        DataError: The shard lies in an object store and no cache directory is configured.
+        DataError: The shard is in an object store and no cache directory is configured.
     """
     if not isinstance(shard, str) or not is_remote(shard):
         return Path(shard).with_name(name)
-    return kept_directory(shard.rsplit("/", 1)[0], store) / name
+    return cache_directory(shard.rsplit("/", 1)[0], store) / name
 
 
-def kept_directory(address: str, store: StoreConfig | None) -> Path:
-    """The directory of the cache that keeps whole files of one remote directory; made if it is missing.
+def cache_directory(address: str, store: StoreConfig | None) -> Path:
+    """The directory in the cache for whole files of one remote directory; it is created if it is missing.
 
     Raises:
-        DataError: No cache directory is configured, or it cannot be made.
+        DataError: No cache directory is configured, or it cannot be created.
     """
     if store is None or store.cache is None:
         raise DataError(
-            f"a source in an object store needs a directory on this machine for its index. {address}. "
+            f"{address}: a source in an object store needs a local directory for its index, and store.cache is not set. "
             "Set store.cache to a directory on a local disk."
         )
     directory = store.cache / "files" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:24]
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the cache cannot be written: {error.strerror}. {directory}. Mend store.cache.") from error
+        raise DataError(
+            f"{directory}: the cache directory cannot be created: {error.strerror}. Correct store.cache."
+        ) from error
     return directory

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far `data write` has come: the file `writing`, which makes a stopped write go on after its last whole shard.
+"""The progress of `mindvl data write`: the file `writing`, from which an interrupted write resumes.
 
-It lies in the directory until the last shard is whole, and is replaced after every shard. What it says of source and
-options is compared with the next start, since shards of two different writes must never mix.
+The file exists until the last shard is complete and is replaced after every shard. The source and the options in it are
+compared with those of the next start, because shards of two different writes must not mix.
 """
 
 import hashlib
@@ -21,63 +21,69 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What is safely on disk."""
+    """What is complete on disk."""
 
     shards: int = 0
-    rows: int = 0  # of the source, excluded ones included
+    rows: int = 0  # records read from the source, including excluded ones
     samples: int = 0
     excluded: int = 0
-    excluded_bytes: int = 0  # of excluded.jsonl; what lies after them belongs to a shard that was not finished
+    excluded_bytes: int = 0  # of excluded.jsonl; later bytes belong to an unfinished shard
 
 
 class WriteMark:
-    """The file `writing` of one directory."""
+    """The file `writing` of one directory.
+
+    Args:
+        directory: Output directory of the write.
+        source: Identity of the source, see `source_identity`.
+        options: Options that determine the content of the shards.
+    """
 
     def __init__(self, directory: Path, source: dict[str, Any], options: dict[str, Any]) -> None:
         self._path = directory / WRITING_MARK
-        self._said = {"version": VERSION, "source": source, "options": options}
+        self._settings = {"version": VERSION, "source": source, "options": options}
 
     def load(self) -> Done:
-        """Where to go on; from the start where nothing is on disk.
+        """What an interrupted write has completed; nothing if there is no valid file.
 
         Raises:
-            DataError: Shards are there, but of another source or with other options.
+            DataError: Shards exist, but from another source or with other options.
         """
         try:
             found = unseal(self._path, max_bytes=_MAX_BYTES)
             done = Done(**found["done"])
         except (OSError, SealError, KeyError, TypeError):
-            return Done()  # no mark, a damaged one, or one that a kill left before the first shard
+            return Done()  # no file, or a damaged one
         if done.shards:
             self._refuse_changes(found)
         return done
 
     def save(self, done: Done) -> None:
-        """Replace the mark."""
-        write_atomically(self._path, seal({**self._said, "done": asdict(done)}))
+        """Replace the file."""
+        write_atomically(self._path, seal({**self._settings, "done": asdict(done)}))
 
     def remove(self) -> None:
-        """The last shard is whole."""
+        """Remove the file, after the last shard is complete."""
         self._path.unlink()
 
     def _refuse_changes(self, found: dict[str, Any]) -> None:
         changes = [
-            f"{part} {name} was {found.get(part, {}).get(name)!r} and is {value!r}"
+            f"{part} {name} was {found.get(part, {}).get(name)!r}, got {value!r}"
             for part in ("source", "options")
-            for name, value in self._said[part].items()  # type: ignore[attr-defined]
+            for name, value in self._settings[part].items()  # type: ignore[attr-defined]
             if found.get(part, {}).get(name) != value
         ]
         if found.get("version") != VERSION:
-            changes.append(f"version was {found.get('version')} and is {VERSION}")
+            changes.append(f"version was {found.get('version')}, got {VERSION}")
         if changes:
             raise DataError(
-                f"cannot go on with another write: {'; '.join(changes)}. {self._path}. "
-                "Use what it was, or start over with --fresh."
+                f"{self._path}: the interrupted write cannot be resumed: {'; '.join(changes)}. "
+                "Use the same source and options, or start over with --fresh."
             )
 
 
 def source_identity(path: Path) -> dict[str, Any]:
-    """What tells two sources apart without reading them: names, sizes and times of their files."""
+    """An identity of a source that needs no reading: number, size and digest of names, sizes and times of its files."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     digest, total = hashlib.sha256(), 0
     for file in files:

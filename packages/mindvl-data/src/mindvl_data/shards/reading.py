@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index entry -> RawSample: the bytes of samples, checked against the index.
+"""Index entry -> RawSample: read the bytes of samples and verify them against the index.
 
-Comes after the plan, before samples.py reads the record.
+Comes after the data order, before samples.py parses the record.
 """
 
 import logging
@@ -22,10 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
-    """The bytes of one sample, in one range read, checked against the crc of the index.
+    """Read one sample with one range read and verify its crc.
+
+    Args:
+        shard: The index of the shard.
+        row: Position of the sample in the shard.
+        files: Reads the bytes.
 
     Raises:
-        SampleError: The bytes are not those that were indexed.
+        SampleError: The bytes differ from those that were indexed.
     """
     (sample,) = read_samples(shard, [row], files)
     if isinstance(sample, SampleError):
@@ -34,31 +39,31 @@ def read_sample(shard: ShardIndex, row: int, files: ShardFiles) -> RawSample:
 
 
 def read_samples(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample | SampleError]:
-    """Several samples of one shard, in the order asked; neighbours are read together.
+    """Read several samples of one shard, in the given order; adjacent ones are read together.
 
-    A sample whose bytes are not those that were indexed comes back as the SampleError that says so.
+    For a sample whose bytes differ from those that were indexed, the list holds a SampleError.
     """
     entries = [_entry(shard, row) for row in rows]
     ranges = [entry.range for entry in entries]
     samples: list[RawSample | SampleError] = []
     for entry, content in zip(entries, files.read_ranges(shard.path, ranges), strict=True):
         sample = _parse(entry, content)
-        # What a cache kept may be of an older shard, and a disk, a network or memory may err once: read it once more.
+        # The cache may hold an older shard, and a disk, network or memory error may be transient: read it once more.
         if isinstance(sample, SampleError):
             sample = _parse(entry, files.read_again(shard.path, *entry.range))
             if isinstance(sample, RawSample):
                 logger.warning(
-                    "%s at byte %d: the first read gave other bytes than were indexed, the second was right. "
-                    "Where this repeats, check the disk and its connection.", shown(shard.path), entry.range[0],
+                    "%s at byte %d: the crc was wrong on the first read and right on the second. "
+                    "If this repeats, check the disk and its connection.", shown(shard.path), entry.range[0],
                 )  # fmt: skip
         samples.append(sample)
     return samples
 
 
 def read_records(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> list[RawSample]:
-    """The records of samples without their images and videos: all that measuring needs, a small part of the bytes.
+    """Read the records of samples without their images and videos, which is enough for measuring the text.
 
-    They are not checked: the crc of the index covers whole samples, which are checked when they are used.
+    They are not verified: the crc covers the whole sample and is checked when the sample is used.
     """
     records = shard.members[shard.samples["first_member"][rows].astype(np.int64)]
     ranges = [(int(offset) - BLOCK, int(length) + BLOCK) for offset, length in records[["offset", "length"]].tolist()]
@@ -75,10 +80,10 @@ def read_records(shard: ShardIndex, rows: Sequence[int], files: ShardFiles) -> l
 
 
 class _Entry(NamedTuple):
-    """What the index says of one sample, as plain numbers."""
+    """The index entry of one sample, as Python numbers."""
 
-    range: Range  # with the tar header of the first member, which holds the key
-    pieces: list[Range]  # record, then media, counted from the start of the range
+    range: Range  # includes the tar header of the first member, which holds the key
+    pieces: list[Range]  # record, then media; offsets relative to the range
     is_json: bool
     crc: int
     sizes: tuple[MediaSize, ...]
@@ -101,9 +106,9 @@ def _parse(entry: _Entry, content: Content) -> RawSample | SampleError:
     pieces = [bytes(content[offset : offset + length]) for offset, length in entry.pieces]
     crc = 0
     for piece in pieces:
-        crc = crc32(piece, crc)  # zlib's value in a tenth of its time
+        crc = crc32(piece, crc)  # the same value as zlib's, ten times faster
     if crc != entry.crc:
-        return SampleError("contents differ from what was indexed (crc32)")
+        return SampleError("the crc32 of the content differs from the index")
     return RawSample(
         key=_key(content), record=pieces[0], is_json=entry.is_json, media=tuple(pieces[1:]), sizes=entry.sizes
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walk over the headers of a shard without trust; after damage, go on at the next sound header.
+"""Scan the tar headers of a shard, validating each; after damage, continue at the next valid header.
 
 Comes before validation. Reads POSIX ustar, GNU and pax headers, as tar, Python and webdataset write them. Nothing is
-ever extracted to disk or unpickled.
+extracted to disk or unpickled.
 """
 
 import mmap
@@ -20,30 +20,32 @@ Content = bytes | mmap.mmap
 _PLAIN = (b"0", b"\0")
 _DIRECTORY = b"5"
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: nothing follows their header
-_EXTENSIONS = (b"x", b"g", b"L", b"K")  # say something of the next header, or of all
+_EXTENSIONS = (b"x", b"g", b"L", b"K")  # headers that apply to the next member, or to all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A place of a shard that holds no usable member."""
+    """A damaged or unsupported part of a shard."""
 
     what: str
     offset: int  # of the header
     remedy: str = "Write or copy the shard again."
-    key: str | None = None  # the sample it belongs to; None: unknown, so samples on both sides may lack something
+    key: str | None = (
+        None  # of the sample it belongs to; None: unknown, so the samples before and after it may lack members
+    )
 
     def error(self, path: Path) -> DataError:
-        """What is raised where damage is not left out."""
-        return DataError(f"{self.what}. {path} at byte {self.offset}. {self.remedy}")
+        """The error for a shard in which damage is not excluded."""
+        return DataError(f"{path} at byte {self.offset}: {self.what}. {self.remedy}")
 
 
 @contextmanager
 def map_shard(path: Path) -> Iterator[Content]:
-    """The bytes of a shard, mapped into memory."""
+    """The bytes of a shard, memory-mapped."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below; opening alone is what may fail here
+        file = open(path, "rb")  # noqa: SIM115 - closed below; only errors of open() are caught
     except OSError as error:
-        raise DataError(f"shard cannot be read: {error.strerror}. {path}. Check its rights.") from error
+        raise DataError(f"{path}: the shard cannot be read: {error.strerror}. Check its permissions.") from error
     with file:
         if os.fstat(file.fileno()).st_size == 0:
             yield b""
@@ -52,22 +54,8 @@ def map_shard(path: Path) -> Iterator[Content]:
             yield content
 
 
-def scan_members(path: Path) -> Iterator[Member]:
-    """The members of a shard.
-
-    Raises:
-        DataError: A header is damaged, the file ends early, or a member is something other than a plain file with a
-            safe name. The message names file and offset.
-    """
-    with map_shard(path) as content:
-        for found in walk(content):
-            if isinstance(found, Damage):
-                raise found.error(path)
-            yield found
-
-
 def walk(content: Content) -> Iterator[Member | Damage]:
-    """Members and damaged places of a shard, in order."""
+    """Yield the members and the damaged parts of a shard, in order."""
     offset, long_name = 0, None
     last: Member | None = None
     while True:
@@ -82,8 +70,8 @@ def walk(content: Content) -> Iterator[Member | Damage]:
         if not step.is_lost:
             offset = step.next
             continue
-        # a member that was cut short hides the next header inside its own span, so the search begins there
-        found = _find_header(content, step.next if last is None else min(step.next, last.offset), not_at=offset)
+        # If the last member lost bytes, the next header is inside the span of that member: search from its start.
+        found = _find_header(content, step.next if last is None else min(step.next, last.offset), exclude=offset)
         if last is not None and found is not None and (found < offset or (found - offset) % BLOCK):
             yield Damage(
                 what=f"member {last.name!r} has lost or gained bytes", offset=last.offset - BLOCK, key=last.key
@@ -95,23 +83,23 @@ def walk(content: Content) -> Iterator[Member | Damage]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """What stands at one offset, and where to look next."""
+    """The result of parsing one header."""
 
     found: Member | Damage | None = None
     next: int = 0
     long_name: str | None = None
-    is_lost: bool = False  # where the next header stands is not known
+    is_lost: bool = False  # the offset of the next header is unknown
     is_end: bool = False
 
 
 def _step(content: Content, offset: int, long_name: str | None) -> _Step:
     header = content[offset : offset + BLOCK]
     if len(header) < BLOCK:
-        return _lost("truncated shard: no end mark", offset)
+        return _lost("truncated shard: the end-of-archive marker is missing", offset)
     if not any(header):
         if not _holds_more(content, offset + BLOCK):
             return _Step(is_end=True)
-        joined = "data after the end mark: a header before it was wiped, or two archives were joined"
+        joined = "data after the end-of-archive marker: a header was overwritten, or two archives were concatenated"
         return _lost(joined, offset)
     if not _checksum_holds(header):
         return _lost("damaged tar header: its checksum is wrong", offset)
@@ -120,10 +108,9 @@ def _step(content: Content, offset: int, long_name: str | None) -> _Step:
     if kind in _BODILESS:
         length = 0
     if length is None:
-        return _lost(f"member {name!r} has no readable size", offset)
+        return _lost(f"the size of member {name!r} is invalid", offset)
     if body + length > len(content):
-        there = f"{length} bytes, {len(content) - body} are there"
-        what = f"truncated shard: member {name!r} has {there}; what came after it is lost too"
+        what = f"truncated shard: expected {length} bytes for member {name!r}, got {len(content) - body}"
         return _lost(what, offset, key=split_name(name)[0])
     following = body + length + (-length % BLOCK)
     if kind in _EXTENSIONS:
@@ -139,20 +126,20 @@ def _lost(what: str, offset: int, key: str | None = None) -> _Step:
 
 
 def _refusal(kind: bytes, name: str, length: int, offset: int) -> Damage | None:
-    """Why a member with a sound header is not used."""
+    """Why a member with a valid header is not used, or None."""
     what, remedy = "", ""
     if kind not in _PLAIN:
-        what = f"member {name!r} is not a plain file (type {kind!r})"
-        remedy = "Shards hold plain files only: no links or devices."
+        what = f"member {name!r} is not a regular file (type {kind!r})"
+        remedy = "Write the shard again with regular files only."
     elif name.startswith("/") or ".." in name.split("/") or not name:
-        what, remedy = f"member name {name!r} leaves the archive", "Rename the member."
+        what, remedy = f"member name {name!r} is empty, absolute or contains ..", "Rename the member."
     elif length > MAX_MEMBER_BYTES:
-        what, remedy = f"member {name!r} has {length} bytes, more than {MAX_MEMBER_BYTES}", "Leave it out."
+        what, remedy = f"member {name!r} has {length} bytes, the limit is {MAX_MEMBER_BYTES}", "Remove it."
     return Damage(what=what, offset=offset, remedy=remedy, key=split_name(name)[0]) if what else None
 
 
 def _extension(kind: bytes, content: bytes, offset: int, following: int, long_name: str | None) -> _Step:
-    """Headers that carry a longer name for the next one; times and owners do not matter."""
+    """Parse a header that holds a long name for the next member; its other fields are ignored."""
     if kind == b"L":
         return _Step(next=following, long_name=content.split(b"\0", 1)[0].decode("utf-8", "replace"))
     if kind == b"K":
@@ -160,10 +147,10 @@ def _extension(kind: bytes, content: bytes, offset: int, following: int, long_na
     try:
         fields = _pax_fields(content)
     except ValueError:
-        return _lost("extended header cannot be read", offset)
+        return _lost("the extended header cannot be parsed", offset)
     bad = [name for name in fields if name == b"size" or name.startswith(b"GNU.sparse")]
     if bad or (kind == b"g" and b"path" in fields):
-        what = f"extended header sets {(bad or [b'path'])[0].decode('ascii', 'replace')}"
+        what = f"the extended header sets {(bad or [b'path'])[0].decode('ascii', 'replace')}"
         remedy = "Write the shard again, with members of at most 1 GiB."
         return _Step(found=Damage(what=what, offset=offset, remedy=remedy), next=following)
     name = fields.get(b"path", b"").decode("utf-8", "replace")
@@ -171,24 +158,24 @@ def _extension(kind: bytes, content: bytes, offset: int, following: int, long_na
 
 
 def _pax_fields(content: bytes) -> dict[bytes, bytes]:
-    fields, place = {}, 0
-    while place < len(content):
-        digits = content[place : place + 20].partition(b" ")[0]
+    fields, position = {}, 0
+    while position < len(content):
+        digits = content[position : position + 20].partition(b" ")[0]
         length = int(digits) if digits.isdigit() else 0
-        name, equals, value = content[place + len(digits) + 1 : place + length - 1].partition(b"=")
-        if length <= len(digits) + 1 or not equals or place + length > len(content):
+        name, equals, value = content[position + len(digits) + 1 : position + length - 1].partition(b"=")
+        if length <= len(digits) + 1 or not equals or position + length > len(content):
             raise ValueError
         fields[name] = value
-        place += length
+        position += length
     return fields
 
 
-def _find_header(content: Content, start: int, *, not_at: int) -> int | None:
-    """The next sound header, which need not stand at a multiple of 512: bytes may be missing before it."""
+def _find_header(content: Content, start: int, *, exclude: int) -> int | None:
+    """The offset of the next valid header, at any byte: lost bytes before it shift the 512-byte grid."""
     mark = content.find(b"ustar", start + 257)
     while mark >= 0:
         offset = mark - 257
-        if offset != not_at and _checksum_holds(content[offset : offset + BLOCK]):
+        if offset != exclude and _checksum_holds(content[offset : offset + BLOCK]):
             return offset
         mark = content.find(b"ustar", mark + 1)
     return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files with a checksum, so that a damaged one is never taken for another content.
+"""JSON files with a checksum, so that damage is detected.
 
-Below the manifest of a directory and the figures that are kept beside it.
+Below the manifest of a directory and the statistics that are stored with it.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ CHECKSUM = "checksum"
 
 
 class SealError(ValueError):
-    """A file is no JSON object, too large, or not what was written."""
+    """A file is not a JSON object, is too large, or its checksum is wrong."""
 
 
 def seal(content: dict[str, Any], *, indent: int | None = 1) -> bytes:
@@ -23,41 +23,41 @@ def seal(content: dict[str, Any], *, indent: int | None = 1) -> bytes:
 
 
 def unseal(path: Path, *, max_bytes: int, requires_checksum: bool = True) -> dict[str, Any]:
-    """What was sealed.
+    """Read a sealed file and verify its checksum.
 
     Args:
-        max_bytes: A larger file is not read.
+        max_bytes: Size limit; a larger file is not read.
         requires_checksum: Whether a file without a checksum is refused.
 
     Raises:
-        SealError: It is damaged; the message says how.
-        OSError: It cannot be read.
+        SealError: The file is damaged; the message says how.
+        OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise SealError(f"larger than {max_bytes} bytes")
-        text = file.read(size)  # as large as it is: a read reserves memory for all that is asked for
+        text = file.read(size)  # not max_bytes: read() allocates the requested size
     return unseal_text(text, requires_checksum=requires_checksum)
 
 
 def unseal_text(text: bytes, *, requires_checksum: bool = True) -> dict[str, Any]:
-    """What was sealed, of the bytes of a file or of one of its lines.
+    """Verify and parse sealed content: a whole file or one line of it.
 
     Raises:
-        SealError: As `unseal`.
+        SealError: The content is damaged; the message says how.
     """
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise SealError(f"holds {type(content).__name__} instead of an object")
+            raise SealError(f"must be a JSON object, got {type(content).__name__}")
         checksum = content.pop(CHECKSUM, None)
         if (checksum is not None or requires_checksum) and checksum != _checksum(content):
             raise SealError("its checksum is wrong")
     except SealError:
         raise
     except (ValueError, RecursionError) as error:
-        raise SealError(f"no JSON ({error})") from error
+        raise SealError(f"invalid JSON ({error})") from error
     return content
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tar shards: names of their members, and a writer that gives the same bytes every time.
+"""Tar shards: member names, and a writer whose output depends only on its input.
 
-Comes after the input formats, before scan.py, which reads them. Format: POSIX ustar in the WebDataset convention
-(members that share the name up to the first dot are one sample).
+Comes after the input formats, before scan.py, which reads shards. Format: POSIX ustar in the WebDataset convention
+(members whose names agree up to the first dot are one sample).
 """
 
 import os
@@ -22,13 +22,13 @@ VIDEO_EXTENSIONS = ("mp4",)
 MEDIA_EXTENSIONS = (*IMAGE_EXTENSIONS, *VIDEO_EXTENSIONS)
 MAX_MEMBER_BYTES = 1 << 30
 SHARD_PATTERN = "*.tar"
-WRITING_MARK = "writing"  # a file of this name lies in a directory until its last shard is written
-EXCLUDED_NAME = "excluded.jsonl"  # what was left out when the shards were written or indexed, and why
+WRITING_MARK = "writing"  # this file exists in a directory until its last shard is written
+EXCLUDED_NAME = "excluded.jsonl"  # excluded samples with reasons, from writing and indexing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file of a shard; `offset` and `length` are those of its content."""
+    """One file of a shard; `offset` and `length` refer to its content."""
 
     name: str
     offset: int
@@ -44,7 +44,7 @@ class Member:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(key, rest) of a member name: up to the first dot after the last slash, as webdataset does it."""
+    """Split a member name at the first dot after the last slash, as webdataset does; returns (key, rest)."""
     directory, slash, base = name.rpartition("/")
     stem, _, rest = base.partition(".")
     return directory + slash + stem, rest
@@ -53,13 +53,13 @@ def split_name(name: str) -> tuple[str, str]:
 def name_in_header(header: bytes) -> str:
     """The member name in a tar header of 512 bytes."""
     name, prefix = header[:100].split(b"\0", 1)[0], b""
-    if header[257:263] == b"ustar\0":  # in the older GNU form the place of the prefix holds times
+    if header[257:263] == b"ustar\0":  # the older GNU format stores times in the prefix field
         prefix = header[345:500].split(b"\0", 1)[0]
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "replace")
 
 
 class ShardWriter:
-    """Writes one tar under a temporary name and gives it its own name only when it is whole and on disk."""
+    """Writes one tar to a temporary file, which is renamed after it is complete and flushed to disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class ShardWriter:
         self._file.write(bytes(-len(content) % BLOCK))
 
     def commit(self) -> None:
-        """End the archive, flush it to disk, and make it visible."""
+        """Finish the archive, flush it to disk and rename it."""
         self._file.write(bytes(2 * BLOCK))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -81,9 +81,9 @@ class ShardWriter:
         os.replace(self._partial, self._path)
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Remove the temporary file."""
         self._partial.unlink(missing_ok=True)
-        with suppress(OSError):  # on a full disk, closing tries once more to write what is left
+        with suppress(OSError):  # on a full disk, close() fails again with the buffered bytes
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -97,10 +97,12 @@ class ShardWriter:
 
 
 def tar_header(name: str, length: int) -> bytes:
-    """The ustar header of a plain file: mode 0644, owner 0, time 0, so that equal input gives equal bytes."""
+    """The ustar header of a regular file with mode 0644, owner 0 and time 0."""
     encoded = name.encode("ascii")
     if len(encoded) > 100:
-        raise DataError(f"member name {name!r} has {len(encoded)} characters. Use keys of at most 90.")
+        raise DataError(
+            f"member name {name!r}: {len(encoded)} characters are over the limit of 100. Use keys of at most 90."
+        )
     head = encoded.ljust(100, b"\0") + b"0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % length
     tail = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
     checksum = sum(head) + 8 * 32 + sum(tail)

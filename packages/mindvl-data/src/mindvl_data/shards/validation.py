@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One shard -> the samples that can be used, and why each of the others cannot.
+"""Validate one shard: its valid samples, and the reason for every excluded one.
 
-Comes after scan.py, before indexing.py. Everything a sample could fail on later is tried here, apart from pixels, which
+Comes after scan.py, before indexing.py. All checks that could fail during training are made here, except that pixels
 are decoded only on request.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32
 
 from mindvl_data.errors import DataError, SampleError
-from mindvl_data.formats.foreign import says_its_media
+from mindvl_data.formats.foreign import states_its_media
 from mindvl_data.samples import check_record_size, parse_sample
 from mindvl_data.shards.index_format import MEMBER_DTYPE, SAMPLE_DTYPE, hash_key
 from mindvl_data.shards.media import check_media
@@ -25,23 +25,23 @@ from mindvl_data.shards.scan import Content, Damage, map_shard, walk
 from mindvl_data.shards.tar import BLOCK, MEDIA_EXTENSIONS, RECORD_EXTENSIONS, Member, split_name
 from mindvl_data.types import MediaSize, RawSample
 
-_MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1  # what the index can hold
+_MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1  # limits of the index format
 
 Excluded = dict[str, Any]  # one line of excluded.jsonl: shard, key, offset, reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How strictly a shard is looked at."""
+    """The rules by which a shard is validated."""
 
-    decode_limit: int  # pixels; an image that claims more is refused
-    exclude_bad: bool  # name what cannot be used, instead of refusing the shard
+    decode_limit: int  # limit in pixels; a larger image is invalid
+    exclude_bad: bool  # exclude invalid samples, instead of raising
     decode: bool  # decode every image and video
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidShard:
-    """What a shard holds."""
+    """The result of validating a shard."""
 
     samples: NDArray[Any]  # SAMPLE_DTYPE
     members: NDArray[Any]  # MEMBER_DTYPE
@@ -52,23 +52,23 @@ class ValidShard:
 
 @dataclass
 class _Group:
-    """Members that share a key and stand together."""
+    """Consecutive members with the same key."""
 
     key: str
     offset: int  # of the first header
     members: list[Member] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)  # why it cannot be used
-    is_beside_damage: bool = False  # a member of it may have been lost
+    reasons: list[str] = field(default_factory=list)  # why the sample is invalid
+    is_next_to_damage: bool = False  # a member may have been lost
 
 
 def validate_shard(path: Path, rules: Rules) -> ValidShard:
-    """Look at every header, record and image of a shard.
+    """Validate every header, record and image of a shard.
 
     Raises:
-        DataError: Something cannot be used, unless such samples are excluded.
+        DataError: A sample is invalid and `rules.exclude_bad` is False.
     """
     with map_shard(path) as content:
-        found = list(walk(content))  # all headers first: damage is found before contents are believed
+        found = list(walk(content))  # all headers first, so that damage is known before contents are parsed
         damage = [item for item in found if isinstance(item, Damage)]
         if damage and not rules.exclude_bad:
             raise damage[0].error(path)
@@ -85,8 +85,8 @@ def validate_shard(path: Path, rules: Rules) -> ValidShard:
                 excluded.append(_line(path, group.key, group.offset, str(error)))
         if not table.samples and not excluded:
             if not rules.exclude_bad:
-                raise DataError(f"shard holds no sample. {path}. Remove it.")
-            excluded.append(_line(path, None, 0, "shard holds no sample"))
+                raise DataError(f"{path}: the shard has no samples. Remove it.")
+            excluded.append(_line(path, None, 0, "shard has no samples"))
         digest = hashlib.sha256(content).hexdigest()
         return ValidShard(
             samples=np.array(table.samples, SAMPLE_DTYPE),
@@ -98,32 +98,32 @@ def validate_shard(path: Path, rules: Rules) -> ValidShard:
 
 
 class _Table:
-    """The rows of the index, as they grow."""
+    """The arrays of the index, built sample by sample."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[Any, ...]] = []
         self.members: list[tuple[int, int, int, int, int, float]] = []
 
     def add(self, group: _Group, content: Content, rules: Rules) -> None:
-        """Check one sample and append it.
+        """Validate one sample and append it.
 
         Raises:
-            SampleError: It cannot be used.
+            SampleError: The sample is invalid.
         """
         members, is_json = sort_members(group.members, content)
         pieces = [content[m.offset : m.offset + m.length] for m in members]
         sizes = tuple(_size(m, piece, rules) for m, piece in zip(members[1:], pieces[1:], strict=True))
         raw = RawSample(key=group.key, record=pieces[0], is_json=is_json, media=tuple(pieces[1:]), sizes=sizes)
         sample = parse_sample(raw)
-        if group.is_beside_damage and not (is_json and says_its_media(json.loads(pieces[0]))):
-            raise SampleError("it stands beside a damaged place, and its text does not say how many images it has")
+        if group.is_next_to_damage and not (is_json and states_its_media(json.loads(pieces[0]))):
+            raise SampleError("it is next to a damaged part, and its record does not state how many images it has")
         crc = 0
         for piece in pieces:
             crc = crc32(piece, crc)
         start, stop = min(m.offset for m in members), max(m.offset + m.length for m in members)
         limits = sample.min_pixels or 0, sample.max_pixels or 0
         if len(members) > _MAX_U16 or max(stop - start, *limits) > _MAX_U32:
-            raise SampleError(f"{len(members)} members in {stop - start} bytes are more than an index can hold")
+            raise SampleError(f"{len(members)} members in {stop - start} bytes are over the limits of the index format")
         row = (start, stop - start, len(self.members), len(members), sample.has_coordinates, is_json)
         self.samples.append((*row, hash_key(group.key), crc, *limits))
         for member, size in zip(members, (MediaSize(0, 0), *sizes), strict=True):
@@ -132,27 +132,27 @@ class _Table:
 
 def _groups(found: Iterable[Member | Damage]) -> list[_Group]:
     groups: list[_Group] = []
-    is_beside_damage = False
+    is_next_to_damage = False
     for item in found:
         if item.key is None:
-            is_beside_damage = True
+            is_next_to_damage = True
             if groups:
-                groups[-1].is_beside_damage = True
+                groups[-1].is_next_to_damage = True
             continue
         if not groups or groups[-1].key != item.key:
             offset = item.offset if isinstance(item, Damage) else item.offset - BLOCK
-            groups.append(_Group(key=item.key, offset=offset, is_beside_damage=is_beside_damage))
+            groups.append(_Group(key=item.key, offset=offset, is_next_to_damage=is_next_to_damage))
         if isinstance(item, Damage):
             groups[-1].reasons.append(item.what)
         else:
             groups[-1].members.append(item)
-            is_beside_damage = False
+            is_next_to_damage = False
     _note_repeated_keys(groups)
     return groups
 
 
 def _note_repeated_keys(groups: list[_Group]) -> None:
-    """A whole sample whose key came before is a duplicate; parts in several places belong to nobody for sure."""
+    """Mark complete samples with a repeated key as duplicates, and incomplete ones as ambiguous."""
     by_key: dict[str, list[_Group]] = {}
     for group in groups:
         by_key.setdefault(group.key, []).append(group)
@@ -164,18 +164,21 @@ def _note_repeated_keys(groups: list[_Group]) -> None:
                 group.reasons.append(f"duplicate key {key!r}, already at byte {same[0].offset}")
         else:
             for group in same:
-                group.reasons.append(f"its members stand in {len(same)} places of the shard")
+                group.reasons.append(f"its members are in {len(same)} separate parts of the shard")
 
 
 def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Member], bool]:
-    """The record of a sample, then its images and videos by number; and whether the record is JSON.
+    """Sort the members of one sample: the record, then images and videos by number.
 
     Args:
-        members: Of one sample, in any order.
-        content: What their offsets count in.
+        members: Members of one sample, in any order.
+        content: The bytes that the offsets of the members refer to.
+
+    Returns:
+        The sorted members, and whether the record is JSON.
 
     Raises:
-        SampleError: There is not exactly one record, or a member is of no known kind.
+        SampleError: There is not exactly one record, or the extension of a member is not supported.
     """
     jsons = [m for m in members if m.extension == "json"]
     texts = [m for m in members if m.extension in RECORD_EXTENSIONS and m.extension != "json"]
@@ -183,15 +186,15 @@ def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Memb
     for member in members:
         if member.extension not in RECORD_EXTENSIONS + MEDIA_EXTENSIONS:
             allowed = ", ".join(RECORD_EXTENSIONS + MEDIA_EXTENSIONS)
-            raise SampleError(f"member {member.name!r} has an extension other than {allowed}")
+            raise SampleError(f"the extension of member {member.name!r} must be one of {allowed}")
     if len(jsons) == len(texts) == 1 and _is_metadata(jsons[0], content):
-        jsons = []  # as img2dataset writes it: an image, its caption, and where they come from
+        jsons = []  # img2dataset: an image, its caption, and their metadata
     records = jsons + texts
     if len(records) != 1:
-        raise SampleError(f"{len(records)} records (json or txt) instead of one")
+        raise SampleError(f"expected one record (json or txt), got {len(records)}")
     numbers = [_media_number(member, is_only=len(media) == 1) for member in media]
     if sorted(numbers) != list(range(len(media))):
-        raise SampleError(f"images are numbered {numbers} instead of 0, 1, ...")
+        raise SampleError(f"images must be numbered 0, 1, ..., got {numbers}")
     in_order = [member for _, member in sorted(zip(numbers, media, strict=True), key=lambda pair: pair[0])]
     return records + in_order, bool(jsons)
 
@@ -199,9 +202,9 @@ def sort_members(members: Sequence[Member], content: Content) -> tuple[list[Memb
 def _is_metadata(member: Member, content: Content) -> bool:
     check_record_size(member.length)
     try:
-        return not says_its_media(json.loads(content[member.offset : member.offset + member.length]))
+        return not states_its_media(json.loads(content[member.offset : member.offset + member.length]))
     except (ValueError, RecursionError) as error:
-        raise SampleError(f"record {member.name!r} cannot be read: {error}") from error
+        raise SampleError(f"record {member.name!r} cannot be parsed: {error}") from error
 
 
 def _media_number(member: Member, *, is_only: bool) -> int:
@@ -209,8 +212,8 @@ def _media_number(member: Member, *, is_only: bool) -> int:
     if len(middle) == 1 and middle[0].isascii() and middle[0].isdigit():
         return int(middle[0][:9])
     if not middle or is_only:
-        return 0  # KEY.jpg, as plain webdataset directories have it
-    raise SampleError(f"member {member.name!r} is not named KEY.NUMBER.EXTENSION")
+        return 0  # KEY.jpg, as in plain webdataset shards
+    raise SampleError(f"the name of member {member.name!r} is not KEY.NUMBER.EXTENSION")
 
 
 def _size(member: Member, content: bytes, rules: Rules) -> MediaSize:
@@ -222,8 +225,8 @@ def _size(member: Member, content: bytes, rules: Rules) -> MediaSize:
 
 def _refusal(group: _Group, error: SampleError, path: Path) -> DataError:
     return DataError(
-        f"sample {group.key!r}: {error}. {path} at byte {group.offset}. "
-        "Write the shard again without it, or leave such samples out with --exclude-bad."
+        f"{path} at byte {group.offset}: sample {group.key!r}: {error}. "
+        "Write the shard again without it, or exclude invalid samples with --exclude-bad."
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Source files -> shards.
 
-The first step of the line: a format reads records, this file checks them and copies images byte for byte. The same
-input gives the same bytes, whatever the number of threads and however often the write was stopped and went on.
+The first step of the data path: a format reads records, this file checks them and copies images byte for byte. The
+shards depend only on the source and the options, not on the number of threads or on interruptions.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import DataError, SampleError
-from mindvl_data.formats.record import Item, Place, RecordError, SourceRecord
+from mindvl_data.formats.record import Item, Origin, RecordError, SourceRecord
 from mindvl_data.formats.registry import FORMATS, WEBDATASET
 from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
 from mindvl_data.samples import parse_sample
@@ -27,18 +27,18 @@ from mindvl_data.shards.progress import Done, WriteMark, source_identity
 from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
 from mindvl_data.types import RawSample
 
-_OWN_SHARDS = "shard-*.tar"  # the names given here; of an unfinished directory no other file is removed
+_OWN_SHARDS = "shard-*.tar"  # file names of this writer; no other file is removed from an unfinished directory
 
-WriteProgress = Callable[[int, int], None]  # (done, total) in rows of the source
-Members = list[tuple[str, bytes]]  # (end of the name, content)
+WriteProgress = Callable[[int, int], None]  # (done, total) in records of the source
+Members = list[tuple[str, bytes]]  # (member name without the key, content)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a write ended with."""
+    """The result of a write."""
 
     samples: int
-    excluded: int  # rows that could not be used, named in excluded.jsonl
+    excluded: int  # invalid records, listed in excluded.jsonl
 
 
 def write_shards(
@@ -55,31 +55,33 @@ def write_shards(
     allow_pipe: bool = False,
     progress: WriteProgress | None = None,
 ) -> Written:
-    """Write the records of `source` as shards in directory `out`.
+    """Write the records of `source` as shards in the directory `out`.
 
-    A file `writing` lies in `out` until the last shard is whole. A directory that has it was left unfinished: indexing
-    refuses it, and the same call goes on after its last whole shard.
+    The file `writing` exists in `out` until the last shard is complete. Indexing refuses a directory that has it; the
+    same call resumes after the last complete shard.
 
     Args:
         source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
+        out: Output directory; created if it is missing.
         format: One of `mindvl_data.formats.registry.FORMATS`.
-        image_root: Where relative image names start; the source's own directory when None.
-        source_name: Kept in each record; the name of `out` when None.
-        workers: Threads that read and check; the shards do not depend on it.
-        skip_bad: Leave out rows that cannot be used and name them in `excluded.jsonl`, instead of stopping at the
-            first one.
-        fresh: Start over where an unfinished write left shards.
+        image_root: Directory for relative image names; the directory of the source if None.
+        source_name: Stored in each record; the name of `out` if None.
+        samples_per_shard: Number of samples in a shard.
+        workers: Number of threads; the shards do not depend on it.
+        skip_bad: Exclude invalid records and list them in `excluded.jsonl`, instead of raising at the first one.
+        fresh: Start over, even if an interrupted write could be resumed.
         allow_pipe: Run the shell commands of `pipe:` addresses (format "webdataset").
+        progress: Called after each record.
 
     Raises:
-        DataError: A record or image cannot be used (named by file and row), `out` holds shards already or those of
-            an unfinished write of something else, or it cannot be written to.
+        DataError: A record or image is invalid, `out` already holds shards or those of an interrupted write with
+            another source or other options, or `out` is not writable.
     """
     out = Path(out)
     if format not in FORMATS:
-        raise DataError(f"format {format!r} does not exist. data write. Use one of {', '.join(FORMATS)}.")
+        raise DataError(f"--format {format!r}: the format does not exist. Use one of {', '.join(FORMATS)}.")
     if format != WEBDATASET and (not isinstance(source, str | Path) or not Path(source).exists()):
-        raise DataError(f"{source}: source does not exist. Name a file or directory.")
+        raise DataError(f"{source}: the source does not exist. Specify a file or directory.")
     image_root = None if image_root is None else Path(image_root)
     options = {
         "format": format,
@@ -99,32 +101,32 @@ def write_shards(
             mark = WriteMark(out, identity, options)
             done = _clear(out, mark, fresh)
             mark.save(done)
-            cutter = _ShardCutter(out, mark, done, samples_per_shard)
+            shard_writer = _ShardSequenceWriter(out, mark, done, samples_per_shard)
             rows = islice(found.records, done.rows, None)
-            written = _write_all(rows, cutter, source_name or out.name, workers, skip_bad, found.total, progress)
+            written = _write_all(rows, shard_writer, source_name or out.name, workers, skip_bad, found.total, progress)
             if not written.samples:
-                raise DataError(f"{source}: holds no record. Name a source that holds samples.")
+                raise DataError(f"{source}: the source has no records. Specify another source.")
             mark.remove()
     except OSError as error:
         raise DataError(
-            f"shards cannot be written: {error.strerror}. {error.filename or out}. Make room or name another directory; "
-            "the same command goes on after the last whole shard."
+            f"{error.filename2 or error.filename or out}: the shards cannot be written: {error.strerror}. Free disk space or choose another "
+            "directory; the same command resumes after the last complete shard."
         ) from error
     return written
 
 
 def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
-    """Where to go on; removes what an unfinished write left after that place."""
+    """Remove what an interrupted write left after its last complete shard; returns its progress."""
     is_unfinished = (out / WRITING_MARK).exists()
     own = sorted(out.glob(_OWN_SHARDS)) if is_unfinished else []
     if set(out.glob(SHARD_PATTERN)) - set(own):
-        raise DataError(f"directory holds shards already. {out}. Name an empty directory, or remove them first.")
+        raise DataError(f"{out}: the directory already holds shards. Choose an empty directory, or remove them first.")
     done = Done() if fresh else mark.load()
     for number, path in enumerate(own[: done.shards]):
         if path.name != _shard_name(number):
-            raise DataError(f"{_shard_name(number)} is missing. {out}. Put it back, or start over with --fresh.")
+            raise DataError(f"{out}: {_shard_name(number)} is missing. Restore it, or start over with --fresh.")
     if len(own) < done.shards:
-        raise DataError(f"{_shard_name(len(own))} is missing. {out}. Put it back, or start over with --fresh.")
+        raise DataError(f"{out}: {_shard_name(len(own))} is missing. Restore it, or start over with --fresh.")
     left = [path for name in (_OWN_SHARDS, f"{WRITING_MARK}.*") for path in out.glob(f".{name}.partial")]
     for path in [*own[done.shards :], *left]:
         path.unlink()
@@ -138,7 +140,7 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
 
 def _write_all(
     rows: Iterable[Item],
-    cutter: "_ShardCutter",
+    shard_writer: "_ShardSequenceWriter",
     source_name: str,
     workers: int,
     skip_bad: bool,
@@ -156,20 +158,20 @@ def _write_all(
             prepared = _in_order(pool, prepare, rows, 4 * workers) if workers > 1 else map(prepare, rows)
             for result in prepared:
                 if not isinstance(result, RecordError):
-                    cutter.add(result)
+                    shard_writer.add(result)
                 elif skip_bad:
-                    cutter.exclude(result)
+                    shard_writer.exclude(result)
                 else:
                     raise result
                 if progress is not None:
-                    progress(cutter.rows, total)
-        return cutter.finish()
+                    progress(shard_writer.rows, total)
+        return shard_writer.finish()
     finally:
-        cutter.abort()
+        shard_writer.abort()
 
 
-class _ShardCutter:
-    """Cuts a stream of samples into shards, and notes after each of them how far it has come."""
+class _ShardSequenceWriter:
+    """Writes a stream of samples as shards of equal size, and records the progress after each shard."""
 
     def __init__(self, directory: Path, mark: WriteMark, done: Done, samples_per_shard: int) -> None:
         self._directory = directory
@@ -192,7 +194,7 @@ class _ShardCutter:
             self._commit()
 
     def exclude(self, bad: RecordError) -> None:
-        row = {"file": str(bad.place.file), "row": bad.place.row, "reason": bad.what}
+        row = {"file": str(bad.origin.file), "row": bad.origin.row, "reason": bad.what}
         self._excluded.append(json.dumps(row) + "\n")
         self.rows += 1
 
@@ -206,7 +208,7 @@ class _ShardCutter:
             self._writer = None
 
     def _commit(self) -> None:
-        """The mark comes last: what it does not name is removed at the next start."""
+        """Commit the shard, then the progress file: shards that it does not count are removed at the next start."""
         lines = "".join(self._excluded).encode()
         if lines:
             with open(self._directory / EXCLUDED_NAME, "ab") as file:
@@ -238,7 +240,7 @@ def _shard_name(number: int) -> str:
 def _in_order(
     pool: ThreadPoolExecutor, function: Callable[[Item], Members | RecordError], items: Iterable[Item], ahead: int
 ) -> Iterator[Members | RecordError]:
-    """`function` over items in threads; results in the order of the items, at most `ahead` of them waiting."""
+    """Apply `function` to items in threads; yields results in order, with at most `ahead` items in flight."""
     waiting: deque[Future[Members | RecordError]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
@@ -249,34 +251,34 @@ def _in_order(
 
 
 def _members(record: SourceRecord, source_name: str) -> Members:
-    """The members of one sample, after the check that reading will do."""
-    media = [_read_media(medium, record.place) for medium in record.media]
+    """The members of one sample, checked as they are when they are read."""
+    media = [_read_media(medium, record.origin) for medium in record.media]
     try:
         body = {"source": source_name, **record.body}
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         sizes = tuple(check_media(medium, decode_limit=ImageConfig().decode_limit) for medium in media)
         parse_sample(RawSample(key="", record=content, is_json=True, media=tuple(media), sizes=sizes))
     except UnicodeEncodeError as error:
-        half = error.object[error.start]
+        surrogate = error.object[error.start]
         raise RecordError(
-            f"text holds {half!r}, half of a character pair", record.place, "Mend or remove it."
+            f"the text contains the unpaired surrogate {surrogate!r}", record.origin, "Replace or remove it."
         ) from error
     except (SampleError, ValueError, RecursionError) as error:
-        raise RecordError(str(error), record.place) from error
+        raise RecordError(str(error), record.origin) from error
     names = [f"{number}.{media_extension(medium)}" for number, medium in enumerate(media)]
     return [("json", content), *zip(names, media, strict=True)]
 
 
-def _read_media(medium: Path | bytes, place: Place) -> bytes:
+def _read_media(medium: Path | bytes, origin: Origin) -> bytes:
     try:
         content = medium if isinstance(medium, bytes) else medium.read_bytes()
     except OSError as error:
         raise RecordError(
-            f"image {error.filename} cannot be read: {error.strerror}", place, "Check the image root."
+            f"image {error.filename} cannot be read: {error.strerror}", origin, "Check the image root."
         ) from error
     name = "image" if isinstance(medium, bytes) else f"image {medium}"
     if len(content) > MAX_MEMBER_BYTES:
-        raise RecordError(f"{name} has {len(content)} bytes, more than {MAX_MEMBER_BYTES}", place)
+        raise RecordError(f"{name} has {len(content)} bytes, the limit is {MAX_MEMBER_BYTES}", origin)
     if media_extension(content) is None:
-        raise RecordError(f"{name} is none of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", place, "Convert it.")
+        raise RecordError(f"{name} is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", origin, "Convert it.")
     return content

@@ -5,10 +5,7 @@ Comes after packs.py and megatron/one_step.py. As a program it is one rank: `pyt
 with the variables of a launcher set.
 """
 
-import os
 import pickle
-import socket
-import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.parameters import PARTS, Part, set_trainable
+from mindvl_model.testing.ranks import run_ranks
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
 
@@ -88,27 +86,7 @@ def run_jobs(jobs: Sequence[Job], directory: Path) -> list[Outcome]:
     (world,) = {job.world_size for job in jobs}
     file = directory / "jobs"
     file.write_bytes(pickle.dumps(list(jobs)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(file)],
-            env=os.environ | launcher | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=120 + 30 * len(jobs))
-            assert process.returncode == 0, said[-4000:]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(["-m", __spec__.name, str(file)], world, timeout_s=120 + 30 * len(jobs))
     results = [pickle.loads(Path(f"{file}.{rank}").read_bytes()) for rank in range(world)]
     return [_merge(of_ranks) for of_ranks in zip(*results, strict=True)]
 
