@@ -106,8 +106,8 @@ MUTANTS = (
         "the image tokens of a pack are put in place in reverse order",
         "packing",
         f"{_MODEL}/model.py",
-        "return embeddings.index_copy(0, places, visual_tokens)",
-        "return embeddings.index_copy(0, places, visual_tokens.flip(0))",
+        "return embeddings.index_copy(0, positions, visual_tokens)",
+        "return embeddings.index_copy(0, positions, visual_tokens.flip(0))",
         _packing(),
     ),
     Mutant(
@@ -172,8 +172,8 @@ MUTANTS = (
         "multi-token prediction looks beyond the end of a sample",
         "attention borders",
         f"{_MODEL}/megatron/mtp.py",
-        "torch.where(places < ends,",
-        "torch.where(places < len(values),",
+        "torch.where(positions < ends,",
+        "torch.where(positions < len(values),",
         _packing(DEEPSEEK),
     ),
     # loss counting
@@ -246,8 +246,8 @@ MUTANTS = (
         "tp, in bf16: no gradient reaches the image tokens of a slice",
         "gradient reductions",
         f"{_MODEL}/model.py",
-        "    return longer.index_copy(0, places, visual_tokens)[:-1]",
-        "    return longer.index_copy(0, places, visual_tokens.detach())[:-1]",
+        "    return extended.index_copy(0, positions, visual_tokens)[:-1]",
+        "    return extended.index_copy(0, positions, visual_tokens.detach())[:-1]",
         _parallel("tp2", MOE, "--dtype", "bf16"),
     ),
     Mutant(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks, packed rows and process groups around megatron-core."""
+"""Blocks, packed sequences and process groups on megatron-core."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +10,17 @@ from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_ops import Segments
 
 
-def test_a_layer_takes_its_own_segments_or_those_of_the_row() -> None:
+def test_a_layer_uses_its_own_segments_or_those_of_the_pack() -> None:
     from mindvl_model.megatron.packing import PackedSequence
 
     windows, full = Segments([4, 4]), Segments([8])
-    row = PackedSequence(segments=windows, segments_by_layer={2: full})
-    assert row.of_layer(1) is windows
-    assert row.of_layer(2) is full
-    assert row.qkv_format == "sbhd"
+    pack = PackedSequence(segments=windows, segments_by_layer={2: full})
+    assert pack.of_layer(1) is windows
+    assert pack.of_layer(2) is full
+    assert pack.qkv_format == "sbhd"
 
 
-def test_groups_of_one_process_are_used_again_and_left_alone() -> None:
+def test_existing_process_groups_are_reused_and_not_destroyed() -> None:
     from megatron.core import parallel_state
 
     from mindvl_model.megatron.process import single_process
@@ -30,8 +30,8 @@ def test_groups_of_one_process_are_used_again_and_left_alone() -> None:
     assert parallel_state.model_parallel_is_initialized()
 
 
-def test_a_block_sees_segments_and_angles_of_its_row() -> None:
-    """A windowed layer lets nothing through a boundary; the full one after it does."""
+def test_a_block_uses_the_segments_and_angles_of_its_pack() -> None:
+    """A layer with window attention does not mix segments; the following layer with full attention does."""
     from mindvl_model.megatron.blocks import BuildConfig, PackedSequence, build_vision_block, transformer_config
     from mindvl_model.testing.tiny import randomize
 
@@ -45,13 +45,13 @@ def test_a_block_sees_segments_and_angles_of_its_row() -> None:
     changed[5:] += 1.0
     cos, sin = torch.ones(8, 8), torch.zeros(8, 8)
     for by_layer, leaks in (({}, False), ({2: Segments([8])}, True)):
-        row = PackedSequence(segments=Segments([4, 4]), segments_by_layer=by_layer, cos=cos, sin=sin)
-        before, after = block(hidden, None, packed_seq_params=row), block(changed, None, packed_seq_params=row)
+        pack = PackedSequence(segments=Segments([4, 4]), segments_by_layer=by_layer, cos=cos, sin=sin)
+        before, after = block(hidden, None, packed_seq_params=pack), block(changed, None, packed_seq_params=pack)
         assert torch.equal(before[:4], after[:4]) != leaks
 
 
-def test_parts_that_every_rank_holds_whole_are_summed_and_counted_once() -> None:
-    """Where images are spread: tensor-parallel ranks encode other images with the same weights."""
+def test_gradients_of_replicated_parts_are_summed_and_counted_once() -> None:
+    """With spread images, tensor-parallel ranks encode different images with the same weights."""
     from mindvl_model.model import MindVLModel
     from mindvl_model.parallel_config import BuildConfig, ParallelConfig
 

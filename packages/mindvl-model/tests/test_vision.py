@@ -18,7 +18,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 from mindvl_model import ModelError, VisionConfig
 from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.testing.tiny import randomize, smallest_config
-from mindvl_model.vision.positions import rotary_angles, vision_layout
+from mindvl_model.vision.positions import patch_order, rotary_angles
 
 GRIDS = [(1, 6, 10), (1, 2, 2), (2, 4, 8), (1, 14, 4)]
 
@@ -85,25 +85,25 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, bound: float = 1e-
 def test_order_windows_and_frames_are_those_of_transformers(seed: int, window_size: int) -> None:
     config = replace(smallest_config().vision, window_size=window_size)
     grids = random_grids(seed)
-    plan = vision_layout(grids, config)
-    published = torch.tensor(grids)
-    order, cu_window_seqlens = get_vision_window_index(published, 2, window_size, 14)
-    assert plan.order is not None
-    assert plan.restore is not None
-    assert torch.equal(plan.order, order)
-    assert torch.equal(plan.order[plan.restore], torch.arange(len(order)))
-    assert torch.equal(plan.windows.cu_seqlens("cpu"), cu_window_seqlens)
-    assert torch.equal(plan.full.cu_seqlens("cpu"), get_vision_cu_seqlens(published))
-    expected = get_vision_position_ids(published, 2).reshape(-1, 4, 2)[order].reshape(-1, 2)
-    assert torch.equal(plan.positions, expected)
+    found = patch_order(grids, config)
+    grid_thw = torch.tensor(grids)
+    order, cu_window_seqlens = get_vision_window_index(grid_thw, 2, window_size, 14)
+    assert found.order is not None
+    assert found.restore is not None
+    assert torch.equal(found.order, order)
+    assert torch.equal(found.order[found.restore], torch.arange(len(order)))
+    assert torch.equal(found.windows.cu_seqlens("cpu"), cu_window_seqlens)
+    assert torch.equal(found.full.cu_seqlens("cpu"), get_vision_cu_seqlens(grid_thw))
+    expected = get_vision_position_ids(grid_thw, 2).reshape(-1, 4, 2)[order].reshape(-1, 2)
+    assert torch.equal(found.positions, expected)
 
 
-def test_without_windowed_layers_patches_keep_their_order() -> None:
+def test_without_window_attention_patches_keep_their_order() -> None:
     config = replace(smallest_config().vision, full_attention_layers=(0, 1))
-    plan = vision_layout([(1, 4, 6), (1, 8, 2)], config)
-    assert plan.order is None
-    assert plan.restore is None
-    assert torch.equal(plan.positions, get_vision_position_ids(torch.tensor([(1, 4, 6), (1, 8, 2)]), 2))
+    found = patch_order([(1, 4, 6), (1, 8, 2)], config)
+    assert found.order is None
+    assert found.restore is None
+    assert torch.equal(found.positions, get_vision_position_ids(torch.tensor([(1, 4, 6), (1, 8, 2)]), 2))
 
 
 def test_rotary_angles_are_those_of_transformers() -> None:
@@ -121,11 +121,11 @@ def test_the_vision_encoder_gives_what_transformers_gives(full_attention_layers:
     vision_encoder, published = build_pair(config)
     generator = torch.Generator().manual_seed(2)
     pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
-    plan = vision_layout(GRIDS, config)
-    actual = vision_encoder(pixels, plan)
+    patches = patch_order(GRIDS, config)
+    actual = vision_encoder(pixels, patches)
     expected = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
     order, _ = get_vision_window_index(torch.tensor(GRIDS), 2, config.window_size, 14)
-    if plan.order is None:  # theirs puts windows together even when no layer has any
+    if patches.order is None:  # transformers orders patches by window even if no layer uses windows
         expected = expected.view(-1, 4, 16)[torch.argsort(order)].view(-1, 16)
     assert_near(actual, expected)
 
@@ -140,11 +140,11 @@ def test_videos_beside_images_give_what_transformers_gives() -> None:
         torch.randint(0, 256, (count, size), generator=generator, dtype=torch.uint8)
         for count, size in zip(counts, (588, 1176), strict=True)
     )
-    actual = vision_encoder(pixels, vision_layout(GRIDS + videos, config), frames)
+    actual = vision_encoder(pixels, patch_order(GRIDS + videos, config), frames)
     patches = torch.cat([normalized_pixels(pixels, config), normalized_pixels(frames, config)])
     expected = published(patches, grid_thw=torch.tensor(GRIDS + videos)).last_hidden_state
     assert_near(actual, expected)
-    with pytest.raises(ModelError, match="pixel_values_videos: patches of 588 values"):
+    with pytest.raises(ModelError, match="pixel_values_videos: patches must have 3 x 2 x 14 x 14 values, got 588"):
         vision_encoder.patch_embed(pixels, pixels)
 
 
@@ -154,10 +154,10 @@ def test_gradients_of_the_vision_encoder_are_those_of_transformers() -> None:
     generator = torch.Generator().manual_seed(3)
     pixels = torch.randint(0, 256, (sum(t * h * w for t, h, w in GRIDS), 588), generator=generator, dtype=torch.uint8)
     wanted = torch.randn(len(pixels), 16, generator=generator)
-    (vision_encoder(pixels, vision_layout(GRIDS, config)) * wanted).sum().backward()
-    theirs = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
-    (theirs * wanted).sum().backward()
-    # The same hand-written copy, of gradients: a vision encoder and a published one that hold them as weights.
+    (vision_encoder(pixels, patch_order(GRIDS, config)) * wanted).sum().backward()
+    hf_hidden = published(normalized_pixels(pixels, config), grid_thw=torch.tensor(GRIDS)).last_hidden_state
+    (hf_hidden * wanted).sum().backward()
+    # Compare gradients by the same mapping of names as weights: two vision encoders hold the gradients as weights.
     gradients, expected = build_pair(config)
     with torch.no_grad():
         for name, parameter in gradients.named_parameters():
@@ -170,11 +170,11 @@ def test_gradients_of_the_vision_encoder_are_those_of_transformers() -> None:
 
 def test_patches_of_another_size_are_refused() -> None:
     vision_encoder, _ = build_pair(smallest_config().vision)
-    with pytest.raises(ModelError, match=r"patches of 768 values, but this model takes 3 x 14 x 14"):
+    with pytest.raises(ModelError, match=r"pixel_values: patches must have 3 x 14 x 14 values, got 768"):
         vision_encoder.patch_embed(torch.zeros(4, 768, dtype=torch.uint8))
 
 
-def test_pixels_are_normalised_in_float32_also_where_weights_become_16_bits() -> None:
+def test_pixels_are_normalized_in_float32_also_with_16_bit_weights() -> None:
     patch_embed = build_pair(smallest_config().vision)[0].patch_embed
     shift, scale = patch_embed.pixel_shift.clone(), patch_embed.pixel_scale.clone()
     patch_embed.bfloat16()

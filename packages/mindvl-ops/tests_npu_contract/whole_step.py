@@ -171,9 +171,9 @@ def place_fakes() -> None:
 
 
 def tolist(self: FakeTensor) -> Any:
-    """Rows spread evenly over the ranks of experts; elsewhere ones."""
+    """Sizes of the all-to-all: rows split evenly over the expert-parallel ranks; elsewhere ones."""
     frame = sys._getframe(1)
-    if frame.f_code.co_name == "_at_their_ranks":
+    if frame.f_code.co_name == "_expert_parallel":
         rows, size = len(frame.f_locals["rows"]), frame.f_locals["self"].ep_size
         return [[rows // size + (place < rows % size) for place in range(size)]] * 2
     return torch.ones(self.shape, dtype=self.dtype).tolist()

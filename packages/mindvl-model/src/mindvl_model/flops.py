@@ -17,7 +17,7 @@ from mindvl_model.language_config import (
     Qwen3MoELanguageConfig,
 )
 from mindvl_model.parameters import PARTS, Part
-from mindvl_model.vision.positions import Grid, vision_layout
+from mindvl_model.vision.positions import Grid, patch_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +154,8 @@ def _vision_encoder(config: VisionConfig, images: Sequence[Grid], videos: Sequen
 @lru_cache(maxsize=1 << 16)
 def _pairs(grid: Grid, config: VisionConfig) -> tuple[int, int]:
     """Pairs of patches that attend to each other in a full layer and in a windowed one; kept, as sizes come back."""
-    plan = vision_layout([grid], config)
-    return sum(n * n for n in plan.full.lengths), sum(n * n for n in plan.windows.lengths)
+    order = patch_order([grid], config)
+    return sum(n * n for n in order.full.lengths), sum(n * n for n in order.windows.lengths)
 
 
 def _projector(config: MindVLConfig, grids: Sequence[Grid]) -> _Products:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MindVLModel: embed, put visual tokens at their placeholders, run the language model, sum the loss.
+"""MindVLModel: embed tokens, insert visual tokens at their placeholders, run the language model, sum the loss.
 
-Comes after the batch (its names are the arguments), before the optimizer step.
+Its inputs are the tensors of a batch of the data package, under the same names.
 """
 
 from itertools import pairwise
@@ -23,8 +23,8 @@ from mindvl_model.megatron.replicas import (
     gather_parts,
     mark_whole,
     number_replicas,
-    peer,
     sum_gradients,
+    tensor_and_context_rank,
     tensor_rank,
 )
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
@@ -32,8 +32,8 @@ from mindvl_model.parallel_config import BuildConfig, check_parallel
 from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
 from mindvl_model.vision.encoder import VisionEncoder
-from mindvl_model.vision.positions import Grid, vision_layout
-from mindvl_model.vision.spread import plan_peer, take_ranges
+from mindvl_model.vision.positions import Grid, patch_order
+from mindvl_model.vision.spread import take_ranges, vision_shard
 from mindvl_ops import Segments
 
 IGNORE_INDEX = -100
@@ -47,7 +47,18 @@ ADAPTERS: dict[str, LanguageAdapter] = {
 
 
 class MindVLModel(MegatronModule):
-    """Vision encoder and projector on the first pipeline stage, the language model over all stages."""
+    """The whole model or one pipeline stage: vision encoder and projector are on the first, the decoder on all.
+
+    Args:
+        config: Configuration of the whole model.
+        build_config: Parallel layout, recomputation and data type.
+        pre_process: Whether this is the first stage.
+        post_process: Whether this is the last stage.
+        vp_stage: Index of the virtual pipeline stage; None without virtual stages.
+
+    Raises:
+        ModelError: The parallel layout cannot split the model.
+    """
 
     def __init__(
         self,
@@ -92,23 +103,27 @@ class MindVLModel(MegatronModule):
         video_grid_thw: Tensor | None = None,
         pad_to: int | None = None,
     ) -> Tensor:
-        """Summed loss of one packed pack (scalar float32); hidden states [T, 1, H] on all but the last stage.
+        """Return the summed loss of a packed sequence (float32 scalar), or hidden states [T, 1, H] before the last stage.
 
-        With context parallel every rank is given the whole pack, and the loss is the sum over its slice.
-
-        Runs on the device of input_ids. cu_seqlens and the grids are read on the host: give them there, as the loader's
-        batches do, because a copy back from the device makes the host wait.
+        With context parallelism every rank gets the whole pack and returns the loss of its slice. The model runs on the
+        device of `input_ids`; pass `cu_seqlens` and the grids on the host, as the data loader does, because reading them
+        from the device makes the host wait.
 
         Args:
-            input_ids, labels: [T]; labels are shifted already, -100 is not learned.
-            position_ids: [3, T], counted inside each segment.
+            input_ids: [T] token ids.
+            labels: [T], already shifted; positions with -100 have no loss.
+            position_ids: [3, T], starting at 0 in each segment.
             cu_seqlens: [num_segments + 1], first entry 0.
-            pixel_values: uint8 [P, C*patch*patch], all images end to end.
-            image_grid_thw: [num_images, 3] patches along time, height, width.
-            pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], all videos end to end.
-            video_grid_thw: [num_videos, 3].
-            pad_to: Length that the pack is padded to inside the model: all packs of a step need one length where stages
-                hand on activations. None: what cp_size and tp_size need.
+            max_seqlen: Not used; accepted because batches contain it.
+            pixel_values: uint8 [P, C*patch*patch], patches of all images, concatenated.
+            image_grid_thw: [num_images, 3] patches along time, height and width.
+            pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], patches of all videos, concatenated.
+            video_grid_thw: [num_videos, 3] patches along time, height and width.
+            pad_to: Length in tokens to which the model pads the pack. Pipeline stages need the same length for all packs
+                of a step. None: the length required by cp_size and tp_size.
+
+        Raises:
+            ModelError: The placeholders do not match the images and videos (inputs on the CPU only).
         """
         hidden = self._run(
             input_ids,
@@ -130,45 +145,45 @@ class MindVLModel(MegatronModule):
         return hidden.sum(dtype=torch.float32)
 
     def logits(self, **inputs: Any) -> Tensor:
-        """Logits [T, V] of one packed pack; takes what forward takes, labels are ignored. Whole models only."""
+        """Return the logits [T, V] of a packed sequence. Arguments as in `forward`, without labels; whole models only."""
         inputs.pop("max_seqlen", None)
         inputs["labels"] = None
         return self._run(**inputs).squeeze(0)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor]) -> None:
-        """Activations of the previous pipeline stage (called by megatron-core's schedules)."""
+        """Set the activations of the previous pipeline stage; called by the schedules of megatron-core."""
         tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
         self.language.set_input_tensor(tensor)
 
     def shared_embedding_or_output_weight(self) -> Tensor:
-        """The tied embedding matrix (asked for by megatron-core when gradients of both ends are summed)."""
+        """Return the tied embedding matrix; megatron-core calls it to sum the gradients of first and last stage."""
         return self.language.shared_embedding_or_output_weight()
 
     def finish_router_step(self, *, move_bias: bool = True) -> None:
-        """End a step for the routers: sum its counts over all ranks, move balancing biases, keep the statistics.
+        """Finish a step of the routers: reduce their counts over all ranks, update biases and statistics.
 
-        Call it once after every optimizer step, on every rank and for every virtual stage; one small collective.
+        Call once after every optimizer step, on every rank and for every virtual stage. Runs one small all-reduce.
 
         Args:
-            move_bias: False where the step was left out and nothing may change.
+            move_bias: Update the load-balancing biases; False for a skipped step.
         """
         finish_router_step(self, move_bias=move_bias)
 
     def router_statistics(self) -> list[RouterStatistics]:
-        """How each layer with experts on this stage routed during the last finished step; empty without experts."""
+        """Statistics of the last finished step for each layer with experts on this stage."""
         return router_statistics(self)
 
     def take_segment_losses(self) -> list[Tensor]:
-        """Sum of losses and loss tokens [2, num_segments] of every pack trained on since the last call, in order.
+        """Return and clear the losses per segment of the packs since the last call, one tensor [2, num_segments] per pack.
 
-        This rank's part of them; sums over context-parallel peers are those of the packs. Empty on all but the last
-        stage. Take them once in a while: they are kept until then.
+        The rows are the summed loss and the number of loss tokens of this rank; with context parallelism, sum them over
+        its ranks. Empty before the last stage. Call it regularly, because the tensors are kept until then.
         """
         taken, self._segment_losses = self._segment_losses, []
         return taken
 
     def take_mtp_loss(self) -> Tensor | None:
-        """Sum of losses and labels [depths, 2] of multi-token prediction on this rank since the last call, or None."""
+        """Return and clear the summed loss and number of labels [depths, 2] of multi-token prediction on this rank."""
         return self.language.take_mtp_loss()
 
     def _run(
@@ -205,7 +220,7 @@ class MindVLModel(MegatronModule):
     def _packed_sequence(
         self, input_ids: Tensor, labels: Tensor | None, position_ids: Tensor, cu_seqlens: Tensor, pad_to: int | None
     ) -> tuple[PackedSequence, Tensor]:
-        """The pack for all layers, and its positions, both padded by a segment of its own that learns nothing."""
+        """Return the pack and its position ids, both padded with a segment that has no labels."""
         pad, num_tokens = self.mindvl.tokens.pad, len(input_ids)
         segments = Segments.from_cu_seqlens(cu_seqlens)
         more = self.parallel.padded_length(max(num_tokens, pad_to or 0)) - num_tokens
@@ -227,7 +242,7 @@ class MindVLModel(MegatronModule):
         return pack, position_ids
 
     def _embed(self, pack: PackedSequence, images: Tensor, videos: Tensor) -> Tensor:
-        """Embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, visual tokens in place."""
+        """Return the embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, with visual tokens inserted."""
         assert pack.input_ids is not None
         ids = pack.own_slice(pack.input_ids)
         words = self.language.scatter(self.language.embedding(input_ids=ids.unsqueeze(0), position_ids=None))
@@ -236,12 +251,12 @@ class MindVLModel(MegatronModule):
         tokens = self.mindvl.tokens
         for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
-                continue  # check_placeholders has seen that there are none
-            is_place = pack.input_ids == placeholder
-            # check_placeholders again for who did not call it, without waiting for the answer. An NPU has no assertion.
-            if is_place.device.type == "cuda":
-                torch._assert_async(is_place.sum() == len(visual_tokens))
-            embeddings = _with_visual_tokens(embeddings, is_place, visual_tokens.to(embeddings.dtype), first)
+                continue  # check_placeholders refuses videos here
+            is_placeholder = pack.input_ids == placeholder
+            # The check of check_placeholders, without making the host wait. Not available on NPUs.
+            if is_placeholder.device.type == "cuda":
+                torch._assert_async(is_placeholder.sum() == len(visual_tokens))
+            embeddings = _with_visual_tokens(embeddings, is_placeholder, visual_tokens.to(embeddings.dtype), first)
         return embeddings.unsqueeze(1)
 
     def encode_media(
@@ -251,7 +266,7 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Visual tokens [G_images, H] and [G_videos, H], each in input order; of the whole pack on every rank."""
+        """Return the visual tokens [G_images, H] and [G_videos, H] of the whole pack in input order, on every rank."""
         vision = self.mindvl.vision
         images = [tuple(grid) for grid in image_grid_thw.tolist()]
         videos = [] if video_grid_thw is None else [tuple(grid) for grid in video_grid_thw.tolist()]
@@ -259,7 +274,7 @@ class MindVLModel(MegatronModule):
         grids = images + videos
         num_videos = sum(t * h * w for t, h, w in videos) // vision.spatial_merge_size**2
         if self.parallel.spread_images and grids:
-            visual_tokens = self._encode_part(images, videos, pixel_values, pixel_values_videos)
+            visual_tokens = self._encode_shard(images, videos, pixel_values, pixel_values_videos)
         else:
             visual_tokens = self._encode(grids, pixel_values, pixel_values_videos)
             if self.parallel.tp_size > 1 and not self.parallel.spread_images:
@@ -267,36 +282,36 @@ class MindVLModel(MegatronModule):
         return visual_tokens[:num_images], visual_tokens[num_images : num_images + num_videos]
 
     def _encode(self, grids: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None) -> Tensor:
-        """Visual tokens of these images and videos in their order, at least one."""
+        """Return the visual tokens of these images and videos in input order; without any, those of a blank image."""
         assert self.vision is not None
         assert self.projector is not None
         vision = self.mindvl.vision
         if not grids:
-            # Every rank must reach every collective, with media or without, and every parameter a gradient: a blank
-            # image, of which nothing is used.
+            # Every rank must take part in every collective and every parameter must get a gradient, so a pack without
+            # images encodes a blank image, whose visual tokens are not used.
             side = vision.spatial_merge_size
             grids, pixel_values = [(1, side, side)], pixel_values.new_zeros(side**2, pixel_values.shape[-1])
-        plan = vision_layout(grids, vision)
-        visual_tokens: Tensor = self.projector(self.vision(pixel_values, plan, pixel_values_videos))
-        if plan.restore is not None:
-            visual_tokens = visual_tokens[plan.restore.to(visual_tokens.device)]
+        order = patch_order(grids, vision)
+        visual_tokens: Tensor = self.projector(self.vision(pixel_values, order, pixel_values_videos))
+        if order.restore is not None:
+            visual_tokens = visual_tokens[order.restore.to(visual_tokens.device)]
         return visual_tokens
 
-    def _encode_part(
+    def _encode_shard(
         self, images: list[Grid], videos: list[Grid], pixel_values: Tensor, pixel_values_videos: Tensor | None
     ) -> Tensor:
-        """Visual tokens of the whole pack, of which this rank encodes a part and its peers the others."""
-        part = plan_peer(images, videos, self.mindvl.vision.spatial_merge_size, *peer())
-        patches = take_ranges(pixel_values, part.image_ranges)
-        video_patches = None if pixel_values_videos is None else take_ranges(pixel_values_videos, part.video_ranges)
-        own = self._encode(part.grids, patches, video_patches)[: part.num_tokens]
-        gathered = gather_parts(F.pad(own, (0, 0, 0, part.slot - part.num_tokens)))
-        return gathered[part.order.to(gathered.device)]
+        """Return the visual tokens of the whole pack; each tensor- and context-parallel rank encodes some frames."""
+        shard = vision_shard(images, videos, self.mindvl.vision.spatial_merge_size, *tensor_and_context_rank())
+        patches = take_ranges(pixel_values, shard.image_ranges)
+        video_patches = None if pixel_values_videos is None else take_ranges(pixel_values_videos, shard.video_ranges)
+        own = self._encode(shard.grids, patches, video_patches)[: shard.num_tokens]
+        gathered = gather_parts(F.pad(own, (0, 0, 0, shard.max_tokens - shard.num_tokens)))
+        return gathered[shard.order.to(gathered.device)]
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints: the same names and places whether images are spread or not."""
+        """Sharded state for megatron-core checkpoints; names and offsets do not depend on `spread_images`."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self.parallel.spread_images:
             number_replicas({name: one for name, one in state.items() if not name.startswith(f"{prefix}language.")})
@@ -304,35 +319,36 @@ class MindVLModel(MegatronModule):
 
 
 def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first: int = 0) -> Tensor:
-    """Sum of losses and loss tokens [2, num_segments] float32 of a slice of the pack.
+    """Return the summed loss and the number of loss tokens [2, num_segments] (float32) of a slice of a pack.
 
     Args:
-        losses: [T/cp] of the slice, which may end in padding of the model's own.
-        labels, cu_seqlens: [T] and [num_segments + 1] of the whole pack.
-        first: Where the slice begins.
+        losses: [T/cp], losses of the slice, which may end with padding added by the model.
+        labels: [T], of the whole pack.
+        cu_seqlens: [num_segments + 1], of the whole pack.
+        first: Position of the first token of the slice.
     """
-    learned = labels[first : first + len(losses)] != IGNORE_INDEX
-    borders = [min(max(border - first, 0), len(losses)) for border in cu_seqlens.tolist()]  # they are on the host
-    values = torch.stack((losses[: len(learned)].float(), learned.float()))
+    has_loss = labels[first : first + len(losses)] != IGNORE_INDEX
+    borders = [min(max(border - first, 0), len(losses)) for border in cu_seqlens.tolist()]  # cu_seqlens is on the host
+    values = torch.stack((losses[: len(has_loss)].float(), has_loss.float()))
     return torch.stack([values[:, start:end].sum(1) for start, end in pairwise(borders)], dim=1)
 
 
-def _with_visual_tokens(embeddings: Tensor, is_place: Tensor, visual_tokens: Tensor, first: int) -> Tensor:
-    """Put visual tokens in their places, without the host waiting for what only the device knows.
+def _with_visual_tokens(embeddings: Tensor, is_placeholder: Tensor, visual_tokens: Tensor, first: int) -> Tensor:
+    """Replace the embeddings of placeholders by visual tokens, without making the host wait for the device.
 
     Args:
-        embeddings: [S, H], the whole pack or a slice of it.
-        is_place: [T], where the placeholders are; as many as there are visual tokens.
+        embeddings: [S, H], of the whole pack or a slice of it.
+        is_placeholder: [T] bool, True at as many positions as there are visual tokens.
         visual_tokens: [G, H], of the whole pack.
         first: Position of the slice in the pack.
     """
-    # A stable sort puts the places first, in order; nonzero would make the host wait for their number.
-    places = (~is_place).float().argsort(stable=True)[: len(visual_tokens)]
-    if len(embeddings) == len(is_place):
-        return embeddings.index_copy(0, places, visual_tokens)
-    # What belongs to other slices goes into a pack more, which is dropped.
-    places = places - first
-    is_own = (places >= 0) & (places < len(embeddings))
-    places = torch.where(is_own, places, len(embeddings))
-    longer = torch.cat((embeddings, embeddings.new_zeros(1, embeddings.shape[1])))
-    return longer.index_copy(0, places, visual_tokens)[:-1]
+    # A stable sort moves the positions of the placeholders to the front; nonzero would make the host wait for the count.
+    positions = (~is_placeholder).float().argsort(stable=True)[: len(visual_tokens)]
+    if len(embeddings) == len(is_placeholder):
+        return embeddings.index_copy(0, positions, visual_tokens)
+    # Visual tokens of other slices are written to an extra row, which is dropped.
+    positions = positions - first
+    is_own = (positions >= 0) & (positions < len(embeddings))
+    positions = torch.where(is_own, positions, len(embeddings))
+    extended = torch.cat((embeddings, embeddings.new_zeros(1, embeddings.shape[1])))
+    return extended.index_copy(0, positions, visual_tokens)[:-1]

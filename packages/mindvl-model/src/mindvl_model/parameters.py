@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters by part and by name: which group each belongs to, and how a fresh one starts.
+"""Parameters by part and name: which part a parameter belongs to, freezing and initialization.
 
-Comes after the model is built, before weights are loaded or an optimizer is made.
+Used after the model is built, before weights are loaded or an optimizer is created.
 """
 
 import hashlib
@@ -20,32 +20,33 @@ PARTS: tuple[Part, ...] = ("vision", "projector", "language")
 
 
 def parameter_group(param_name: str) -> Part:
-    """The part a parameter belongs to, from the first piece of its name."""
+    """The part of a parameter, from the first component of its name."""
     part = param_name.split(".", 1)[0]
     assert part in PARTS, param_name
     return part
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """All that a directory or a checkpoint holds of a model: parameters, and the routers' balancing biases."""
+    """The tensors of a model that directories and checkpoints store: parameters and the biases of routers."""
     return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
-    """Freeze every parameter outside these parts (paper, Table 1: the warm-up trains the projector only)."""
-    chosen = set(parts)
+    """Freeze every parameter outside these parts (paper, Table 1: the warm-up phase trains only the projector)."""
+    trainable = set(parts)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter_group(name) in chosen)
+        parameter.requires_grad_(parameter_group(name) in trainable)
 
 
 @torch.no_grad()
 def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
-    """Fill every parameter from a generator seeded by its global name: no start depends on build order or layout.
+    """Initialize all parameters with generators seeded by global name, independent of build order and layout.
 
-    Norms start at one, biases at zero, matrices at a normal of init_std, scaled down by sqrt(2 * num_layers) where they
-    write to the residual stream, as in Megatron; without an init_std, at a normal of 1 / sqrt(inputs).
+    Norms are set to one, biases to zero. Matrices are drawn from a normal distribution with standard deviation init_std,
+    divided by sqrt(2 * num_layers) for projections into the residual stream, as in Megatron-LM; if init_std is None,
+    with standard deviation 1 / sqrt(fan_in).
     """
-    from mindvl_model.megatron.share import global_name, share_of  # here: it imports megatron-core
+    from mindvl_model.megatron.share import global_name, share_of  # imports megatron-core
 
     for name, parameter in model.named_parameters():
         param_name = global_name(model, name)
@@ -54,7 +55,7 @@ def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
 
 @torch.no_grad()
 def initialize_parameter(name: str, parameter: Tensor, config: MindVLConfig, seed: int, share: Share = WHOLE) -> None:
-    """Fill one parameter, a rank's share of it, or a routing bias, as `initialize` does; its name is the global one."""
+    """Initialize a parameter, a rank's share of it or a routing bias, like `initialize`; `name` is the global name."""
     if "norm" in name.rsplit(".", 2)[-2]:
         parameter.fill_(1.0)
     elif name.endswith("bias"):
@@ -80,9 +81,9 @@ def _std(name: str, shape: torch.Size, config: MindVLConfig) -> float:
 
 
 def _normal(name: str, like: Tensor, std: float, seed: int) -> Tensor:
-    if like.ndim == 3:  # experts: each from its own name, whichever rank holds it
+    if like.ndim == 3:  # each expert has its own seed, so that its values do not depend on the rank
         first = getattr(like, "first_expert", 0)
-        pieces = [_normal(f"{name}.{first + place}", expert, std, seed) for place, expert in enumerate(like)]
+        pieces = [_normal(f"{name}.{first + index}", expert, std, seed) for index, expert in enumerate(like)]
         return torch.stack(pieces)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

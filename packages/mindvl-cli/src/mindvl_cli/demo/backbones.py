@@ -123,15 +123,15 @@ def _digit(split: Any, seed: int, index: int, image: Any) -> tuple[Tensor, Grid,
 
 
 def _classify(model: Any, head: DigitHead, batch: list[tuple[Tensor, Grid, int]]) -> Tensor:
-    from mindvl_model.vision.positions import vision_layout
+    from mindvl_model.vision.positions import patch_order
 
     grids = [grid for _, grid, _ in batch]
-    plan = vision_layout(grids, model.mindvl.vision)
-    hidden = model.vision(torch.cat([patches for patches, _, _ in batch]), plan)
+    order = patch_order(grids, model.mindvl.vision)
+    hidden = model.vision(torch.cat([patches for patches, _, _ in batch]), order)
     merge_unit = model.mindvl.vision.spatial_merge_size**2
     blocks = torch.tensor([height * width // merge_unit for _, height, width in grids])
     image = torch.repeat_interleave(torch.arange(len(grids)), blocks)
-    # Windows stay inside an image, so the vision_encoder's order moves blocks only within their own image.
+    # Windows stay inside an image, so the vision encoder's order moves blocks only within their own image.
     return head(hidden, image, len(grids))
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration and construction of megatron-core's blocks for vision encoder, projector and language model.
-
-Comes after spec.py; its callers hand over plain numbers and get modules back.
-"""
+"""Configure and build megatron-core blocks for vision encoder, projector and language model, from plain sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,17 +64,17 @@ __all__ = [
 def transformer_config(
     build_config: BuildConfig, kind: type[TransformerConfig] = TransformerConfig, **sizes: Any
 ) -> TransformerConfig:
-    """A TransformerConfig with what all our blocks share; sizes are its own fields."""
+    """Build a TransformerConfig with the settings common to all blocks; `sizes` are fields of TransformerConfig."""
     parallel = build_config.parallel
     shared: dict[str, Any] = {
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "activation_func": F.silu,
-        "use_te_activation_func": True,  # take the activation from the spec: our SwiGLU
+        "use_te_activation_func": True,  # use the activation of the spec, SwiGLU of spec.py
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "use_cpu_initialization": True,
-        "perform_initialization": False,  # mindvl_model.parameters does it, the same in every layout
+        "perform_initialization": False,  # done by mindvl_model.parameters, independent of the parallel layout
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
@@ -91,7 +88,7 @@ def transformer_config(
         "params_dtype": build_config.dtype,
         "pipeline_dtype": build_config.dtype,
         "bf16": build_config.dtype == torch.bfloat16,
-        "calculate_per_token_loss": True,  # losses are summed and divided once, by the global count of loss tokens
+        "calculate_per_token_loss": True,  # losses are summed and divided once by the global number of loss tokens
     }
     if build_config.recompute.kind != "none":
         shared |= _recompute_fields(build_config.recompute, sizes["num_layers"])
@@ -102,14 +99,14 @@ def transformer_config(
 
 def _recompute_fields(recompute: RecomputeConfig, num_layers: int) -> dict[str, Any]:
     if recompute.kind == "selective":
-        # PackedAttention acts on it, for every kind of attention alike, and no module of megatron-core.
+        # PackedAttention implements it for every kind of attention, so no module of megatron-core is recomputed.
         return {"recompute_granularity": "selective", "recompute_modules": []}
     count = num_layers if recompute.layers is None else recompute.layers
     return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": count}
 
 
 def _pipeline_fields(parallel: ParallelConfig, num_layers: int, num_mtp_layers: int) -> dict[str, Any]:
-    """Which layers stand in which chunk, embedding and vision encoder before them, head and further depths after."""
+    """The pipeline layout: embedding and vision encoder in the first chunk, output layer and MTP in the last."""
     chunks = [[LayerType.decoder] * count for count in chunk_layers(num_layers, parallel)]
     chunks[0].insert(0, LayerType.embedding)
     chunks[-1] += [LayerType.mtp] * num_mtp_layers + [LayerType.loss]
@@ -117,17 +114,17 @@ def _pipeline_fields(parallel: ParallelConfig, num_layers: int, num_mtp_layers: 
     return {
         "pipeline_model_parallel_layout": PipelineParallelLayerLayout(chunks, parallel.pp_size),
         "virtual_pipeline_model_parallel_size": parallel.virtual_stages if interleaved else None,
-        # Messages sent in batches mix up chunks when two stages are interleaved, and nothing says so.
+        # With two interleaved stages, batched p2p messages silently swap the activations of chunks.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
     }
 
 
 def mark_split_weights(model: torch.nn.Module) -> None:
-    """Say of every weight that is split over tensor-parallel ranks along which axis it is.
+    """Set the tensor-parallel attributes of every weight that is split over tensor-parallel ranks.
 
-    megatron-core does so only where it also initialises them. Without the mark a weight counts as a copy, the norm of
-    the gradient leaves out all pieces but the first, and clipping is wrong without an error.
+    megatron-core sets them only when it initializes the weights. Without them a weight is treated as replicated: the
+    gradient norm covers only the first shard, and gradient clipping is silently wrong.
     """
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding | RowParallelLinear):
@@ -138,10 +135,11 @@ def mark_split_weights(model: torch.nn.Module) -> None:
 
 
 def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> TransformerBlock:
-    """All layers of the vision encoder, without a norm at the end (the projector brings it).
+    """Build the layers of the vision encoder, without a final norm, which is part of the projector.
 
     Args:
-        whole: Not split over tensor-parallel ranks.
+        config: Configuration of the block.
+        whole: Do not split the block over tensor-parallel ranks.
     """
     spec = layer_spec(causal=False, query_key_norm=False)
     submodules = TransformerBlockSubmodules(layer_specs=[spec] * config.num_layers, layer_norm=RMSNorm)
@@ -150,15 +148,15 @@ def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> Tra
 
 
 def build_mlp_pair(build_config: BuildConfig, input_size: int, hidden_size: int, output_size: int) -> tuple[Any, Any]:
-    """Two linear layers with bias, split over tensor parallel between them: (input -> hidden, hidden -> output).
+    """Build two linear layers with bias, input -> hidden -> output, split over tensor-parallel ranks along `hidden_size`.
 
-    Where images are spread they are whole on every rank.
+    With `spread_images` they are not split.
     """
     config = transformer_config(
         build_config.for_vision,
         num_layers=1,
         hidden_size=input_size,
-        num_attention_heads=build_config.for_vision.parallel.tp_size,  # there are none; megatron-core wants them split
+        num_attention_heads=build_config.for_vision.parallel.tp_size,  # unused, but must be a multiple of tp_size
         sequence_parallel=False,
     )
     group = group_of_one() if build_config.parallel.spread_images else None
@@ -183,21 +181,21 @@ def build_mlp_pair(build_config: BuildConfig, input_size: int, hidden_size: int,
 
 
 class LanguageModel(GPTModel):
-    """megatron-core's GPT whose loss comes from our cross entropy; labels of -100 cost nothing.
+    """GPTModel of megatron-core with the cross entropy of mindvl_ops; labels of -100 are ignored.
 
-    With multi-token prediction its layers stand on the last stage, which then holds a copy of the embedding; their loss
-    is not part of what forward returns, only of the gradient.
+    Multi-token prediction layers are on the last stage, which then has a copy of the embedding. Their loss contributes
+    to the gradients but is not part of the returned loss.
     """
 
     def __init__(
         self, config: TransformerConfig, *args: Any, mtp_spec: ModuleSpec | None = None, **kwargs: Any
     ) -> None:
         self._mtp_spec = mtp_spec
-        self._mtp_tally: Tensor | None = None  # [depths, 2]: sum of losses, labels; since it was taken
+        self._mtp_tally: Tensor | None = None  # [depths, 2]: summed loss and number of labels since take_mtp_loss
         super().__init__(config, *args, **kwargs)
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Called by megatron-core at the end of construction, before it ties the embeddings of first and last stage."""
+        """Build the MTP layers. megatron-core calls it in its constructor, before it ties embedding and output layer."""
         if self._mtp_spec is not None and self.post_process:
             if not self.pre_process:
                 self.embedding = LanguageModelEmbedding(
@@ -213,12 +211,12 @@ class LanguageModel(GPTModel):
         super().setup_embeddings_and_output_layer()
 
     def take_mtp_loss(self) -> Tensor | None:
-        """Sum of losses and labels [depths, 2] of multi-token prediction on this rank since the last call."""
+        """Return and clear the summed loss and number of labels [depths, 2] of MTP on this rank; None without MTP."""
         tally, self._mtp_tally = self._mtp_tally, None
         return tally
 
     def _postprocess(self, **given: Any) -> Tensor:
-        """Hidden states [T/tp, 1, H] to logits [1, T, V/tp], or with labels to losses by token [1, T]."""
+        """Hidden states [T/tp, 1, H] -> logits [1, T, V/tp], or with labels the loss of each token [1, T]."""
         hidden_states: Tensor = given["hidden_states"]
         if not self.post_process:
             return hidden_states
@@ -236,14 +234,14 @@ class LanguageModel(GPTModel):
         return logits
 
     def _predict_further(self, hidden_states: Tensor, pack: PackedSequence) -> Tensor:
-        """The same hidden states, whose gradient now carries the losses of all depths."""
+        """Return the same hidden states, with the losses of all MTP depths added to their gradient."""
         assert pack.input_ids is not None
         assert pack.labels is not None
         assert pack.segments is not None
         deeper, weight = hidden_states, self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
         tallies = []
         for steps, layer in enumerate(self.mtp.layers, start=1):
-            # An image's tokens come as their placeholder: its visual tokens may live on another stage.
+            # Visual tokens are represented by their placeholder, because they may be on another stage.
             ids = pack.own_slice(shifted(pack.input_ids, pack.segments, steps, fill=0))
             embeddings = self.embedding(input_ids=ids.unsqueeze(0), position_ids=None)
             deeper = layer(deeper, self.scatter(embeddings), pack)
@@ -256,7 +254,7 @@ class LanguageModel(GPTModel):
         return hidden_states
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Loss by token [1, T] in float32 from labels [1, T] and logits [T, 1, V/tp]."""
+        """Return the float32 loss of each token [1, T] from labels [1, T] and logits [T, 1, V/tp]."""
         if self.config.tensor_model_parallel_size == 1:
             return ops.cross_entropy(logits.squeeze(1), labels.squeeze(0)).unsqueeze(0)
         vocab_size = logits.shape[-1] * self.config.tensor_model_parallel_size
@@ -266,14 +264,14 @@ class LanguageModel(GPTModel):
         return loss_of_known_labels(loss.transpose(0, 1), labels, is_known)
 
     def scatter(self, embeddings: Tensor) -> Tensor:
-        """This rank's part of the pack [T, 1, H], when norms work on slices of it."""
+        """Return this rank's slice of [T, 1, H] with sequence parallelism, otherwise the input."""
         if self.config.sequence_parallel:
             return scatter_to_sequence_parallel_region(embeddings)
         return embeddings
 
 
 def grouped_query_config(config: GroupedQueryConfig, build_config: BuildConfig, **more: Any) -> TransformerConfig:
-    """megatron-core's configuration of a decoder with grouped-query attention; `more` are its own fields."""
+    """Build the TransformerConfig of a decoder with grouped-query attention; `more` are fields of TransformerConfig."""
     return transformer_config(
         build_config,
         num_layers=config.num_layers,
@@ -291,12 +289,12 @@ def grouped_query_config(config: GroupedQueryConfig, build_config: BuildConfig, 
 def expert_fields(
     config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, parallel: ParallelConfig
 ) -> dict[str, Any]:
-    """The fields of a TransformerConfig that both families with experts set alike."""
+    """Fields of TransformerConfig that are common to both families with experts."""
     return {
         "num_moe_experts": config.num_experts,
         "moe_router_topk": config.experts_per_token,
         "moe_ffn_hidden_size": config.expert_ffn_hidden_size,
-        "moe_token_dispatcher_type": "alltoall",  # ours is one; megatron-core's schedules ask
+        "moe_token_dispatcher_type": "alltoall",  # matches ExpertLayer; read by the schedules of megatron-core
         "moe_router_dtype": "fp32",
         "expert_model_parallel_size": parallel.ep_size,
         "expert_tensor_parallel_size": 1,
@@ -313,11 +311,16 @@ def build_language_model(
     layers: Sequence[ModuleSpec] | None = None,
     mtp_layer: ModuleSpec | None = None,
 ) -> LanguageModel:
-    """The decoder, or one pipeline stage of it. Rotary angles come with the packed pack, not from the model.
+    """Build the decoder, or one pipeline stage of it. Rotary angles are part of the PackedSequence, not of the model.
 
     Args:
-        layers: One for each layer of the whole decoder, where they are not all dense with grouped-query attention.
-        mtp_layer: The layer in each depth of multi-token prediction, which transformer.mtp_num_layers counts.
+        transformer: Configuration of megatron-core.
+        config: Configuration of the language model.
+        pre_process: Whether this is the first stage.
+        post_process: Whether this is the last stage.
+        vp_stage: Index of the virtual pipeline stage; None without virtual stages.
+        layers: Spec of each layer of the whole decoder; None: dense layers with grouped-query attention.
+        mtp_layer: Spec of the transformer layer in each of the transformer.mtp_num_layers MTP depths.
     """
     if layers is None:
         layers = [layer_spec(causal=True, query_key_norm=transformer.qk_layernorm)] * config.num_layers

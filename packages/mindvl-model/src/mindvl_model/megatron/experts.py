@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of experts: route, send tokens to the ranks of their experts, grouped matmul, send back, weigh, add.
+"""A mixture-of-experts layer: route, dispatch tokens by all-to-all, grouped matmul, combine by routing weight.
 
-Comes after router.py, inside megatron-core's transformer layer. Experts are spread over expert-parallel ranks in equal
-blocks and never split over tensor-parallel ones; a token is sent once for each of its experts (all-to-all) and none is
-dropped.
+Replaces the MLP of a transformer layer of megatron-core. Each expert-parallel rank holds an equal block of experts;
+experts are not split over tensor-parallel ranks. A token is sent once for each of its experts, and no token is dropped.
 """
 
 from copy import copy
@@ -26,28 +25,29 @@ from mindvl_model.megatron.spec import SwiGLU
 
 
 class GroupedLinear(torch.nn.Module):
-    """One matrix for each expert of this rank, [E/ep, in, out]."""
+    """The weights of one linear layer for all experts of this rank, [E/ep, in, out]."""
 
     def __init__(
         self, config: TransformerConfig, num_local: int, first: int, input_size: int, output_size: int
     ) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(num_local, input_size, output_size, dtype=config.params_dtype))
-        # Reduced over ranks of its own, which are others than those of the rest as soon as tp_size or ep_size is above
-        # 1; said in every layout, so that an optimizer's state has one form.
+        # Gradients are reduced over the expert-data-parallel group. Set for every parallel layout, so that optimizer
+        # states always have the same form.
         self.weight.allreduce = False  # type: ignore[attr-defined]
-        # Tensor-parallel ranks hold other experts or, sharded by the optimizer, other parts: each counts in the norm.
+        # Tensor-parallel ranks hold different experts or, with a sharded optimizer, different shards of the same
+        # experts, so all ranks contribute to the gradient norm.
         self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
         self.weight.first_expert = first  # type: ignore[attr-defined]
 
     def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
-        """Rows [M, in], sorted by expert -> [M, out]; sizes are rows by expert."""
+        """Rows [M, in], sorted by expert -> [M, out]; `sizes` is the number of rows of each expert."""
         return ops.grouped_matmul(rows, self.weight, sizes)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, ShardedTensor]:
-        """For megatron-core's checkpoints: [E, in, out], cut along experts."""
+        """Sharded state for megatron-core checkpoints: [E, in, out], sharded along the experts."""
         rank = parallel_state.get_expert_model_parallel_rank()
         size = parallel_state.get_expert_model_parallel_world_size()
         axis = len(sharded_offsets)
@@ -81,7 +81,7 @@ class Experts(MegatronModule):
 
 
 class ExpertLayer(MegatronModule):
-    """In the place of an MLP: routed experts, and a shared one where the configuration has it."""
+    """Routed experts and an optional shared expert, in place of an MLP."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config=config)
@@ -98,28 +98,28 @@ class ExpertLayer(MegatronModule):
             self.shared_experts = None
 
     def set_layer_number(self, layer_number: int) -> None:
-        """Called by megatron-core's transformer layer, with the number from 1."""
+        """Set the number of the layer, from 1; called by the transformer layer of megatron-core."""
         self.router.layer_number = layer_number
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """[T/tp, 1, H] -> the same, and no bias."""
+        """[T/tp, 1, H] -> [T/tp, 1, H], and None for the bias."""
         tokens = hidden_states.squeeze(1)
         weights, experts = self.router(tokens)
         rows, slots = ops.moe_permute(tokens, experts)
         counts = _count(experts, self.num_experts)
-        rows = self.experts(rows, counts) if self.ep_size == 1 else self._at_their_ranks(rows, counts)
+        rows = self.experts(rows, counts) if self.ep_size == 1 else self._expert_parallel(rows, counts)
         output = ops.moe_unpermute(rows, slots, weights).unsqueeze(1)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]
         return output, None
 
-    def _at_their_ranks(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """What the experts make of rows [M, H], counts [E] by expert, wherever the experts are."""
+    def _expert_parallel(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Apply experts on all ranks to rows [M, H], sorted by expert; counts [E] is the number of rows per expert."""
         group = parallel_state.get_expert_model_parallel_group()
-        arriving = torch.empty_like(counts)  # [ep * E/ep]: from each rank, for each expert here
+        arriving = torch.empty_like(counts)  # [ep * E/ep]: rows from each rank for each expert of this rank
         torch.distributed.all_to_all_single(arriving, counts, group=group)
         by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
-        # The sizes of the exchange must be known to the host: one wait for both.
+        # The host needs the sizes of the all-to-all; read both with one synchronization.
         sent, received = by_rank.sum(dim=2).tolist()
         rows = all_to_all(group, rows, received, sent)
         local = torch.arange(by_rank.shape[2], device=rows.device).repeat(self.ep_size)
@@ -131,7 +131,7 @@ class ExpertLayer(MegatronModule):
 
 
 class ExpertTransformerLayer(TransformerLayer):
-    """megatron-core's transformer layer that shows its router the packed row."""
+    """Transformer layer of megatron-core that passes the packed sequence to its router."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.mlp.router.pack = kwargs["packed_seq_params"]
@@ -139,7 +139,7 @@ class ExpertTransformerLayer(TransformerLayer):
 
 
 def _count(experts: Tensor, num_experts: int) -> Tensor:
-    """Rows by expert [E] int64, without asking the host."""
+    """Number of rows per expert [E] int64, computed without host synchronization."""
     flat = experts.flatten().long()
     return torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
 

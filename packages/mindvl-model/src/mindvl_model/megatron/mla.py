@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention with decoupled rotary, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.1).
+"""Multi-head latent attention with decoupled rotary embedding, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.1).
 
-Takes the place of self attention in a megatron-core layer. megatron-core's own module loses parts of gradients under
-tensor parallel; here the down-projections are computed on each rank's slice of the pack, so that their gradients are
-plain sums over ranks, and what all heads share (the rotary part of the key) is gathered with a summing backward.
+Replaces self attention in a megatron-core layer, because the module of megatron-core drops parts of gradients under
+tensor parallelism. Here each rank computes the down-projections of its slice of the pack, so that their gradients are
+sums over ranks, and the rotary part of the key, which all heads share, is gathered with a summing backward pass.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ __all__ = ["DuplicatedLinear", "LatentAttention", "MLATransformerConfig", "laten
 
 
 class DuplicatedLinear(torch.nn.Module):
-    """A linear layer without bias that every tensor-parallel rank holds whole and applies to its slice of the pack."""
+    """A linear layer without bias, replicated on tensor-parallel ranks and applied to each rank's slice of the pack."""
 
     def __init__(self, config: TransformerConfig, input_size: int, output_size: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DuplicatedLinear(torch.nn.Module):
 
 
 class LatentAttention(MegatronModule):
-    """Causal attention whose keys and values come from one narrow vector for each token."""
+    """Causal attention with keys and values projected from one low-rank vector per token."""
 
     config: MLATransformerConfig
 
@@ -66,7 +66,7 @@ class LatentAttention(MegatronModule):
         )
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, None]:
-        """[T/tp, 1, H] -> the same, and no bias."""
+        """[T/tp, 1, H] -> [T/tp, 1, H], and None for the bias."""
         pack: PackedSequence = kwargs["packed_seq_params"]
         assert pack.cos is not None
         assert pack.sin is not None
@@ -93,7 +93,7 @@ class LatentAttention(MegatronModule):
 
 
 def latent_attention(softmax_scale: float) -> ModuleSpec:
-    """LatentAttention for layer_spec."""
+    """The ModuleSpec of LatentAttention, for layer_spec."""
     return ModuleSpec(module=LatentAttention, params={"softmax_scale": softmax_scale})
 
 
@@ -102,7 +102,7 @@ def _keep(weight: Tensor) -> Tensor:
 
 
 def _split_columns(config: TransformerConfig, input_size: int, output_size: int) -> ColumnParallelLinear:
-    """Heads are spread over tensor-parallel ranks; the input is gathered first."""
+    """A linear layer that splits heads over tensor-parallel ranks and gathers its input first."""
     return ColumnParallelLinear(
         input_size, output_size, config=config, init_method=_keep, bias=False, gather_output=False
     )

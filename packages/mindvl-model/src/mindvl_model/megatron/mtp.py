@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction: layers that predict one token further each, inside the segments of a packed pack.
+"""Multi-token prediction: layers that each predict one token further, inside the segments of a packed sequence.
 
-Comes after the decoder on the last pipeline stage. Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2); what the paper
-leaves open is as transformers runs the published weights: the decoder's hidden states are taken after its last norm,
-the embedding comes first in eh_proj, each depth hands on what its own last norm made.
+Runs after the decoder on the last pipeline stage. Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2). Details that the
+paper does not specify follow the published weights: the input is the decoder output after its final norm, the embedding
+is the first half of the input of eh_proj, and the next depth gets the output of final_layernorm.
 """
 
 from functools import partial
@@ -26,23 +26,23 @@ IGNORE_INDEX = -100
 
 
 class MultiTokenLayer(MegatronModule):
-    """One depth: norm both inputs, join them, one transformer layer, norm. Embedding and head are the model's own."""
+    """One depth: norms of both inputs, projection, transformer layer, norm. Embedding and output layer are shared."""
 
     def __init__(self, config: TransformerConfig, spec: ModuleSpec, depth: int, vp_stage: int | None) -> None:
         super().__init__(config=config)
         self.enorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
         self.hnorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
         self.eh_proj = DuplicatedLinear(config, 2 * config.hidden_size, config.hidden_size)
-        # The layer adds the offset of its stage to its number; ours counts on after the decoder's last.
+        # The layer adds the offset of its stage to layer_number; its number must follow that of the last decoder layer.
         number = config.num_layers + depth + 1 - get_transformer_layer_offset(config, vp_stage)
         self.transformer_layer = build_module(spec, config=config, layer_number=number, vp_stage=vp_stage)
         self.final_layernorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, hidden_states: Tensor, embeddings: Tensor, pack: PackedSequence) -> Tensor:
-        """Both [T/tp, 1, H] -> [T/tp, 1, H] for the shared head and the next depth."""
+        """Hidden states and embeddings [T/tp, 1, H] -> [T/tp, 1, H] for the output layer and the next depth."""
         if self.config.recompute_granularity == "full" and self.training:
-            again: Tensor = checkpoint(partial(self._forward, pack=pack), False, hidden_states, embeddings)
-            return again
+            recomputed: Tensor = checkpoint(partial(self._forward, pack=pack), False, hidden_states, embeddings)
+            return recomputed
         return self._forward(hidden_states, embeddings, pack)
 
     def _forward(self, hidden_states: Tensor, embeddings: Tensor, pack: PackedSequence) -> Tensor:
@@ -53,7 +53,7 @@ class MultiTokenLayer(MegatronModule):
 
 
 class MultiTokenPrediction(MegatronModule):
-    """All depths; `layers` is where megatron-core's schedules look for them."""
+    """All depths, in `layers`, where the schedules of megatron-core expect them."""
 
     def __init__(self, config: TransformerConfig, spec: ModuleSpec, vp_stage: int | None) -> None:
         super().__init__(config=config)
@@ -63,7 +63,7 @@ class MultiTokenPrediction(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints, which take a list of modules for one without tensor parallel."""
+        """Sharded state for megatron-core checkpoints, which treat a ModuleList as not tensor-parallel."""
         state: dict[str, Any] = {}
         layers: Any = self.layers
         for depth, layer in enumerate(layers):
@@ -72,9 +72,9 @@ class MultiTokenPrediction(MegatronModule):
 
 
 def shifted(values: Tensor, segments: Segments, steps: int, fill: int) -> Tensor:
-    """The value `steps` tokens later in the same segment, `fill` where the segment ends before; [T] int64."""
+    """Shift values [T] left by `steps` tokens inside each segment; the end of a segment is filled with `fill`."""
     cu_seqlens = segments.cu_seqlens(values.device).long()
     lengths = cu_seqlens.diff()
     ends = cu_seqlens[1:].repeat_interleave(lengths, output_size=len(values))
-    places = torch.arange(steps, len(values) + steps, device=values.device)
-    return torch.where(places < ends, values[places.clamp(max=len(values) - 1)], fill)
+    positions = torch.arange(steps, len(values) + steps, device=values.device)
+    return torch.where(positions < ends, values[positions.clamp(max=len(values) - 1)], fill)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every layer must know of a packed pack, made once per step and handed through megatron-core's blocks.
+"""The properties of a packed sequence that layers need, built once per forward and passed through megatron-core blocks.
 
-Comes after the batch, before the layers; megatron's own fields stay unset, because our attention reads ours.
+The fields of megatron-core's PackedSeqParams stay unset, because PackedAttention reads the fields defined here.
 """
 
 from dataclasses import dataclass, field
@@ -14,31 +14,32 @@ from mindvl_ops import Segments
 
 @dataclass
 class PackedSequence(PackedSeqParams):
-    """Segments and rotary angles of one packed pack. With context parallel each rank holds a slice [T/cp] of it.
+    """Segments and rotary angles of a packed sequence. With context parallelism each rank has a slice [T/cp] of it.
 
-    qkv_format is "sbhd" although packs are packed: megatron's "thd" path copies lengths to the host in every layer.
+    qkv_format is "sbhd" although sequences are packed: the "thd" path of megatron-core copies lengths to the host in
+    every layer.
     """
 
-    segments: Segments | None = None  # who attends to whom, unless a layer is listed below
+    segments: Segments | None = None  # tokens attend inside their segment, in all layers not listed below
     segments_by_layer: dict[int, Segments] = field(default_factory=dict)  # layer number, from 1
     cos: Tensor | None = None  # [T/cp, D]
     sin: Tensor | None = None  # [T/cp, D]
-    input_ids: Tensor | None = None  # [T], whole, for multi-token prediction
-    labels: Tensor | None = None  # [T], whole, for multi-token prediction
-    is_token: Tensor | None = None  # [T/cp] bool, False for padding, which routers do not count; None: all are
-    num_loss_tokens: Tensor | None = None  # loss tokens, scalar on the device; None: nothing is learned
-    num_tokens: int | None = None  # of the pack as it was handed over; behind them padding of our own; None: all
+    input_ids: Tensor | None = None  # [T], the whole pack, for multi-token prediction
+    labels: Tensor | None = None  # [T], the whole pack, for multi-token prediction
+    is_token: Tensor | None = None  # [T/cp] bool, False for padding, which routers do not count; None: no padding
+    num_loss_tokens: Tensor | None = None  # number of loss tokens, scalar on the device; None: no labels
+    num_tokens: int | None = None  # length before padding by the model; None: not padded
     cp_rank: int = 0
     cp_size: int = 1
     qkv_format: str = "sbhd"
 
     def of_layer(self, layer_number: int) -> Segments:
-        """Segments of one layer (number from 1)."""
+        """Segments of a layer; layer_number counts from 1."""
         segments = self.segments_by_layer.get(layer_number, self.segments)
         assert segments is not None
         return segments
 
     def own_slice(self, whole: Tensor) -> Tensor:
-        """What context-parallel rank cp_rank holds of something whose last axis is the pack, [..., T] -> [..., T/cp]."""
+        """Slice of this context-parallel rank along the last axis, [..., T] -> [..., T/cp]."""
         length = whole.shape[-1] // self.cp_size
         return whole.narrow(-1, self.cp_rank * length, length)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups of a single process, for whatever builds a model outside training: conversion, checks, tests.
+"""Process groups of a single process, to build a model outside training: conversion, checks, tests.
 
-Training makes its own groups (mindvl_train.parallel).
+Training creates its own groups (mindvl_train.parallel).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Groups of one process for the body; groups that exist already are used and left alone."""
+    """Create process groups of one process for the body; existing groups are used and not destroyed."""
     if parallel_state.model_parallel_is_initialized():
         yield
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that every tensor-parallel rank holds whole while each feeds them other inputs (images that are spread).
+"""Modules replicated on tensor-parallel ranks with different inputs: vision encoder and projector with spread images.
 
-Comes around vision encoder and projector. Their gradients are sums over the ranks, and their checkpoints have the names of the
-split ones, so that a checkpoint loads either way.
+Their gradients are summed over the ranks. Their checkpoints have the names of the split modules, so that a checkpoint
+can be loaded with and without `spread_images`.
 """
 
 from typing import Any
@@ -16,27 +16,27 @@ from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, 
 
 
 def group_of_one() -> torch.distributed.ProcessGroup:
-    """A group of this process alone: that of expert tensor parallelism, which is never more (ParallelConfig.ep_size)."""
+    """The process group of expert tensor parallelism, which contains only this process (ParallelConfig.ep_size)."""
     group = parallel_state.get_expert_tensor_parallel_group()
-    assert group.size() == 1, "make the groups with expert_tensor_parallel_size=1"
+    assert group.size() == 1, "create the process groups with expert_tensor_parallel_size=1"
     return group
 
 
 def groups_of_one() -> ProcessGroupCollection:
-    """Groups for blocks that are split over nothing."""
+    """Process groups for blocks without model parallelism."""
     one = group_of_one()
     return ProcessGroupCollection(tp=one, cp=one, pp=one)
 
 
 def mark_whole(module: torch.nn.Module) -> None:
-    """Have the gradients of a module summed over tensor-parallel ranks, and counted once in their norm."""
+    """Mark the gradients of a module as summed over tensor-parallel ranks and counted once in the gradient norm."""
     for parameter in module.parameters():
-        parameter.sequence_parallel = True  # type: ignore[attr-defined]  # megatron-core's word for such a sum
+        parameter.sequence_parallel = True  # type: ignore[attr-defined]  # megatron-core sums such gradients
         parameter.tensor_model_parallel = False  # type: ignore[attr-defined]
 
 
 def number_replicas(state: dict[str, Any]) -> dict[str, Any]:
-    """Say in a sharded state, which was made as if this rank were alone, that tensor-parallel peers hold the same."""
+    """Set the replica ids of a sharded state that was built without tensor parallelism, by tensor-parallel rank."""
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     for entry in nested_values(state):
         if isinstance(entry, ShardedBase):
@@ -47,29 +47,29 @@ def number_replicas(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def gather_parts(visual_tokens: torch.Tensor) -> torch.Tensor:
-    """Equal parts [slot, H] of all tensor- and context-parallel peers, [peers * slot, H]; gradients are summed."""
+    """Gather parts [S, H] of equal length from all tensor- and context-parallel ranks, [tp*cp*S, H]; sums gradients."""
     group = parallel_state.get_tensor_and_context_parallel_group()
     gathered: torch.Tensor = gather_from_sequence_parallel_region(visual_tokens, group=group)
     return gathered
 
 
-def peer() -> tuple[int, int]:
-    """Rank of this process among its tensor- and context-parallel peers, and their number."""
+def tensor_and_context_rank() -> tuple[int, int]:
+    """Rank of this process in the group of tensor- and context-parallel ranks, and the size of the group."""
     group = parallel_state.get_tensor_and_context_parallel_group()
     return group.rank(), group.size()
 
 
 def sum_gradients(visual_tokens: torch.Tensor) -> torch.Tensor:
-    """The same values, whose gradients are summed over tensor-parallel ranks: each used its slice of the row."""
+    """Return the same values, with gradients summed over tensor-parallel ranks, each of which uses a slice of the pack."""
     same: torch.Tensor = copy_to_tensor_model_parallel_region(visual_tokens)
     return same
 
 
 def context_rank() -> int:
-    """Which slice of the row this process has."""
+    """Context-parallel rank of this process: the index of its slice of the pack."""
     return int(parallel_state.get_context_parallel_rank())
 
 
 def tensor_rank() -> int:
-    """Which part of that slice, between the layers."""
+    """Tensor-parallel rank of this process: with sequence parallelism, the index of its part of that slice."""
     return int(parallel_state.get_tensor_model_parallel_rank())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts a token goes to, how evenly they are loaded, and what keeps them so.
+"""The router of a mixture-of-experts layer: expert selection, load statistics and load balancing.
 
-Comes before experts.py. Two families: softmax with an auxiliary loss (Qwen3-MoE), sigmoid with a bias that only chooses
-(DeepSeek-V3, arXiv 2412.19437, section 2.1.2; arXiv 2408.15664). No token is ever dropped.
+Used by experts.py. Two kinds: softmax with an auxiliary loss (Qwen3-MoE), and sigmoid with a bias that affects selection
+only (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; arXiv 2408.15664). No token is dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,18 +26,18 @@ EPSILON = 1e-20
 
 @dataclass(frozen=True, kw_only=True)
 class RouterStatistics:
-    """How one layer routed during one step, over all ranks, padding left out; tensors on the device."""
+    """Routing of one layer during one step, over all ranks, without padding. Tensors are on the device."""
 
-    layer: int  # from 0, layers of multi-token prediction after the decoder's
+    layer: int  # from 0; multi-token prediction layers follow the decoder layers
     tokens_per_expert: Tensor  # [E] float32, sums to tokens times experts per token
-    entropy: Tensor  # of the router's probabilities, mean over tokens, nats; log(E) is no preference at all
-    max_violation: Tensor  # load of the busiest expert over the mean load, minus 1; 0 is perfect balance
-    aux_loss: Tensor | None  # balancing loss before its weight, mean over tokens; None where there is none
-    bias: Tensor | None  # [E] float32 after the update; None where there is none
+    entropy: Tensor  # of the routing probabilities, in nats, mean over tokens; log(E) for uniform routing
+    max_violation: Tensor  # largest load over mean load, minus 1; 0 is perfect balance
+    aux_loss: Tensor | None  # unweighted load-balancing loss, mean over tokens; None without this loss
+    bias: Tensor | None  # [E] float32 after the update; None for routers without a bias
 
 
 class Router(MegatronModule):
-    """Scores [T, E] of each token, the best experts of it and their weights."""
+    """Selects the experts of each token by its scores [T, E], and computes their weights."""
 
     pack: PackedSequence  # set by the layer before every forward
     expert_bias: Tensor
@@ -47,7 +47,7 @@ class Router(MegatronModule):
         assert config.num_moe_experts is not None
         self.num_experts: int = config.num_moe_experts
         self.layer_number = 0  # from 1, set by the layer
-        self.computed_again = config.recompute_granularity == "full"
+        self.is_recomputed = config.recompute_granularity == "full"
         self.pack_is_split = config.sequence_parallel or config.context_parallel_size > 1
         self.weight = torch.nn.Parameter(
             torch.empty(self.num_experts, config.hidden_size, dtype=config.params_dtype),
@@ -56,14 +56,14 @@ class Router(MegatronModule):
         self.has_bias = config.moe_router_score_function == "sigmoid"
         if self.has_bias:
             self.register_buffer("expert_bias", torch.zeros(self.num_experts))
-        self._tally: Tensor | None = None  # [E + 3]: tokens by expert, tokens, entropy, balancing loss; this step
+        self._tally: Tensor | None = None  # [E + 3], of this step: tokens per expert, tokens, entropy, auxiliary loss
         self.statistics: RouterStatistics | None = None  # of the last finished step
         self.recorder: Callable[[int, Tensor], None] | None = None
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [T, K] float32 and experts [T, K] of tokens [T, H]."""
+        """Return weights [T, K] float32 and experts [T, K] of tokens [T, H]."""
         config = self.config
-        # In float32 whatever the model's type: rounded scores make ties, and ties choose by position.
+        # Always in float32: rounding creates equal scores, which would be resolved by the index of the expert.
         logits = router_gating_linear(tokens, self.weight, None, torch.float32)
         sigmoid = config.moe_router_score_function == "sigmoid"
         weights, experts = ops.moe_gating(
@@ -76,8 +76,8 @@ class Router(MegatronModule):
             renormalize=sigmoid or not config.moe_router_pre_softmax,
             scaling=config.moe_router_topk_scaling_factor or 1.0,
         )
-        # A layer that is computed again runs twice in training: the first time without gradients, the second with.
-        is_first_of_two = self.computed_again and self.training and not torch.is_grad_enabled()
+        # With recomputation a layer runs twice in training: first without, then with gradients.
+        is_first_of_two = self.is_recomputed and self.training and not torch.is_grad_enabled()
         if self.recorder is not None and not is_first_of_two:
             self.recorder(self.layer_number - 1, self._of_whole_pack(experts.detach()))
         if self.training and torch.is_grad_enabled():
@@ -85,7 +85,7 @@ class Router(MegatronModule):
         return weights, experts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
-        """Move and convert, but keep the bias in float32: steps of 0.001 vanish in 16 bits."""
+        """Move and convert, but keep the bias in float32: updates of 0.001 would be lost in 16 bits."""
         bias = self.expert_bias if self.has_bias else None
         super()._apply(fn, recurse)
         if bias is not None and self.expert_bias.dtype != bias.dtype:
@@ -93,11 +93,11 @@ class Router(MegatronModule):
         return self
 
     def _balance(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Count for the statistics, and give the weights the gradient of the balancing loss.
+        """Update the statistics and attach the gradient of the auxiliary load-balancing loss to the weights.
 
-        The loss is transformers': E * sum over experts of (share of assignments) * (mean probability), which is K when
-        balanced; here per pack and layer, averaged over layers. It is multiplied by the pack's loss tokens, because
-        all losses are sums over them until they are divided once by their global count.
+        The loss is that of transformers: E * sum over experts of (share of assignments) * (mean probability), which is
+        K for perfect balance; here per pack and layer, averaged over layers. It is multiplied by the number of loss
+        tokens of the pack, because all losses are summed over loss tokens and divided once by their global number.
         """
         config, pack = self.config, self.pack
         real = self._real_tokens(logits)  # [T/(cp*tp)] float32
@@ -109,7 +109,7 @@ class Router(MegatronModule):
             probabilities = detached.softmax(dim=-1)
         load = torch.zeros(self.num_experts, device=logits.device)
         load.scatter_add_(0, experts.flatten().long(), real.repeat_interleave(experts.shape[1]))
-        # xlogy has a kernel on every device; torch.special.entr would be computed on the host of an NPU.
+        # xlogy has a kernel on every device; torch.special.entr falls back to the CPU on an NPU.
         entropy = -(torch.xlogy(probabilities, probabilities).sum(dim=-1) * real).sum()
         counts = torch.cat((load, real.sum()[None]))
         aux_loss = counts.new_zeros(())
@@ -118,11 +118,11 @@ class Router(MegatronModule):
             if self.pack_is_split:
                 torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_and_context_parallel_group())
             num_tokens = whole[-1].clamp(min=1)
-            mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # this rank's part of it
+            mean = (logits.softmax(dim=-1) * real[:, None]).sum(dim=0) / num_tokens  # partial sum of this rank
             loss = self.num_experts * (whole[:-1] / num_tokens * mean).sum()
             factor = config.moe_aux_loss_coeff / config.num_layers * pack.num_loss_tokens
             if MoEAuxLossAutoScaler.main_loss_backward_scale is None:
-                # A backward without a schedule would start it in another shape than schedules copy into it later.
+                # Otherwise a backward pass without a schedule would create it with a shape that schedules cannot copy to.
                 MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=logits.device))
             weights = MoEAuxLossAutoScaler.apply(weights, loss * factor)
             aux_loss = loss.detach() * num_tokens
@@ -131,10 +131,10 @@ class Router(MegatronModule):
         return weights
 
     def _of_whole_pack(self, values: Tensor) -> Tensor:
-        """From every rank's slice [T/(cp*tp), ...] the pack [T, ...], without what the model padded."""
+        """Gather slices [T/(cp*tp), ...] of all ranks to the pack [T, ...], without the padding added by the model."""
         if self.pack_is_split:
             group = parallel_state.get_tensor_and_context_parallel_group()
-            values = gather_from_sequence_parallel_region(values, group=group)  # tp ranks beside each other, as in cp
+            values = gather_from_sequence_parallel_region(values, group=group)  # in the order of the slices
         return values[: self.pack.num_tokens]
 
     def _real_tokens(self, logits: Tensor) -> Tensor:
@@ -145,12 +145,12 @@ class Router(MegatronModule):
         return scatter_to_sequence_parallel_region(real) if self.config.sequence_parallel else real
 
     def take_tally(self) -> Tensor:
-        """Counts of this rank since the last call, [E + 3], zeros if there were none."""
+        """Return and clear the counts [E + 3] of this rank since the last call; zeros if there were none."""
         tally, self._tally = self._tally, None
         return tally if tally is not None else torch.zeros(self.num_experts + 3, device=self.weight.device)
 
     def finish_step(self, tally: Tensor, *, move_bias: bool) -> None:
-        """Move the bias by the sign rule and keep the statistics; tally is summed over all ranks."""
+        """Update the bias by the sign rule and store the statistics; `tally` is summed over all ranks."""
         load, (num_tokens, entropy, aux_loss) = tally[: self.num_experts], tally[self.num_experts :]
         num_tokens = num_tokens.clamp(min=1)
         if move_bias and self.has_bias and self.weight.requires_grad:
@@ -166,13 +166,13 @@ class Router(MegatronModule):
 
 
 def routers(model: torch.nn.Module) -> list[Router]:
-    """The routers of a model or pipeline stage, in the order of its layers."""
+    """The routers of a model or pipeline stage, in layer order."""
     return [module for module in model.modules() if isinstance(module, Router)]
 
 
 @torch.no_grad()
 def finish_router_step(model: torch.nn.Module, *, move_bias: bool = True) -> None:
-    """Sum the counts of a step over all ranks that saw other tokens, in one collective; update biases, statistics."""
+    """Sum the counts of a step over all ranks with different tokens in one all-reduce; update biases and statistics."""
     found = routers(model)
     if not found:
         return
@@ -185,26 +185,26 @@ def finish_router_step(model: torch.nn.Module, *, move_bias: bool = True) -> Non
 
 @contextmanager
 def record_routing(model: torch.nn.Module) -> Iterator[dict[int, list[Tensor]]]:
-    """Record the experts of every token while the body runs.
+    """Record the selected experts of every token in the body.
 
     Yields:
-        For each layer with experts (from 0) one tensor [T, K] int32 for each pack, in the order they ran.
+        By layer (from 0), one int32 tensor [T, K] for each pack, in the order of execution.
     """
-    found, chosen = routers(model), dict[int, list[Tensor]]()
+    found, selected = routers(model), dict[int, list[Tensor]]()
 
     def record(layer: int, experts: Tensor) -> None:
-        chosen.setdefault(layer, []).append(experts)
+        selected.setdefault(layer, []).append(experts)
 
     for router in found:
         router.recorder = record
     try:
-        yield chosen
+        yield selected
     finally:
         for router in found:
             router.recorder = None
 
 
 def router_statistics(model: torch.nn.Module) -> list[RouterStatistics]:
-    """Statistics of the last finished step, one for each layer with experts on this pipeline stage."""
+    """Statistics of the last finished step for each layer with experts on this pipeline stage."""
     kept: list[Any] = [router.statistics for router in routers(model)]
     return [statistics for statistics in kept if statistics is not None]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of the whole model this process holds: its ranks, and the global names of its parameters.
+"""The share of the whole model on this process: its coordinates, and the global names of its parameters.
 
-Comes after the model is built in its layout, before weights are read or started.
+Used after the model is built, to load or initialize its weights.
 """
 
 import re
@@ -17,10 +17,10 @@ HEAD = "language.output_layer.weight"
 
 
 def share_of(model: torch.nn.Module, param_name: str) -> Share:
-    """This process's ranks among those that a parameter is split over, by its global name."""
+    """The tensor- and expert-parallel coordinates of this process for a parameter, given by its global name."""
     parallel = getattr(model, "parallel", None)
     if parallel is not None and parallel.spread_images and not param_name.startswith("language."):
-        return WHOLE  # vision encoder and projector are not split where each rank encodes other images
+        return WHOLE  # with spread images, vision encoder and projector are not split
     return Share(
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         tp_size=parallel_state.get_tensor_model_parallel_world_size(),
@@ -30,9 +30,9 @@ def share_of(model: torch.nn.Module, param_name: str) -> Share:
 
 
 def global_name(model: torch.nn.Module, param_name: str) -> str:
-    """The name a parameter of this (virtual) pipeline stage has in the whole model.
+    """The name in the whole model of a parameter of this (virtual) pipeline stage.
 
-    A stage counts its layers from 0, and the last one holds a copy of tied embeddings under the name of the head.
+    A stage numbers its layers from 0, and the last stage has a copy of tied embeddings as its output layer.
     """
     if param_name == HEAD and getattr(model, "share_embeddings_and_output_weights", False):
         return EMBEDDING
@@ -40,5 +40,5 @@ def global_name(model: torch.nn.Module, param_name: str) -> str:
     if found is None:
         return param_name
     layer: torch.nn.Module = model.get_submodule(f"{found[1]}{found[2]}")
-    number = int(layer.layer_number) - 1  # type: ignore[arg-type]  # megatron-core counts from 1, over all stages
+    number = int(layer.layer_number) - 1  # type: ignore[arg-type]  # global number of megatron-core, from 1
     return f"{found[1]}{number}.{param_name[found.end() :]}"

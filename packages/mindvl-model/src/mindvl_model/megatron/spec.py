@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core layers with our operators: one ModuleSpec for vision and language.
+"""The ModuleSpec of transformer layers with the operators of mindvl_ops, for vision encoder and language model.
 
-Comes after the operators, before vision encoder and language model. The shared PackedAttention is the paper's common attention
-patch (section 3.1.4): vision and language differ only in the segments they hand over and in being causal.
+PackedAttention is the common attention patch of the paper (section 3.1.4): vision and language differ only in their
+segments and in causal masking.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from mindvl_ops import Segments
 
 
 class RMSNorm(torch.nn.Module):
-    """RMS norm over the last dimension; its weight says when sequence-parallel ranks must sum its gradient."""
+    """RMS norm over the last dimension; with sequence parallelism its gradient is summed over the ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class RMSNorm(torch.nn.Module):
 
 
 class SwiGLU(MegatronModule):
-    """The activation between the two halves of a gated MLP."""
+    """SwiGLU activation of a gated MLP."""
 
     def forward(self, gate_and_up: Tensor) -> Tensor:
         return ops.swiglu(gate_and_up)
 
 
 class PackedAttention(MegatronModule):
-    """Attention inside the segments of a packed pack: causal for language, full or windowed for vision."""
+    """Attention inside the segments of a packed sequence: causal for language, full or windowed for vision."""
 
     def __init__(
         self,
@@ -68,7 +68,8 @@ class PackedAttention(MegatronModule):
         self.layer_number = layer_number
         self.causal = attn_mask_type == AttnMaskType.causal
         self.scale = softmax_scale
-        # Ours and not megatron-core's, which latent attention does not have: the core alone, without the exchange.
+        # Recomputed here, because the recomputation of megatron-core does not cover LatentAttention. Covers the
+        # attention operator but not the all-to-all of context parallelism.
         self.recomputes = config.recompute_granularity == "selective"
 
     def forward(
@@ -83,7 +84,7 @@ class PackedAttention(MegatronModule):
     ) -> Tensor:
         assert packed_seq_params is not None
         segments = packed_seq_params.of_layer(self.layer_number)
-        # [T/cp, 1, N, D] -> [T/cp, N, D]; the 1 is megatron's batch, a packed pack is always one.
+        # [T/cp, 1, N, D] -> [T/cp, N, D]; axis 1 is the batch of megatron-core, and a packed sequence is a batch of 1.
         query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         if self.cp_group is not None:
             query, key, value = to_whole_pack(query, key, value, self.cp_group)
@@ -102,7 +103,7 @@ class PackedAttention(MegatronModule):
 
 
 class PackedSelfAttention(SelfAttention):
-    """megatron-core's self attention, turning queries and keys by the angles of the packed pack."""
+    """Self attention of megatron-core that applies the rotary angles of the packed sequence."""
 
     _pack: PackedSequence
 
@@ -128,16 +129,18 @@ def layer_spec(
     experts: type[MegatronModule] | None = None,
     module: type[TransformerLayer] = TransformerLayer,
 ) -> ModuleSpec:
-    """One pre-norm transformer layer with our operators.
+    """Build the spec of a pre-norm transformer layer.
 
     Args:
-        attention: In place of the usual attention, for which the first two arguments are.
-        experts: In place of a dense MLP.
-        module: The layer that holds them.
+        causal: Use a causal mask.
+        query_key_norm: Normalize queries and keys.
+        attention: Replaces the default attention, in which case the first two arguments have no effect.
+        experts: Replaces the dense MLP.
+        module: Class of the layer.
     """
     mask = AttnMaskType.causal if causal else AttnMaskType.no_mask
     head_norm = RMSNorm if query_key_norm else IdentityOp
-    usual = ModuleSpec(
+    default_attention = ModuleSpec(
         module=PackedSelfAttention,
         params={"attn_mask_type": mask},
         submodules=SelfAttentionSubmodules(
@@ -148,7 +151,7 @@ def layer_spec(
             k_layernorm=head_norm,
         ),
     )
-    dense = ModuleSpec(
+    dense_mlp = ModuleSpec(
         module=MLP,
         submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU),
     )
@@ -156,10 +159,10 @@ def layer_spec(
         module=module,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=attention or usual,
+            self_attention=attention or default_attention,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=experts or dense,
+            mlp=experts or dense_mlp,
             mlp_bda=get_bias_dropout_add,
         ),
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the model that stand on this pipeline rank, one for each virtual stage.
+"""Build the part of the model on this pipeline rank, one chunk per virtual stage.
 
-Comes after the process groups of the layout are made; before gradient buffers are put around each part.
+Runs after the process groups are created and before each chunk is wrapped in DistributedDataParallel.
 """
 
 from megatron.core import parallel_state
@@ -12,10 +12,10 @@ from mindvl_model.parallel_config import BuildConfig
 
 
 def build_stages(config: MindVLConfig, build_config: BuildConfig) -> list[MindVLModel]:
-    """The chunks of this pipeline rank in the order of their virtual stage; the whole model without a pipeline.
+    """Build the chunks of this pipeline rank, ordered by virtual stage; without a pipeline, the whole model.
 
     Raises:
-        ModelError: The parallel layout does not fit the model.
+        ModelError: The parallel layout cannot split the model.
     """
     stages = []
     for stage in range(build_config.parallel.virtual_stages):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vision transformer of Qwen2.5-VL on megatron-core layers.
 
-Comes after the batch (uint8 patches), before the projector. Images keep their own resolution and are packed end to end;
-patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
+From the uint8 patches of a batch to the input of the projector. Images keep their resolution and are packed into one
+sequence; patch embedding is a matmul with the Conv3d kernel (paper, section 3.1.4).
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from mindvl_model.config import VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, build_vision_block, transformer_config
 from mindvl_model.parallel_config import BuildConfig
-from mindvl_model.vision.positions import VisionLayout, rotary_angles
+from mindvl_model.vision.positions import PatchOrder, rotary_angles
 
 
 class PatchEmbedding(torch.nn.Module):
-    """Normalise uint8 patches and embed them by a matmul with the Conv3d kernel.
+    """Normalize uint8 patches and embed them by a matmul with the Conv3d kernel.
 
-    A module of its own, so that whatever waits for parameters before a module runs waits for the kernel, too.
+    A separate module, because forward pre-hooks that wait for the parameters of a module must cover the kernel.
     """
 
     pixel_scale: Tensor
@@ -38,7 +38,7 @@ class PatchEmbedding(torch.nn.Module):
         self.register_buffer("pixel_shift", -mean / std, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PatchEmbedding":
-        """Move and convert, but keep what normalises pixels in float32: in 16 bits it would shift every image."""
+        """Move and convert, but keep the normalization constants in float32: 16 bits would shift all pixel values."""
         exact = {"pixel_scale": self.pixel_scale, "pixel_shift": self.pixel_shift}
         super()._apply(fn, recurse)
         for name, values in exact.items():
@@ -55,16 +55,12 @@ class PatchEmbedding(torch.nn.Module):
         return hidden
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
-        """A still image fills the temporal patch with copies of itself, so slices of the kernel over time are summed.
-
-        That is half the work of copying the pixels.
-        """
+        """Embed images with the kernel summed over time, which equals repeating the image and takes half the FLOPs."""
         config, weight = self.vision, self.weight
         if pixel_values.shape[-1] != config.in_channels * config.patch_size**2:
             raise ModelError(
-                f"pixel_values: patches of {pixel_values.shape[-1]} values, but this model takes "
-                f"{config.in_channels} x {config.patch_size} x {config.patch_size} uint8 pixels. "
-                "Check the image settings."
+                f"pixel_values: patches must have {config.in_channels} x {config.patch_size} x {config.patch_size} "
+                f"values, got {pixel_values.shape[-1]}. Use the image settings of this model."
             )
         pixels = torch.addcmul(self.pixel_shift, pixel_values.float(), self.pixel_scale)
         over_time = weight.view(-1, config.in_channels, config.temporal_patch_size, config.patch_size**2).sum(2)
@@ -75,9 +71,9 @@ class PatchEmbedding(torch.nn.Module):
         config, weight = self.vision, self.weight
         if pixel_values_videos.shape[-1] != weight.shape[1]:
             raise ModelError(
-                f"pixel_values_videos: patches of {pixel_values_videos.shape[-1]} values, but this model takes "
-                f"{config.in_channels} x {config.temporal_patch_size} x {config.patch_size} x {config.patch_size} "
-                "uint8 pixels. Check the video settings."
+                f"pixel_values_videos: patches must have {config.in_channels} x {config.temporal_patch_size} x "
+                f"{config.patch_size} x {config.patch_size} values, got {pixel_values_videos.shape[-1]}. Use the video "
+                "settings of this model."
             )
         shift, scale = (b.view(config.in_channels, 1, -1) for b in (self.pixel_shift, self.pixel_scale))
         pixels = pixel_values_videos.float().view(-1, config.in_channels, config.temporal_patch_size, shift.shape[-1])
@@ -86,7 +82,7 @@ class PatchEmbedding(torch.nn.Module):
 
 
 class VisionEncoder(MegatronModule):
-    """Patches -> hidden states, in the order of the plan (windows together)."""
+    """The transformer: patches -> hidden states, ordered by window."""
 
     def __init__(self, config: VisionConfig, build_config: BuildConfig) -> None:
         block_config = transformer_config(
@@ -104,22 +100,23 @@ class VisionEncoder(MegatronModule):
         self.patch_embed = PatchEmbedding(config, build_config.dtype)
         self.blocks = build_vision_block(block_config, whole=bool(build_config.parallel.spread_images))
 
-    def forward(self, pixel_values: Tensor, plan: VisionLayout, pixel_values_videos: Tensor | None = None) -> Tensor:
-        """Hidden states [P, H] in the order of plan, from uint8 patches in merge-block order, videos after images.
+    def forward(self, pixel_values: Tensor, order: PatchOrder, pixel_values_videos: Tensor | None = None) -> Tensor:
+        """Return hidden states [P, H] in the given order, of images followed by videos.
 
         Args:
-            pixel_values: [P_images, C*patch*patch].
-            pixel_values_videos: [P_videos, C*temporal_patch*patch*patch].
+            pixel_values: uint8 [P_images, C*patch*patch], in merge-block order.
+            order: Order of the patches of all images and videos.
+            pixel_values_videos: uint8 [P_videos, C*temporal_patch*patch*patch], in merge-block order.
         """
         hidden: Tensor = self.patch_embed(pixel_values, pixel_values_videos)
         merge_unit = self.vision.spatial_merge_size**2
-        if plan.order is not None:
-            order = plan.order.to(hidden.device)
-            hidden = hidden.view(-1, merge_unit, hidden.shape[-1])[order].view(hidden.shape)
-        cos, sin = rotary_angles(plan.positions.to(hidden.device), self.vision.head_dim, self.vision.rotary_base)
+        if order.order is not None:
+            block_order = order.order.to(hidden.device)
+            hidden = hidden.view(-1, merge_unit, hidden.shape[-1])[block_order].view(hidden.shape)
+        cos, sin = rotary_angles(order.positions.to(hidden.device), self.vision.head_dim, self.vision.rotary_base)
         pack = PackedSequence(
-            segments=plan.windows,
-            segments_by_layer={layer + 1: plan.full for layer in self.vision.full_attention_layers},
+            segments=order.windows,
+            segments_by_layer={layer + 1: order.full for layer in self.vision.full_attention_layers},
             cos=cos,
             sin=sin,
         )

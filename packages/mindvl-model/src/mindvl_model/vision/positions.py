@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each patch lies: order inside windows, attention segments and rotary positions of a row of images.
+"""Order of patches by window, attention segments and rotary positions for the images of a packed sequence.
 
-Comes after the batch's image_grid_thw, before the vision_encoder. Follows Qwen2.5-VL: patches arrive in merge-block order (2x2
-neighbours together), windows are cut on merge blocks and never cross images or frames.
+Computed from image_grid_thw for the vision encoder, as in Qwen2.5-VL: patches are given in merge-block order (2x2
+neighbours are adjacent); windows consist of whole merge blocks and do not cross images or frames.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,22 @@ Grid = tuple[int, int, int]  # patches along time, height, width
 
 
 @dataclass(frozen=True)
-class VisionLayout:
-    """Everything the vision encoder derives from the grids of one row, on the host."""
+class PatchOrder:
+    """Order, segments and positions of the patches of a pack in the vision encoder, on the host."""
 
-    order: Tensor | None  # [G] block order that puts windows together; None when every layer is full
-    restore: Tensor | None  # [G] its inverse
+    order: Tensor | None  # [G] order of merge blocks by window; None if every layer has full attention
+    restore: Tensor | None  # [G] inverse of `order`
     full: Segments  # one segment per frame
     windows: Segments  # one segment per window
-    positions: Tensor  # [P, 2] row and column of each patch, in the vision_encoder's order
+    positions: Tensor  # [P, 2] row and column of each patch, in this order
 
 
-def vision_layout(grids: Sequence[Grid], config: VisionConfig) -> VisionLayout:
-    """Plan a row of images.
+def patch_order(grids: Sequence[Grid], config: VisionConfig) -> PatchOrder:
+    """Compute the order of the patches of images.
 
     Args:
-        grids: Patches along time, height, width of each image, height and width multiples of spatial_merge_size.
+        grids: Patches along time, height and width of each image; height and width are multiples of spatial_merge_size.
+        config: Configuration of the vision encoder.
     """
     merge = config.spatial_merge_size
     windowed = len(config.full_attention_layers) < config.num_layers
@@ -43,7 +44,7 @@ def vision_layout(grids: Sequence[Grid], config: VisionConfig) -> VisionLayout:
     full = [height * width for time, height, width in grids for _ in range(time)]
     if not windowed:
         whole = Segments(tuple(full))
-        return VisionLayout(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
+        return PatchOrder(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
     orders: list[np.ndarray] = []
     lengths: list[int] = []
     first_block = 0
@@ -54,7 +55,7 @@ def vision_layout(grids: Sequence[Grid], config: VisionConfig) -> VisionLayout:
         first_block += len(order)
     order = np.concatenate(orders)
     by_block = np.concatenate(positions).reshape(-1, merge**2, 2)[order]
-    return VisionLayout(
+    return PatchOrder(
         order=torch.from_numpy(order),
         restore=torch.from_numpy(np.argsort(order)),
         full=Segments(tuple(full)),
@@ -64,7 +65,7 @@ def vision_layout(grids: Sequence[Grid], config: VisionConfig) -> VisionLayout:
 
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [P, D] of 2-D rotary embedding: a quarter of the pairs each for row and column, then repeated."""
+    """Cosine and sine [P, D] of the 2-D rotary embedding: D/4 frequencies each for row and column, repeated once."""
     quarter = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=positions.device) / (head_dim // 2)
     angles = (positions[..., None].float() / base**quarter).flatten(1)  # [P, 2, D/4] -> [P, D/2]
     angles = torch.cat((angles, angles), dim=-1)
@@ -75,8 +76,8 @@ def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor
 def _positions(grid: Grid, merge: int) -> np.ndarray:
     time, height, width = grid
     rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
-    place = np.stack((rows, columns), axis=-1)
-    blocks = place.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
+    coordinates = np.stack((rows, columns), axis=-1)
+    blocks = coordinates.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
     return np.tile(blocks.reshape(-1, 2), (time, 1))
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from mindvl_model import MindVLConfig
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.vision.positions import Grid
-from mindvl_model.vision.spread import deal_frames
+from mindvl_model.vision.spread import assign_frames
 from mindvl_train.layout_search.packs import Pack
 
 Kernels = Literal["cpu", "cuda", "npu"]
@@ -123,7 +123,7 @@ class Setting:
             return self.pack.grids
         frames = [(1, height, width) for time, height, width in self.pack.grids for _ in range(time)]
         patches = [height * width for _, height, width in frames]
-        parts = deal_frames(patches, self.tp_size * self.cp_size)
+        parts = assign_frames(patches, self.tp_size * self.cp_size)
         fullest = max(parts, key=lambda part: sum(patches[frame] for frame in part))
         return tuple(frames[frame] for frame in fullest)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from mindvl_model.config import VisionConfig
-from mindvl_model.vision.positions import Grid, vision_layout
+from mindvl_model.vision.positions import Grid, patch_order
 
 # Of the mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens are visual, a pack may have 1.25 times
 # that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
@@ -48,8 +48,8 @@ def image_segments(grids: tuple[Grid, ...], vision: VisionConfig) -> tuple[tuple
     """Patches that attend to each other: in layers of full attention, and in the windows of the others."""
     if not grids:
         return (), ()
-    plan = vision_layout(grids, vision)
-    return plan.full.lengths, plan.windows.lengths
+    order = patch_order(grids, vision)
+    return order.full.lengths, order.windows.lengths
 
 
 def typical_pack(
