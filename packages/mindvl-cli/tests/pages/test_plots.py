@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots: well-formed SVG, values at the right places, colours that follow the page, the same file in every run."""
 
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -53,6 +54,19 @@ def test_a_long_curve_is_thinned_but_keeps_both_ends() -> None:
 @pytest.mark.parametrize("points", [[(1.0, 0.0)], [(0.0, 2.0)], [(5.0, 1e-9), (6.0, 1e-9)]])
 def test_a_curve_of_one_or_equal_points_is_drawn(points: list[tuple[float, float]]) -> None:
     ElementTree.fromstring(line(points, x_label="step", describe="loss").__html__())
+
+
+def test_a_loss_that_is_not_finite_leaves_a_gap_and_the_scale_as_it_is() -> None:
+    plot = line([(1.0, 4.0), (2.0, math.nan), (3.0, math.inf), (4.0, 2.0)], x_label="step", describe="loss")
+    assert _axes(plot).get_ylim() == pytest.approx((0, 4.32))
+    ElementTree.fromstring(plot.__html__())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["$a$ $", r"\alpha_", "<b>&", "\u4e2d\u6587"])
+def test_names_are_drawn_as_they_are(name: str) -> None:
+    root = ElementTree.fromstring(boxes([(name, [0.5, 1.0])], describe="scores").__html__())
+    assert name in [node.text for node in root.iter("text")]
 
 
 def test_a_moving_mean_keeps_the_first_and_the_last_value() -> None:

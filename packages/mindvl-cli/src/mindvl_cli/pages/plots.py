@@ -11,6 +11,7 @@ import html
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -88,7 +89,9 @@ class Plot:
             artist.set_clip_on(False)  # marks at the border are drawn whole, and the file has no clip paths
         file = io.BytesIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # nothing that differs between two runs
-        with matplotlib.rc_context({**_RC, "svg.hashsalt": self.describe}):
+        with matplotlib.rc_context({**_RC, "svg.hashsalt": self.describe}), warnings.catch_warnings():
+            # Only the width of a Chinese name is estimated by this font: the reader's font draws it.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
             self.figure.savefig(file, format="svg", transparent=True, metadata=metadata)
         text = file.getvalue().decode()
         text = text[text.index("<svg") :]
@@ -103,7 +106,7 @@ def line(points: Points, *, x_label: str, describe: str) -> Plot:
     axes.plot(xs, ys, color=_colour("accent"), linewidth=1, alpha=0.35, gid="raw")
     axes.plot(xs, smooth, color=_colour("accent"), linewidth=2, gid="smooth")
     axes.plot(xs[-1:], smooth[-1:], "o", color=_colour("accent"), markersize=4)
-    return _over_steps(figure, axes, xs, max(ys), x_label, describe)
+    return _over_steps(figure, axes, xs, ys, x_label, describe)
 
 
 def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, describe: str) -> Plot:
@@ -115,8 +118,8 @@ def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, describe: str) 
         axes.plot(xs, smooth, color=colour, linewidth=1.8, gid=f"curve-{number}")
         axes.plot(xs[-1:], smooth[-1:], "o", color=colour, markersize=3.5)
     names = tuple(name for name, _ in curves)
-    highest, xs = max(max(ys) for _, _, ys in drawn), [x for _, xs, _ in drawn for x in xs]
-    return _over_steps(figure, axes, xs, highest, x_label, describe, names)
+    all_xs, all_ys = ([value for one in drawn for value in one[axis]] for axis in (1, 2))
+    return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names)
 
 
 def areas(xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, x_label: str, describe: str) -> Plot:
@@ -130,8 +133,8 @@ def areas(xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *,
     tones = [_colour(f"tone-{number % NUM_TONES}") for number in range(len(layers))]
     for number, drawn in enumerate(axes.stackplot(places, values, colors=tones, alpha=0.85, linewidth=0)):
         drawn.set_gid(f"area-{number}")
-    total = max(sum(column) for column in zip(*values, strict=True))
-    return _over_steps(figure, axes, places, total, x_label, describe, tuple(name for name, _ in layers))
+    totals = [sum(column) for column in zip(*values, strict=True)]
+    return _over_steps(figure, axes, places, totals, x_label, describe, tuple(name for name, _ in layers))
 
 
 def histogram(
@@ -288,7 +291,7 @@ def _over_steps(
     figure: Any,
     axes: Any,
     xs: Iterable[float],
-    highest: float,
+    ys: Iterable[float],
     x_label: str,
     describe: str,
     names: tuple[str, ...] = (),
@@ -297,7 +300,8 @@ def _over_steps(
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(0, max(xs) or 1)
-    axes.set_ylim(0, highest * 1.08 if highest > 0 and math.isfinite(highest) else 1)
+    highest = max((y for y in ys if math.isfinite(y)), default=0)  # a loss may be infinite
+    axes.set_ylim(0, 1.08 * highest if highest > 0 else 1)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10_000 else f"{value:.4g}")
@@ -325,7 +329,8 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _short(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}~"
+    name = name if len(name) <= most else f"{name[: most - 1]}~"
+    return name.replace("$", r"\$")  # matplotlib reads what stands between two of them as a formula
 
 
 def _colour(name: str) -> str:
