@@ -118,7 +118,7 @@ def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, describe: str) 
         axes.plot(xs, smooth, color=colour, linewidth=1.8, gid=f"curve-{number}")
         axes.plot(xs[-1:], smooth[-1:], "o", color=colour, markersize=3.5)
     names = tuple(name for name, _ in curves)
-    all_xs, all_ys = ([value for one in drawn for value in one[axis]] for axis in (1, 2))
+    all_xs, all_ys = [x for _, xs, _ in drawn for x in xs], [y for _, _, ys in drawn for y in ys]
     return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names)
 
 
