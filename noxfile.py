@@ -22,7 +22,7 @@ PACKAGES = ("ops", "data", "model", "train", "merge", "cli")
 ROOT = Path(__file__).parent
 SOURCES = [f"packages/mindvl-{package}/src" for package in PACKAGES]
 
-# Held when the pins are renewed: the accelerator's doorway knows this version of megatron-core by heart.
+# Kept when the pins are renewed: device setup depends on internals of this version of megatron-core.
 HELD = ("megatron-core==0.16.1",)
 
 # Two worker processes; each runs whole test files, so that fixtures of a module are built once.
@@ -45,7 +45,7 @@ def _sync(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, and who may import whom."""
+    """Style, format, and imports between packages."""
     _sync(session, "--only-group", "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
