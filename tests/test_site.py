@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mindvl_merge import MergeConfig
 from mindvl_train import RunConfig
 
 FILES = (".py", ".yaml", ".md", ".json", ".jsonl", ".safetensors")
@@ -53,6 +54,14 @@ def test_a_dead_link_is_named(generate: ModuleType) -> None:
     text = generate._relinked("[a](nothing.md) [b](README.md)", "SECURITY.md", pages, problems)
     assert problems == ["SECURITY.md: nothing.md leads nowhere. Correct the link."]
     assert text == "[a](nothing.md) [b](../index.md)"
+
+
+def test_every_recipe_field_is_described(root: Path) -> None:
+    fields = _imported(root, "fields")
+    missing = [*fields.undescribed(RunConfig), *fields.undescribed(MergeConfig)]
+    assert [name for name in missing if not name.startswith("RunConfig.")] == [], (
+        "add a comment to each of these fields"
+    )
 
 
 def test_the_figures_are_what_their_script_draws(root: Path) -> None:

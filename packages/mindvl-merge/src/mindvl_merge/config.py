@@ -15,7 +15,7 @@ class MergeConfig:
 
     models: tuple[Path, ...]  # the first one also gives config, tokenizer, processor and remote code
     out: Path  # new directory
-    method: Literal["average"] = "average"
+    method: Literal["average"] = "average"  # how weights are combined
     weights: tuple[float, ...] | None = None  # one per model, summing to 1; not given: equal weights
     any_weight_sum: bool = False  # accept weights that do not sum to 1
     only: tuple[str, ...] = ()  # prefixes of tensor names to merge, the rest is copied from the first model; empty: all

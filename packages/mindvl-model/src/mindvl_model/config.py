@@ -27,20 +27,20 @@ VOCABULARY_MULTIPLE = 128  # divisible by every usual tp_size
 class VisionConfig:
     """The vision transformer of Qwen2.5-VL. The projector merges spatial_merge_size**2 neighbouring patches."""
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    ffn_hidden_size: int
+    hidden_size: int  # width of the layers
+    num_layers: int  # transformer layers
+    num_heads: int  # attention heads
+    ffn_hidden_size: int  # width inside the MLP
     full_attention_layers: tuple[int, ...]  # layer indices, from 0; the other layers use window attention
     window_size: int = 112  # in pixels; a multiple of patch_size * spatial_merge_size
-    patch_size: int = 14
-    temporal_patch_size: int = 2
-    spatial_merge_size: int = 2
-    in_channels: int = 3
-    rotary_base: float = 10000.0
-    norm_epsilon: float = 1e-6
+    patch_size: int = 14  # side of a patch in pixels
+    temporal_patch_size: int = 2  # frames of a patch; only 2 is supported
+    spatial_merge_size: int = 2  # side of the block of patches that becomes one visual token
+    in_channels: int = 3  # color channels; only 3 is supported
+    rotary_base: float = 10000.0  # base of the rotary position embedding
+    norm_epsilon: float = 1e-6  # epsilon of RMSNorm
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # of CLIP, for pixels in [0, 1]
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)  # CLIP, of pixels in 0..1
     init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
 
     def __post_init__(self) -> None:

@@ -16,14 +16,14 @@ MAX_LAYERS, MAX_SIZE = 1_000, 1 << 24  # above any real model; typing errors are
 class DecoderConfig:
     """Fields of every pre-norm decoder with a gated MLP."""
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
+    hidden_size: int  # width of the layers
+    num_layers: int  # decoder layers
+    num_heads: int  # query heads
     ffn_hidden_size: int  # of the MLP of a dense layer
-    vocab_size: int
+    vocab_size: int  # embedding rows; grows to the next multiple of 128 if the tokenizer has more tokens
     tie_embeddings: bool = False  # share one matrix between input embedding and output layer
-    rotary_base: float = 1_000_000.0
-    norm_epsilon: float = 1e-6
+    rotary_base: float = 1_000_000.0  # base of the rotary position embedding
+    norm_epsilon: float = 1e-6  # epsilon of RMSNorm
     max_positions: int = 40960  # max_position_embeddings of the exported directory, in tokens
     init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
 
@@ -40,8 +40,8 @@ class DecoderConfig:
 class GroupedQueryConfig(DecoderConfig):
     """A decoder with grouped-query attention."""
 
-    num_kv_heads: int
-    head_dim: int
+    num_kv_heads: int  # key-value heads
+    head_dim: int  # size of a head
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +89,9 @@ class Qwen3MoELanguageConfig(GroupedQueryConfig):
     """A Qwen3 decoder with experts and a softmax router in place of the MLPs."""
 
     kind: Literal["qwen3_moe"] = "qwen3_moe"
-    num_experts: int
-    experts_per_token: int
-    expert_ffn_hidden_size: int
+    num_experts: int  # experts of a layer
+    experts_per_token: int  # experts that each token is routed to
+    expert_ffn_hidden_size: int  # width inside the MLP of an expert
     normalize_router: bool = True  # scale the probabilities of the selected experts to sum to 1
     aux_loss_weight: float = 0.001  # weight of the auxiliary load-balancing loss
 
@@ -106,12 +106,12 @@ class Qwen3MoELanguageConfig(GroupedQueryConfig):
 class YarnConfig:
     """YaRN scaling of rotary frequencies for longer sequences (arXiv 2309.00071), as in DeepSeek-V3."""
 
-    factor: float = 40.0
-    original_max_positions: int = 4096
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 1.0
-    mscale_all_dim: float = 1.0
+    factor: float = 40.0  # how much longer sequences may be
+    original_max_positions: int = 4096  # longest sequence before
+    beta_fast: float = 32.0  # rotations above which a frequency is kept
+    beta_slow: float = 1.0  # rotations below which a frequency is divided by the factor
+    mscale: float = 1.0  # magnitude of the rotary tables, divided by that of mscale_all_dim
+    mscale_all_dim: float = 1.0  # scales the attention logits, too; 0: neither
 
     def __post_init__(self) -> None:
         check_range(self, 1.0, 1e6, "factor")
@@ -125,23 +125,23 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
     """A DeepSeek-V3 decoder: latent attention, dense layers first, then sigmoid-routed experts (arXiv 2412.19437)."""
 
     kind: Literal["deepseek_v3"] = "deepseek_v3"
-    q_lora_rank: int
-    kv_lora_rank: int
+    q_lora_rank: int  # size of the latent of queries
+    kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
     rope_head_dim: int  # part with rotary embedding; its key is shared by all heads
-    value_head_dim: int
+    value_head_dim: int  # size of a value head
     num_dense_layers: int  # the first layers; all later layers have experts
-    num_experts: int
-    experts_per_token: int
-    expert_ffn_hidden_size: int
-    num_shared_experts: int = 1
-    num_expert_groups: int = 8
-    groups_per_token: int = 4
+    num_experts: int  # routed experts of a layer
+    experts_per_token: int  # experts that each token is routed to
+    expert_ffn_hidden_size: int  # width inside the MLP of an expert
+    num_shared_experts: int = 1  # experts that every token uses
+    num_expert_groups: int = 8  # groups of experts; a token uses experts of a few groups only
+    groups_per_token: int = 4  # groups that a token may use
     routed_scale: float = 2.5  # factor of the output of the routed experts
     bias_update_rate: float = 0.001  # change of the router's load-balancing bias per optimizer step
     num_mtp_layers: int = 1  # multi-token prediction layers; each predicts one token further
-    mtp_loss_weight: float = 0.3
-    yarn: YarnConfig | None = field(default_factory=YarnConfig)
+    mtp_loss_weight: float = 0.3  # weight of the multi-token prediction loss
+    yarn: YarnConfig | None = field(default_factory=YarnConfig)  # stretched rotary frequencies; None: not stretched
     rotary_base: float = 10_000.0
     max_positions: int = 163_840
 

@@ -103,10 +103,10 @@ class ScheduleConfig:
 class OptimizerConfig:
     """AdamW with decoupled weight decay; biases and norms are not decayed."""
 
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # decoupled weight decay; 0 turns it off
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.95  # decay of the second moment
+    epsilon: float = 1e-8  # added to the denominator
     clip_grad_norm: float = 1.0  # maximum global gradient norm; 0 disables clipping
     offload: bool = False  # keep optimizer moments in host memory; saves device memory, but is slower
 
@@ -149,7 +149,7 @@ class FaultsConfig:
 class CheckpointConfig:
     """When checkpoints are saved under OUT/checkpoints and which are kept. The last step is always saved."""
 
-    every_steps: int = 1000
+    every_steps: int = 1000  # optimizer steps between two checkpoints
     keep_last: int = 2  # number of newest checkpoints to keep
     keep_every_steps: int | None = None  # keep checkpoints at multiples of this permanently
     async_save: bool = False  # continue training while files are written; needs a copy of the state in host memory
@@ -171,7 +171,7 @@ class CheckpointConfig:
 class MetricsConfig:
     """How often metrics are reduced over ranks and written."""
 
-    every_steps: int = 10
+    every_steps: int = 10  # optimizer steps between two reports
     tensorboard: bool = True  # event files under OUT/tensorboard
     wandb_project: str | None = None  # also log to Weights & Biases; requires the wandb package
     peak_tflops: float | None = None  # bf16 peak of one device, for MFU; None: from the device table

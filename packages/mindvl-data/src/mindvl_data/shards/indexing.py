@@ -78,7 +78,8 @@ def index_directory(
             return _index(directory, rules, workers=workers, fresh=fresh, progress=progress)
     except OSError as error:
         raise DataError(
-            f"{error.filename2 or error.filename or directory}: the index cannot be written: {error.strerror}. Free disk space, or index a "
+            f"{error.filename2 or error.filename or directory}: the index cannot be written: {error.strerror}. "
+            "Free disk space, or index a "
             "writable copy; the same command resumes."
         ) from error
 

@@ -109,7 +109,8 @@ def write_shards(
             mark.remove()
     except OSError as error:
         raise DataError(
-            f"{error.filename2 or error.filename or out}: the shards cannot be written: {error.strerror}. Free disk space or choose another "
+            f"{error.filename2 or error.filename or out}: the shards cannot be written: {error.strerror}. "
+            "Free disk space or choose another "
             "directory; the same command resumes after the last complete shard."
         ) from error
     return written
