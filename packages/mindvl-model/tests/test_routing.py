@@ -61,7 +61,7 @@ def only(scores: tuple[RoutingScore, ...], **wanted: Any) -> RoutingScore:
 def test_both_measures_are_the_best_of_all_possible_choices(seed: int) -> None:
     choices = random_choices(seed, tokens=4, layers=2, experts=3, each=2)
     analysis = RoutingAnalysis(num_experts=3, experts_per_token=2, layers=(0, 1), segment_lengths=(2, 3))
-    analysis.add_row(choices, [("a", 4)], TEXT[:4])
+    analysis.add_pack(choices, [("a", 4)], TEXT[:4])
     sizes = (0.5, 1.0, 1.5)  # 1, 2, 3 experts of a layer; 2, 4, 6 of the model
     for length in (2, 3):
         score = only(analysis.scores(sizes), segment_length=length, source="all", modality="all")
@@ -78,7 +78,7 @@ def test_both_measures_are_the_best_of_all_possible_choices(seed: int) -> None:
 
 def test_tokens_that_all_want_the_same_experts_are_served_by_just_these() -> None:
     analysis = RoutingAnalysis(num_experts=8, experts_per_token=2, layers=(3,), segment_lengths=(4,))
-    analysis.add_row({3: np.tile([6, 1], (10, 1))}, [("a", 10)], TEXT[:10])
+    analysis.add_pack({3: np.tile([6, 1], (10, 1))}, [("a", 10)], TEXT[:10])
     score = only(analysis.scores((0.5, 1.0)), source="a", modality="text")
     assert (score.srp, score.group_size, score.hit_rates, score.windows) == (1.0, 1.0, (0.5, 1.0), 7)
     assert score.curve[0] == (0.0, 0.0)
@@ -88,7 +88,7 @@ def test_tokens_that_all_want_the_same_experts_are_served_by_just_these() -> Non
 def test_tokens_that_alternate_need_both_experts_by_hand() -> None:
     """Three windows of two tokens want each expert once: six hits among twelve predictions, F1 = 12 / 18."""
     analysis = RoutingAnalysis(num_experts=2, experts_per_token=1, layers=(0,), segment_lengths=(2,))
-    analysis.add_row({0: np.array([[0], [1], [0], [1]])}, [("a", 4)], TEXT[:4])
+    analysis.add_pack({0: np.array([[0], [1], [0], [1]])}, [("a", 4)], TEXT[:4])
     score = only(analysis.scores((1.0, 2.0)), source="all", modality="all")
     assert (score.srp, score.group_size, score.hit_rates) == (pytest.approx(2 / 3), 2.0, (0.5, 1.0))
 
@@ -98,7 +98,7 @@ def test_windows_stay_inside_samples_and_are_told_apart_by_source_and_modality()
     visual = np.zeros(20, dtype=bool)
     visual[2:7] = True
     analysis = RoutingAnalysis(num_experts=6, experts_per_token=2, layers=(0, 1), segment_lengths=(3,))
-    analysis.add_row(choices, [("photos", 9), ("tiny", 2), ("texts", 5)], visual)  # four tokens of padding
+    analysis.add_pack(choices, [("photos", 9), ("tiny", 2), ("texts", 5)], visual)  # four tokens of padding
     scores = analysis.scores()
     windows = {(score.source, score.modality): score.windows for score in scores}
     assert windows == {
@@ -112,10 +112,10 @@ def test_windows_stay_inside_samples_and_are_told_apart_by_source_and_modality()
         ("texts", "all"): 3,
         ("texts", "text"): 3,
     }
-    assert analysis.left_out == {3: 2}
+    assert analysis.tokens_in_short_samples == {3: 2}
     assert analysis.num_tokens == 16
     alone = RoutingAnalysis(num_experts=6, experts_per_token=2, layers=(0, 1), segment_lengths=(3,))
-    alone.add_row({layer: experts[2:7] for layer, experts in choices.items()}, [("photos", 5)], visual[2:7])
+    alone.add_pack({layer: experts[2:7] for layer, experts in choices.items()}, [("photos", 5)], visual[2:7])
     assert (
         only(alone.scores(), source="photos", modality="all").srp
         == only(scores, source="photos", modality="visual").srp
@@ -128,7 +128,7 @@ def test_packs_are_folded_in_pieces_and_memory_does_not_grow(monkeypatch: pytest
     def analysed() -> RoutingAnalysis:
         analysis = RoutingAnalysis(num_experts=6, experts_per_token=2, layers=(0, 1), segment_lengths=(4, 8))
         for pack in packs:
-            analysis.add_row(pack, [("a", 25), ("b", 15)], TEXT[:40])
+            analysis.add_pack(pack, [("a", 25), ("b", 15)], TEXT[:40])
         return analysis
 
     whole = analysed()
@@ -138,7 +138,7 @@ def test_packs_are_folded_in_pieces_and_memory_does_not_grow(monkeypatch: pytest
     served = np.sort(np.concatenate(all_wants), axis=1)[:, -4:].sum() / np.concatenate(all_wants).sum()
     assert only(whole.scores((1.0,)), source="all", modality="all", segment_length=4).hit_rates == (served,)
     held = sum(tally.histogram.nbytes + tally.by_rank.nbytes for tally in whole._tallies.values())
-    whole.add_row(packs[0], [("a", 40)], TEXT[:40])
+    whole.add_pack(packs[0], [("a", 40)], TEXT[:40])
     assert sum(tally.histogram.nbytes + tally.by_rank.nbytes for tally in whole._tallies.values()) == held
 
 
@@ -181,14 +181,14 @@ def test_a_model_with_experts_is_analysed_over_packed_packs(
 
 
 def test_what_cannot_be_analysed_is_refused() -> None:
-    with pytest.raises(ModelError, match="qwen3 model has no experts"):
+    with pytest.raises(ModelError, match="model with a qwen3 decoder has no experts"):
         analysis_of(smallest_config())
-    with pytest.raises(ModelError, match=r"segment_lengths=\(0,\)"):
+    with pytest.raises(ModelError, match=r"segment_lengths: .* got \(0,\)"):
         analysis_of(smallest_qwen3_moe(), (0,))
     analysis = analysis_of(smallest_qwen3_moe(), (2,))
-    with pytest.raises(ModelError, match=r"layer 1 have shape None.*Give \[4, 2\]"):
-        analysis.add_row({0: np.zeros((4, 2), dtype=int)}, [("a", 4)], TEXT[:4])
-    with pytest.raises(ModelError, match="expert 8 of 8"):
-        analysis.add_row(dict.fromkeys((0, 1), np.full((4, 2), 8)), [("a", 4)], TEXT[:4])
+    with pytest.raises(ModelError, match=r"layer 1: must have shape \[4, 2\] .*got None"):
+        analysis.add_pack({0: np.zeros((4, 2), dtype=int)}, [("a", 4)], TEXT[:4])
+    with pytest.raises(ModelError, match="expert 8 does not exist in a model with 8 experts"):
+        analysis.add_pack(dict.fromkeys((0, 1), np.full((4, 2), 8)), [("a", 4)], TEXT[:4])
     with pytest.raises(ModelError, match="cache_sizes"):
         analysis.scores((0.0,))

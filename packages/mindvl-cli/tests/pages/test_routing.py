@@ -11,7 +11,7 @@ def test_the_page_shows_every_group_and_escapes_what_users_named() -> None:
     analysis = RoutingAnalysis(num_experts=4, experts_per_token=1, layers=(0, 1), segment_lengths=(2,))
     experts = np.array([[0], [1], [0], [1], [0]])
     visual = np.array([True, True, True, False, False])
-    analysis.add_row({0: experts, 1: experts}, [("<photos>", 5)], visual)
+    analysis.add_pack({0: experts, 1: experts}, [("<photos>", 5)], visual)
     figures = {
         "model": "a&b",
         "data": "d",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters by part, and those that one token meets, from the configuration alone.
+"""Number of parameters by part, and of activated parameters per token, from the configuration.
 
-Comes after config.py; a planner and reports read it. Exact: tests hold it against the model built on the meta device
-and against published totals. The routers' balancing biases are buffers and are not counted.
+Used by the layout search and by reports. The counts are exact: tests compare them with the model on the meta device and
+with published totals. The load-balancing biases of routers are buffers and not counted.
 """
 
 from dataclasses import asdict, dataclass
@@ -19,38 +19,38 @@ from mindvl_model.language_config import (
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCounts:
-    """Parameters of one decoder layer."""
+    """Number of parameters of one decoder layer."""
 
-    attention: int  # projections, with their biases and the norms inside of attention
+    attention: int  # projections with biases, and the norms inside attention
     norms: int  # before attention and before the MLP
     dense_mlp: int = 0
     router: int = 0
     shared_experts: int = 0
-    experts: int = 0  # all of them
-    active_experts: int = 0  # those that one token is sent to
+    experts: int = 0  # all routed experts
+    active_experts: int = 0  # routed experts of one token
 
     @property
     def total(self) -> int:
-        """All of the layer."""
+        """All parameters of the layer."""
         return self.attention + self.norms + self.dense_mlp + self.router + self.shared_experts + self.experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Parameters by part. The language fields leave out multi-token prediction, which `mtp` holds whole."""
+    """Number of parameters by part. All parameters of multi-token prediction are counted in `mtp` only."""
 
     vision: int  # patch embedding and layers
     projector: int  # the merger: one norm, two linear layers
     embedding: int
-    head: int  # 0 where it is the embedding
+    head: int  # output layer; 0 if tied to the embedding
     attention: int
     dense_mlp: int
     router: int
     shared_experts: int
-    experts: int  # all routed ones
-    norms: int  # of layers and at the end; those inside of attention stand there
-    mtp: int  # its own parameters; embedding and head are the model's
-    active_experts: int  # of `experts`, met by one token
+    experts: int  # all routed experts
+    norms: int  # of layers and the final norm; norms inside attention are counted there
+    mtp: int  # without embedding and output layer, which it shares with the model
+    active_experts: int  # routed experts of one token, contained in `experts`
 
     @property
     def language(self) -> int:
@@ -59,17 +59,18 @@ class Counts:
 
     @property
     def activated(self) -> int:
-        """Language parameters that one token is multiplied with.
+        """Language parameters activated per token.
 
-        All but the experts it is not sent to and the input embedding, of which it reads one pack; a tied embedding is
-        the head too and counts. DeepSeek-V3: 36.6B, published as 37B. Qwen3 counts its input embedding as well.
+        Excludes the experts that are not selected, and the input embedding, of which a token reads one row; a tied
+        embedding is also the output layer and is included. DeepSeek-V3: 36.6B, published as 37B. Qwen3 publishes counts
+        that include the input embedding.
         """
         looked_up = self.embedding if self.head else 0
         return self.language - looked_up - self.experts + self.active_experts
 
     @property
     def total(self) -> int:
-        """Everything that is trained."""
+        """All parameters."""
         fields = asdict(self)
         return sum(fields.values()) - self.active_experts
 
@@ -79,7 +80,7 @@ class Counts:
 
 
 def count_parameters(config: MindVLConfig) -> Counts:
-    """Exact counts of a whole model."""
+    """Count the parameters of a whole model."""
     language = config.language
     layers = layers_of(language)
     extra = mtp_layer(language)
@@ -95,7 +96,7 @@ def count_parameters(config: MindVLConfig) -> Counts:
         shared_experts=sum(layer.shared_experts for layer in layers),
         experts=sum(layer.experts for layer in layers),
         norms=sum(layer.norms for layer in layers) + language.hidden_size,
-        # Two norms and a matrix join hidden state and embedding, one norm ends the depth.
+        # Two norms and a projection combine hidden states and embeddings; one norm follows the transformer layer.
         mtp=num_mtp_layers(language) * (extra.total + 2 * language.hidden_size**2 + 3 * language.hidden_size)
         if extra is not None
         else 0,
@@ -104,7 +105,7 @@ def count_parameters(config: MindVLConfig) -> Counts:
 
 
 def vision_parameters(config: VisionConfig) -> int:
-    """The vision encoder: patch embedding without bias; each layer has biased linear layers and two norms."""
+    """Parameters of the vision encoder: patch embedding without bias; layers of biased linear layers and two norms."""
     hidden, ffn = config.hidden_size, config.ffn_hidden_size
     patch_embed = config.in_channels * config.temporal_patch_size * config.patch_size**2 * hidden
     attention = 4 * (hidden**2 + hidden)
@@ -113,13 +114,13 @@ def vision_parameters(config: VisionConfig) -> int:
 
 
 def projector_parameters(config: VisionConfig, output_size: int) -> int:
-    """One norm over patches, two biased linear layers over merge blocks."""
+    """Parameters of the projector: a norm over patches and two biased linear layers over merge blocks."""
     block = config.hidden_size * config.spatial_merge_size**2
     return config.hidden_size + (block + 1) * block + (block + 1) * output_size
 
 
 def layers_of(config: LanguageConfig) -> list[LayerCounts]:
-    """Each decoder layer, first to last."""
+    """Counts of each decoder layer, first to last."""
     if isinstance(config, DeepSeekV3LanguageConfig):
         num_routed = config.num_layers - config.num_dense_layers
         return [_latent_layer(config, dense=True)] * config.num_dense_layers + [
@@ -129,12 +130,12 @@ def layers_of(config: LanguageConfig) -> list[LayerCounts]:
 
 
 def num_mtp_layers(config: LanguageConfig) -> int:
-    """Depths of multi-token prediction."""
+    """Number of multi-token prediction layers."""
     return config.num_mtp_layers if isinstance(config, DeepSeekV3LanguageConfig) else 0
 
 
 def mtp_layer(config: LanguageConfig) -> LayerCounts | None:
-    """The transformer layer in each depth of multi-token prediction, None where there is none."""
+    """Counts of the transformer layer in a multi-token prediction layer; None for models without one."""
     if isinstance(config, DeepSeekV3LanguageConfig) and config.num_mtp_layers:
         return _latent_layer(config, dense=False)
     return None
@@ -144,7 +145,7 @@ def _grouped_query_layer(config: GroupedQueryConfig) -> LayerCounts:
     hidden, head = config.hidden_size, config.head_dim
     qkv_size = (config.num_heads + 2 * config.num_kv_heads) * head
     attention = qkv_size * hidden + config.num_heads * head * hidden
-    attention += qkv_size if isinstance(config, Qwen2LanguageConfig) else 2 * head  # biases, or two norms of a head
+    attention += qkv_size if isinstance(config, Qwen2LanguageConfig) else 2 * head  # biases, or two norms over a head
     if isinstance(config, Qwen3MoELanguageConfig):
         expert = 3 * hidden * config.expert_ffn_hidden_size
         return LayerCounts(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of one packed pack, exact, from its segments and the grids of its images.
+"""Exact FLOPs of one packed sequence, from the lengths of its segments and the grids of its images.
 
-Comes after config.py; metrics and a planner read it. A product of [M, K] and [K, N] is 2 * M * K * N; only matrix
-products is counted. Causal attention is the triangle with its diagonal, not the square that some kernels run.
+Used by metrics and the layout search. A product of [M, K] and [K, N] has 2 * M * K * N FLOPs; only matrix products are
+counted. Causal attention is counted as the lower triangle with its diagonal, not as the square that some kernels compute.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,39 +22,39 @@ from mindvl_model.vision.positions import Grid, patch_order
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations of one part of the model."""
+    """FLOPs of one part of the model."""
 
     forward: int
     backward: int
 
     @property
     def total(self) -> int:
-        """Forward and backward."""
+        """FLOPs of forward and backward."""
         return self.forward + self.backward
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Operations of one pack by part; recomputed activations are not counted, because they are no work on the data."""
+    """Model FLOPs of one pack by part; activation recomputation is not counted."""
 
     vision: Work
     projector: Work
     language: Work
-    mtp: Work  # multi-token prediction, with its share of the head
+    mtp: Work  # multi-token prediction, including its use of the output layer
 
     @property
     def forward(self) -> int:
-        """Of the whole model."""
+        """Forward FLOPs of the whole model."""
         return sum(part.forward for part in self._parts)
 
     @property
     def backward(self) -> int:
-        """Of the whole model."""
+        """Backward FLOPs of the whole model."""
         return sum(part.backward for part in self._parts)
 
     @property
     def total(self) -> int:
-        """Forward and backward of the whole model."""
+        """Forward and backward FLOPs of the whole model."""
         return self.forward + self.backward
 
     @property
@@ -62,7 +62,7 @@ class Flops:
         return self.vision, self.projector, self.language, self.mtp
 
     def as_dict(self) -> dict[str, dict[str, int] | int]:
-        """Fields and sums, for JSON."""
+        """Return fields and sums for JSON."""
         return asdict(self) | {"forward": self.forward, "backward": self.backward, "total": self.total}
 
 
@@ -75,44 +75,48 @@ def pack_flops(
     trainable: Collection[Part] = PARTS,
     multi_token: bool = True,
 ) -> Flops:
-    """Operations of one forward and backward.
+    """Compute the FLOPs of one forward and backward pass.
 
-    A frozen part needs no gradient of its weights; gradients of its inputs are needed where something trainable lies
-    before it. The blank image that a pack without media runs for the sake of other ranks is not counted.
+    The backward pass of a frozen part has no gradients of weights, and gradients of inputs only if an earlier part is
+    trainable. The blank image that packs without images encode is not counted.
 
     Args:
-        segment_lengths: Tokens of each segment, the padding's included if the pack is computed with it.
-        image_grids, video_grids: Patches along time, height and width of each; an image is embedded as one frame.
-        trainable: Parts that learn; empty for inference.
+        config: Configuration of the model.
+        segment_lengths: Tokens of each segment; include the padding if the model computes it.
+        image_grids: Patches along time, height and width of each image.
+        video_grids: Patches along time, height and width of each video.
+        trainable: Trainable parts; empty for inference.
         multi_token: Count multi-token prediction, which runs in training only.
     """
     vision, projector, language = (part in trainable for part in PARTS)
     tokens = sum(segment_lengths)
     pairs = sum(length * (length + 1) // 2 for length in segment_lengths)
     layers, head = _decoder(config.language, tokens, pairs)
-    gradient_arrives = vision or projector
+    needs_input_gradient = vision or projector
     extra = num_mtp_layers(config.language) if multi_token else 0
     size = config.language.hidden_size
-    joined = extra * (_matmul(tokens, 2 * size, size) + head)  # joins embedding and hidden state; the shared head
+    joined = extra * (
+        _matmul(tokens, 2 * size, size) + head
+    )  # projection of embeddings and hidden states; output layer
     deeper = _times(_routed_layer(config.language, tokens, pairs), extra) if extra else _Products()
     return Flops(
         vision=_vision_encoder(config.vision, image_grids, video_grids).work(weights=vision, inputs=vision),
         projector=_projector(config, [*image_grids, *video_grids]).work(
             weights=projector,
-            inputs=gradient_arrives,  # the projector's norm learns from the gradient of its first layer's input
+            inputs=needs_input_gradient,  # the norm of the projector needs the gradient of the first layer's input
         ),
-        language=(layers + _Products(linear=head)).work(weights=language, inputs=language or gradient_arrives),
-        mtp=(deeper + _Products(linear=joined)).work(weights=language, inputs=language or gradient_arrives),
+        language=(layers + _Products(linear=head)).work(weights=language, inputs=language or needs_input_gradient),
+        mtp=(deeper + _Products(linear=joined)).work(weights=language, inputs=language or needs_input_gradient),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Products:
-    """Forward operations, by what their backward needs."""
+    """Forward FLOPs of matrix products, by the gradients that their backward pass computes."""
 
-    linear: int = 0  # with weights: as much again for inputs and for weights
-    first: int = 0  # with weights, of data that takes no gradient
-    attention: int = 0  # both operands are activations
+    linear: int = 0  # with weights: gradients of inputs and of weights
+    first: int = 0  # with weights, applied to input data: gradients of weights only
+    attention: int = 0  # of two activations: gradients of both
 
     def __add__(self, other: "_Products") -> "_Products":
         return _Products(
@@ -122,13 +126,13 @@ class _Products:
         )
 
     def work(self, *, weights: bool, inputs: bool) -> Work:
-        """Forward and backward of a part that learns (`weights`) or lies behind one that does (`inputs`)."""
+        """FLOPs of a part that is trainable (`weights`) or needs gradients of its inputs (`inputs`)."""
         backward = (weights + inputs) * self.linear + weights * self.first + 2 * inputs * self.attention
         return Work(forward=self.linear + self.first + self.attention, backward=backward)
 
 
-def _matmul(packs: int, inputs: int, outputs: int) -> int:
-    return 2 * packs * inputs * outputs
+def _matmul(rows: int, inputs: int, outputs: int) -> int:
+    return 2 * rows * inputs * outputs
 
 
 def _times(products: _Products, count: int) -> _Products:
@@ -144,7 +148,7 @@ def _vision_encoder(config: VisionConfig, images: Sequence[Grid], videos: Sequen
     pairs = num_full * full + (config.num_layers - num_full) * windows
     hidden, patches = config.hidden_size, _patches(grids)
     frame = config.in_channels * config.patch_size**2
-    # The kernel's slices over time are summed for images, so one frame is multiplied; see VisionEncoder.embed.
+    # For images the kernel is summed over time, so one frame is multiplied (PatchEmbedding._embed).
     embed = _matmul(_patches(images), frame, hidden)
     embed += _matmul(_patches(videos), frame * config.temporal_patch_size, hidden)
     layer = _matmul(patches, hidden, 4 * hidden) + _matmul(patches, hidden, 3 * config.ffn_hidden_size)
@@ -153,7 +157,7 @@ def _vision_encoder(config: VisionConfig, images: Sequence[Grid], videos: Sequen
 
 @lru_cache(maxsize=1 << 16)
 def _pairs(grid: Grid, config: VisionConfig) -> tuple[int, int]:
-    """Pairs of patches that attend to each other in a full layer and in a windowed one; kept, as sizes come back."""
+    """Number of pairs of patches in full and in window attention; cached, because image sizes recur."""
     order = patch_order([grid], config)
     return sum(n * n for n in order.full.lengths), sum(n * n for n in order.windows.lengths)
 
@@ -169,7 +173,7 @@ def _patches(grids: Sequence[Grid]) -> int:
 
 
 def _decoder(config: LanguageConfig, tokens: int, pairs: int) -> tuple[_Products, int]:
-    """All layers, and the head."""
+    """Products of all layers, and forward FLOPs of the output layer."""
     dense = _dense_mlp(config, tokens)
     if isinstance(config, DeepSeekV3LanguageConfig):
         attention = _latent_attention(config, tokens, pairs)
@@ -187,7 +191,7 @@ def _dense_mlp(config: LanguageConfig, tokens: int) -> _Products:
 
 
 def _routed_layer(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
-    """Attention, router, and the experts that each token is sent to, shared ones too."""
+    """Attention, router, and the routed and shared experts of each token."""
     assert isinstance(config, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig)
     shared = config.num_shared_experts if isinstance(config, DeepSeekV3LanguageConfig) else 0
     experts = (config.experts_per_token + shared) * 3

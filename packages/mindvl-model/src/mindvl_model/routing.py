@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alike the experts of neighbouring tokens are: what a cache of experts in fast memory could save.
+"""Local routing consistency: how similar the experts of neighbouring tokens are, which limits expert offloading.
 
-Comes after a model that ran with its routers recorded. Two measures over every window of m consecutive tokens, from
-"Not All Models Suit Expert Offloading" (arXiv 2505.16056), as the authors' published code computes them for the first
-version of the paper (github.com/ljcleo/moe-lrc: SRP in src/30_srp_calc.py and 31_srp_refine.py, SCH in
-src/40_sch_calc.py at commit 61c86cf5); docs/guides/routing.md has them as formulas.
+Computed from the recorded routing of a model. Two metrics over every window of m consecutive tokens, from "Not All
+Models Suit Expert Offloading" (arXiv 2505.16056), as in the code of the authors for the first version of the paper
+(github.com/ljcleo/moe-lrc: SRP in src/30_srp_calc.py and 31_srp_refine.py, SCH in src/40_sch_calc.py at commit
+61c86cf5). docs/guides/routing.md has the formulas.
 
-* SRP: choose any experts for each window. A token-expert pair counts as predicted when the window holds the expert and
-  as wanted when the router chose it; SRP is the largest F1 score over all choices.
-* SCH: keep the C most used experts of each window; the share of wanted pairs they serve.
+* SRP (segment routing best performance): select any experts for each window. A token-expert pair is predicted if the
+  window has the expert, and positive if the router selected it; SRP is the largest F1 score over all selections.
+* SCH (segment cache best hit rate): cache the C most used experts of each window; the share of selected pairs that hit
+  the cache.
 
-Choices are folded into counts pack by pack; memory does not grow with the data.
+Selections are accumulated into counts pack by pack, so that memory does not grow with the data.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,15 +29,15 @@ from mindvl_model.language_config import DeepSeekV3LanguageConfig, Qwen3MoELangu
 Modality = Literal["visual", "text", "mixed"]
 MODALITIES: tuple[Modality, ...] = ("visual", "text", "mixed")
 ALL = "all"
-_CHUNK = 1 << 24  # counts held at a time, two bytes each
+_CHUNK = 1 << 24  # number of counts in memory at a time, two bytes each
 
 
-class PackedSequences(Protocol):
-    """One packed pack as the data package hands it over (mindvl_data.Batch)."""
+class PackedBatch(Protocol):
+    """A packed sequence of the data package (mindvl_data.Batch)."""
 
     @property
     def samples(self) -> Sequence[Any]:
-        """Each with `source` and `length`, without the padding."""
+        """The samples of the pack, each with `source` and `length`; padding is not a sample."""
         ...
 
     def model_inputs(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class PackedSequences(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerScore:
-    """The measures of one layer alone: its own threshold, its own cache."""
+    """The metrics of one layer, with its own threshold and its own cache."""
 
     layer: int
     srp: float
@@ -56,17 +57,17 @@ class LayerScore:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingScore:
-    """The measures of one group of windows over all layers: one threshold, one cache shared by the layers."""
+    """The metrics of one group of windows over all layers, with one threshold and one cache shared by the layers."""
 
-    segment_length: int
-    source: str  # or "all"
-    modality: str  # of every token of the window; "mixed" has both; or "all"
-    windows: int
-    srp: float  # 0 to 1
-    group_size: float  # experts chosen at that best, over experts a token wants
-    cache_sizes: tuple[float, ...]  # in experts a token wants; of all layers together
-    hit_rates: tuple[float, ...]  # SCH at these
-    curve: tuple[tuple[float, float], ...]  # (cache size, SCH), from nothing to all experts
+    segment_length: int  # tokens per window
+    source: str  # name of the data source, or "all"
+    modality: str  # "visual", "text", "mixed" (windows with both), or "all"
+    windows: int  # number of windows
+    srp: float  # between 0 and 1
+    group_size: float  # experts selected at the best F1 score, divided by experts per token
+    cache_sizes: tuple[float, ...]  # of all layers together, in multiples of experts per token
+    hit_rates: tuple[float, ...]  # SCH at each cache size
+    curve: tuple[tuple[float, float], ...]  # (cache size, SCH) from 0 to all experts
     layers: tuple[LayerScore, ...]
 
 
@@ -74,9 +75,9 @@ class RoutingScore:
 class _Tally:
     """Sums over the windows of one length, source and modality."""
 
-    histogram: NDArray[np.int64]  # [L, m + 1]: how often an expert was wanted so many times by a window
-    by_rank: NDArray[np.int64]  # [L, E]: wants of the most used expert, of the second, ...
-    by_rank_of_model: NDArray[np.int64]  # [L * E]: the same with the experts of all layers side by side
+    histogram: NDArray[np.int64]  # [L, m + 1]: number of (window, expert) pairs by number of selections in the window
+    by_rank: NDArray[np.int64]  # [L, E]: selections of the most used expert of each window, of the second, ...
+    by_rank_of_model: NDArray[np.int64]  # [L * E]: the same over the experts of all layers
     windows: int = 0
 
     def __add__(self, other: "_Tally") -> "_Tally":
@@ -90,49 +91,57 @@ class _Tally:
 
 @dataclass(kw_only=True)
 class RoutingAnalysis:
-    """Takes packs one by one, gives the measures at any time.
+    """Accumulates the routing of packs; the metrics can be computed at any time.
 
-    Args:
-        segment_lengths: Tokens of a window; it moves by one token and never leaves its sample.
+    Raises:
+        ModelError: A window length is not supported, or no layer has experts.
     """
 
     num_experts: int
     experts_per_token: int
-    layers: tuple[int, ...]  # numbers of the layers with experts
-    segment_lengths: tuple[int, ...] = (16, 64, 256)
+    layers: tuple[int, ...]  # indices of the layers with experts
+    segment_lengths: tuple[int, ...] = (16, 64, 256)  # tokens per window; windows overlap and stay inside a sample
     num_packs: int = 0
     num_tokens: int = 0
-    left_out: dict[int, int] = field(default_factory=dict)  # tokens in samples too short for a window, by its length
+    tokens_in_short_samples: dict[int, int] = field(default_factory=dict)  # by window length, in samples without one
     _tallies: dict[tuple[int, str, Modality], _Tally] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.segment_lengths or not all(1 <= length < 1 << 16 for length in self.segment_lengths):
-            raise ModelError(f"segment_lengths={self.segment_lengths}: windows have 1 to 65535 tokens. Change them.")
+            raise ModelError(
+                f"segment_lengths: must be between 1 and 65535 tokens, got {self.segment_lengths}. Change them."
+            )
         if not self.layers:
-            raise ModelError("no layer has experts, so nothing is routed. Model. Name one of qwen3_moe or deepseek_v3.")
-        self.left_out = dict.fromkeys(self.segment_lengths, 0)
+            raise ModelError("model: no layer has experts. Use a qwen3_moe or deepseek_v3 model.")
+        self.tokens_in_short_samples = dict.fromkeys(self.segment_lengths, 0)
 
-    def add_row(
+    def add_pack(
         self, choices: Mapping[int, NDArray[Any]], segments: Sequence[tuple[str, int]], visual: NDArray[np.bool_]
     ) -> None:
-        """Fold in one packed pack.
+        """Accumulate the routing of one packed sequence.
 
         Args:
-            choices: Experts [T, K] of each layer, distinct for each token.
-            segments: Source and length of each sample of the pack, in order; what follows them is padding.
-            visual: [T], whether a token stands for a part of an image or video.
+            choices: Selected experts [T, K] of each layer, distinct for each token.
+            segments: Source and length of each sample of the pack, in order; tokens after them are padding.
+            visual: [T], whether a token is a visual token.
+
+        Raises:
+            ModelError: The arrays do not match each other or the number of experts.
         """
-        total, wanted = sum(length for _, length in segments), (len(visual), self.experts_per_token)
+        total, expected = sum(length for _, length in segments), (len(visual), self.experts_per_token)
         for layer in self.layers:
-            if layer not in choices or choices[layer].shape != wanted or total > len(visual):
+            if layer not in choices or choices[layer].shape != expected or total > len(visual):
                 shape = choices[layer].shape if layer in choices else None
                 raise ModelError(
-                    f"choices of layer {layer} have shape {shape}, {total} tokens in segments. Routing. "
-                    f"Give {list(wanted)} for every layer, as record_routing does."
+                    f"routing of layer {layer}: must have shape {list(expected)} and at most {len(visual)} tokens in "
+                    f"segments, got {shape} and {total}. Record it with record_routing."
                 )
         experts = np.stack([choices[layer] for layer in self.layers], axis=1)  # [T, L, K]
         if experts.min(initial=0) < 0 or experts.max(initial=0) >= self.num_experts:
-            raise ModelError(f"expert {experts.max()} of {self.num_experts}. Routing. Check the model's configuration.")
+            raise ModelError(
+                f"routing: expert {experts.max()} does not exist in a model with {self.num_experts} experts. Check the "
+                "configuration of the model."
+            )
         start = 0
         for source, length in segments:
             own = slice(start, start + length)
@@ -143,13 +152,16 @@ class RoutingAnalysis:
         self.num_tokens += total
 
     def scores(self, cache_sizes: Sequence[float] = (1.0, 1.5, 2.0)) -> tuple[RoutingScore, ...]:
-        """The measures of all windows, then by modality, by source and by both; groups without a window are left out.
+        """Compute the metrics over all windows, by modality, by source and by both; groups without windows are omitted.
 
         Args:
-            cache_sizes: In multiples of the experts a token wants, rounded down to whole experts.
+            cache_sizes: In multiples of experts per token, rounded down to whole experts.
+
+        Raises:
+            ModelError: There is no cache size, or one is not above 0.
         """
         if not cache_sizes or min(cache_sizes) <= 0:
-            raise ModelError(f"cache_sizes={tuple(cache_sizes)}: a cache holds something. Use sizes above 0.")
+            raise ModelError(f"cache_sizes: must be above 0, got {tuple(cache_sizes)}. Use positive sizes.")
         found = []
         sources = sorted({source for _, source, _ in self._tallies})
         for source in (ALL, *sources):
@@ -157,8 +169,8 @@ class RoutingAnalysis:
                 for length in self.segment_lengths:
                     tallies = [
                         tally
-                        for (its_length, its_source, its_modality), tally in self._tallies.items()
-                        if its_length == length and source in (ALL, its_source) and modality in (ALL, its_modality)
+                        for (length_of, source_of, modality_of), tally in self._tallies.items()
+                        if length_of == length and source in (ALL, source_of) and modality in (ALL, modality_of)
                     ]
                     if tallies:
                         tally = sum(tallies[1:], start=tallies[0])
@@ -167,20 +179,20 @@ class RoutingAnalysis:
 
     def _add_segment(self, experts: NDArray[Any], visual: NDArray[np.bool_], source: str, length: int) -> None:
         if len(experts) < length:
-            self.left_out[length] += len(experts)
+            self.tokens_in_short_samples[length] += len(experts)
             return
-        seen = np.concatenate(([0], np.cumsum(visual)))
-        num_visual = seen[length:] - seen[:-length]  # [W]
+        sums = np.concatenate(([0], np.cumsum(visual)))
+        num_visual = sums[length:] - sums[:-length]  # [W]
         kinds: dict[Modality, NDArray[np.bool_]] = {"visual": num_visual == length, "text": num_visual == 0}
         kinds["mixed"] = ~(kinds["visual"] | kinds["text"])
         for first, counts in self._counts(experts, length):
-            for modality, chosen in kinds.items():
-                own = counts[chosen[first : first + len(counts)]]
+            for modality, selected in kinds.items():
+                own = counts[selected[first : first + len(counts)]]
                 if len(own):
-                    self._fold(own, length, source, modality)
+                    self._accumulate(own, length, source, modality)
 
     def _counts(self, experts: NDArray[Any], length: int) -> Iterator[tuple[int, NDArray[np.uint16]]]:
-        """First window and wants [W, L, E] of every window, some windows at a time."""
+        """Yield the index of the first window and the selections per expert [W, L, E] for chunks of windows."""
         num_windows, num_layers = len(experts) - length + 1, len(self.layers)
         step = max(1, _CHUNK // (num_layers * self.num_experts))
         for first in range(0, num_windows, step):
@@ -188,10 +200,10 @@ class RoutingAnalysis:
             tokens = experts[first : last + length - 1].astype(np.int64)  # [S, L, K]
             sums = np.zeros((len(tokens) + 1, num_layers, self.num_experts), dtype=np.uint16)
             np.put_along_axis(sums[1:], tokens, 1, axis=2)
-            np.cumsum(sums, axis=0, dtype=np.uint16, out=sums)  # may wrap; differences are right all the same
+            np.cumsum(sums, axis=0, dtype=np.uint16, out=sums)  # may overflow; differences are still correct
             yield first, sums[length:] - sums[:-length]
 
-    def _fold(self, counts: NDArray[np.uint16], length: int, source: str, modality: Modality) -> None:
+    def _accumulate(self, counts: NDArray[np.uint16], length: int, source: str, modality: Modality) -> None:
         num_layers = len(self.layers)
         ordered = np.sort(counts, axis=2, kind="stable")
         of_model = np.sort(counts.reshape(len(counts), -1), axis=1, kind="stable")
@@ -212,9 +224,9 @@ class RoutingAnalysis:
         srp, group_size = _best_f1(tally.histogram.sum(axis=0))
         whole = per_layer * num_layers
         layers = []
-        for place, layer in enumerate(self.layers):
-            layer_srp, layer_group = _best_f1(tally.histogram[place])
-            hits = _hit_rates(tally.by_rank[place], per_layer, cache_sizes)
+        for index, layer in enumerate(self.layers):
+            layer_srp, layer_group = _best_f1(tally.histogram[index])
+            hits = _hit_rates(tally.by_rank[index], per_layer, cache_sizes)
             layers.append(LayerScore(layer=layer, srp=layer_srp, group_size=layer_group, hit_rates=hits))
         num_points = min(len(tally.by_rank_of_model), 64)
         curve_sizes = tuple(
@@ -235,14 +247,16 @@ class RoutingAnalysis:
 
 
 def analysis_of(config: MindVLConfig, segment_lengths: Sequence[int] = (16, 64, 256)) -> RoutingAnalysis:
-    """An empty analysis for a model.
+    """Create an empty analysis for a model.
 
     Raises:
         ModelError: The model has no experts.
     """
     language = config.language
     if not isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig):
-        raise ModelError(f"a {language.kind} model has no experts. Model. Name one of qwen3_moe or deepseek_v3.")
+        raise ModelError(
+            f"model: a model with a {language.kind} decoder has no experts. Use a qwen3_moe or deepseek_v3 model."
+        )
     first = language.num_dense_layers if isinstance(language, DeepSeekV3LanguageConfig) else 0
     return RoutingAnalysis(
         num_experts=language.num_experts,
@@ -253,42 +267,42 @@ def analysis_of(config: MindVLConfig, segment_lengths: Sequence[int] = (16, 64, 
 
 
 def run_packs(
-    model: torch.nn.Module, packs: Iterable[PackedSequences], analysis: RoutingAnalysis, tokens: TokenConfig
+    model: torch.nn.Module, packs: Iterable[PackedBatch], analysis: RoutingAnalysis, tokens: TokenConfig
 ) -> Iterator[int]:
-    """Run packs through a whole model and fold their routing in; yields the number of packs done after each.
+    """Run packs through a whole model and accumulate their routing; yields the number of packs after each pack.
 
-    Only the routing of the pack at hand is held.
+    Only the routing of one pack is in memory.
     """
     from mindvl_model.megatron.router import record_routing
 
     for number, pack in enumerate(packs, start=1):
         inputs = pack.model_inputs()
-        with torch.no_grad(), record_routing(model) as chosen:
+        with torch.no_grad(), record_routing(model) as selected:
             model.logits(**inputs)  # type: ignore[operator]
-        choices = {layer: experts[0].cpu().numpy() for layer, experts in chosen.items()}
+        choices = {layer: experts[0].cpu().numpy() for layer, experts in selected.items()}
         ids = inputs["input_ids"]
         visual = ids == tokens.image
         if tokens.video is not None:
             visual = visual | (ids == tokens.video)
-        analysis.add_row(choices, [(part.source, part.length) for part in pack.samples], visual.cpu().numpy())
+        analysis.add_pack(choices, [(part.source, part.length) for part in pack.samples], visual.cpu().numpy())
         yield number
 
 
 def _best_f1(histogram: NDArray[np.int64]) -> tuple[float, float]:
-    """The largest F1 over all choices of experts, and how many are chosen there, in experts a token wants.
+    """Return the largest F1 score over all selections of experts, and its selection size in experts per token.
 
-    An expert wanted c times by a window of m tokens adds c hits and m predictions. F1 = 2 * hits / (predictions + all
-    wants) is a ratio of sums, so the best choice takes exactly the experts with c above some threshold.
+    An expert that the router selects c times in a window of m tokens adds c hits and m predictions. F1 = 2 * hits /
+    (predictions + positives) is a ratio of sums, so the best selection has exactly the experts with c above a threshold.
     """
-    wants = np.arange(len(histogram))
-    hits = (histogram * wants)[::-1].cumsum()[::-1]  # of all that are wanted at least so often
+    selections = np.arange(len(histogram))
+    hits = (histogram * selections)[::-1].cumsum()[::-1]  # of all experts with at least this number of selections
     predictions = histogram[::-1].cumsum()[::-1] * (len(histogram) - 1)
     f1 = 2 * hits / (predictions + hits[0])
     best = int(f1.argmax())
     return float(f1[best]), float(predictions[best] / hits[0])
 
 
-def _hit_rates(by_rank: NDArray[np.int64], wanted: int, cache_sizes: Sequence[float]) -> tuple[float, ...]:
-    served = np.concatenate(([0], by_rank.cumsum()))
-    places = [min(int(size * wanted + 1e-9), len(by_rank)) for size in cache_sizes]
-    return tuple(float(served[place] / served[-1]) for place in places)
+def _hit_rates(by_rank: NDArray[np.int64], per_token: int, cache_sizes: Sequence[float]) -> tuple[float, ...]:
+    hits = np.concatenate(([0], by_rank.cumsum()))
+    capacities = [min(int(size * per_token + 1e-9), len(by_rank)) for size in cache_sizes]
+    return tuple(float(hits[capacity] / hits[-1]) for capacity in capacities)

@@ -115,7 +115,7 @@ def routing(
         "layers": list(analysis.layers),
         "experts": analysis.num_experts,
         "experts_per_token": analysis.experts_per_token,
-        "tokens_in_short_samples": {str(length): count for length, count in analysis.left_out.items()},
+        "tokens_in_short_samples": {str(length): count for length, count in analysis.tokens_in_short_samples.items()},
         "scores": [asdict(score) for score in scores],
     }
     if out is not None:

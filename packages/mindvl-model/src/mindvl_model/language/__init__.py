@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Language models: one adapter per family, from our configuration to megatron-core's."""
+"""Language models: one adapter per family, which builds the decoder on megatron-core."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a language family must bring; model.py knows families by this Protocol only."""
+"""The interface of a family of language models; model.py uses families through this Protocol only."""
 
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ class LanguageAdapter(Protocol):
     def build(
         self, config: Any, build_config: BuildConfig, *, pre_process: bool, post_process: bool, vp_stage: int | None
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """Build the decoder, or one pipeline stage of it."""
         ...
 
     def rotary_angles(self, config: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D] from position_ids [3, T] (time, height, width)."""
+        """Return cosine and sine [T, D] for position_ids [3, T] (time, height, width)."""
         ...

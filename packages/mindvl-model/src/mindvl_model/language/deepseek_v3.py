@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V3: latent attention, dense layers first, then sigmoid-routed experts; multi-token prediction at the end.
+"""DeepSeek-V3: latent attention, dense layers, then layers with sigmoid-routed experts, and multi-token prediction.
 
-Sources: arXiv 2412.19437; YaRN (arXiv 2309.00071) with the rounding of transformers 5, whose frequencies these are.
+Sources: arXiv 2412.19437; YaRN (arXiv 2309.00071) with the rounding and frequencies of transformers 5.
 """
 
 import math
@@ -35,7 +35,7 @@ class DeepSeekV3Adapter:
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """Build the decoder, or one pipeline stage of it."""
         attention = latent_attention(softmax_scale(config))
         dense = layer_spec(causal=True, query_key_norm=False, attention=attention)
         routed = layer_spec(
@@ -57,7 +57,7 @@ class DeepSeekV3Adapter:
         )
 
     def rotary_angles(self, config: DeepSeekV3LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, rope_head_dim], neighbours alike, from the first pack of position_ids [3, T]."""
+        """Return cosine and sine [T, rope_head_dim] for position_ids[0] of [3, T], equal for both elements of a pair."""
         frequencies, factor = rotary_frequencies(config)
         angles = position_ids[0].float()[:, None] * frequencies.to(position_ids.device)
         angles = angles.repeat_interleave(2, dim=-1)
@@ -65,10 +65,9 @@ class DeepSeekV3Adapter:
 
 
 def rotary_frequencies(config: DeepSeekV3LanguageConfig) -> tuple[Tensor, float]:
-    """Turns by token of each pair [rope_head_dim / 2], and the factor of cosine and sine.
+    """Return the rotary frequencies [rope_head_dim / 2] in radians per token, and the factor of cosine and sine.
 
-    YaRN keeps pairs that turn often within the original length, divides the frequency of those that turn seldom, and
-    goes linearly from one to the other between.
+    YaRN keeps high frequencies, divides low frequencies by `factor`, and interpolates linearly in between.
     """
     width, base, yarn = config.rope_head_dim, config.rotary_base, config.yarn
     wavelengths = base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
@@ -88,7 +87,7 @@ def rotary_frequencies(config: DeepSeekV3LanguageConfig) -> tuple[Tensor, float]
 
 
 def softmax_scale(config: DeepSeekV3LanguageConfig) -> float:
-    """Factor of the attention logits; stretched positions make them sharper."""
+    """The scale of the attention logits, which YaRN increases."""
     scale: float = (config.nope_head_dim + config.rope_head_dim) ** -0.5
     if config.yarn is not None and config.yarn.mscale_all_dim:
         scale *= _magnitude(config.yarn, config.yarn.mscale_all_dim) ** 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2 dense, the decoder of Qwen2.5-VL: biased queries, keys and values, rotary over time, height and width."""
+"""Dense Qwen2, the decoder of Qwen2.5-VL: biases of queries, keys and values, M-RoPE over time, height and width."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class Qwen2Adapter:
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """Build the decoder, or one pipeline stage of it."""
         return build_language_model(
             grouped_query_config(config, build_config, qk_layernorm=False, add_qkv_bias=True),
             config,
@@ -31,5 +31,5 @@ class Qwen2Adapter:
         )
 
     def rotary_angles(self, config: Qwen2LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D] from position_ids [3, T] (time, height, width)."""
+        """Return cosine and sine [T, D] for position_ids [3, T] (time, height, width)."""
         return mrope_tables(position_ids, config.head_dim, config.rotary_base, config.mrope_sections)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3 dense: pre-norm decoder, grouped-query attention with normed queries and keys, one-dimensional rotary."""
+"""Dense Qwen3: pre-norm decoder, grouped-query attention with normalized queries and keys, one-dimensional rotary."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class Qwen3Adapter:
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """Build the decoder, or one pipeline stage of it."""
         return build_language_model(
             grouped_query_config(config, build_config, qk_layernorm=True),
             config,
@@ -31,5 +31,5 @@ class Qwen3Adapter:
         )
 
     def rotary_angles(self, config: Qwen3LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first pack of position_ids [3, T] is read."""
+        """Return cosine and sine [T, D]; positions have one axis, so only position_ids[0] of [3, T] is used."""
         return rotary_tables(position_ids[0], config.head_dim, config.rotary_base)

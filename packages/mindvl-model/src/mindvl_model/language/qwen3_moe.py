@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3 with experts: the attention of dense Qwen3, and in every layer experts behind a soft-max router."""
+"""Qwen3-MoE: the attention of dense Qwen3, and experts with a softmax router in every layer."""
 
 from torch import Tensor
 
@@ -28,13 +28,13 @@ class Qwen3MoEAdapter:
         post_process: bool,
         vp_stage: int | None,
     ) -> LanguageModel:
-        """The decoder, or one pipeline stage of it."""
+        """Build the decoder, or one pipeline stage of it."""
         transformer = grouped_query_config(
             config,
             build_config,
             qk_layernorm=True,
             moe_router_score_function="softmax",
-            # megatron-core refuses one expert whose weight is always 1; our router computes it, as transformers does
+            # megatron-core rejects softmax over a single selected expert; Router supports it, as transformers does
             moe_router_pre_softmax=not config.normalize_router or config.experts_per_token == 1,
             moe_aux_loss_coeff=config.aux_loss_weight,
             **expert_fields(config, build_config.parallel),
@@ -51,5 +51,5 @@ class Qwen3MoEAdapter:
         )
 
     def rotary_angles(self, config: Qwen3MoELanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D]; Qwen3 counts along one axis, so the first pack of position_ids [3, T] is read."""
+        """Return cosine and sine [T, D]; positions have one axis, so only position_ids[0] of [3, T] is used."""
         return rotary_tables(position_ids[0], config.head_dim, config.rotary_base)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training step without an optimizer, and the tensors of a model by global name: what layouts are compared by.
+"""One training step without an optimizer, and the tensors of a model by global name, to compare parallel layouts.
 
-Comes after the model; testing/layouts.py starts the processes. Names and places are those of megatron-core's
-checkpoints, so that a comparison proves them, too.
+testing/layouts.py starts the processes. Names and offsets are those of megatron-core checkpoints, so that a comparison
+covers them, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from torch import Tensor
 from mindvl_model.megatron.router import RouterStatistics, record_routing
 from mindvl_model.parallel_config import ParallelConfig
 
-Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
+Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, global shape, global offset, content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class ParallelState:
 
 @contextmanager
 def launched_process() -> Iterator[int]:
-    """The group of all processes that a launcher started, for the body; yields the rank of this one."""
+    """Create the default process group for the body, with the environment of a launcher; yields the rank."""
     dist.init_process_group("gloo")
     yield dist.get_rank()
     dist.barrier()
@@ -67,7 +67,7 @@ def parallel_groups(parallel: ParallelConfig) -> Iterator[ParallelState]:
 
 
 def pieces(model: torch.nn.Module) -> list[Piece]:
-    """Every tensor of the model on this rank; contents share memory with it."""
+    """The shards of all tensors of the model on this rank; their contents share memory with the model."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state: Any = model
     state = state.sharded_state_dict(metadata={"dp_cp_group": group})
@@ -85,12 +85,13 @@ def pieces(model: torch.nn.Module) -> list[Piece]:
 
 
 def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Forward and backward over packs by megatron-core's schedule, gradients reduced; then the routers' step.
+    """Run forward and backward over packs with a schedule of megatron-core, reduce gradients, finish the router step.
 
     Args:
-        models: The chunks of this pipeline stage.
+        models: The chunks of this pipeline rank.
+        packs: The packs of this data-parallel rank.
     """
-    # Overlapped, as in training: it raises where a parameter is left without a gradient, if only a zero.
+    # Overlapped, as in training; raises an error if a parameter has no gradient.
     options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
     wrapped = [DistributedDataParallel(model.config, options, model) for model in models]
     config = models[0].config
@@ -98,9 +99,9 @@ def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, An
     config.no_sync_func = [model.no_sync for model in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     for model in wrapped:
         model.zero_grad_buffer()
-    # Stages hand on activations of one shape, so all packs are as long as the longest.
+    # Pipeline stages exchange activations of one shape, so all packs are padded to the longest.
     length = models[0].parallel.padded_length(max(len(pack["input_ids"]) for pack in packs))
-    counts_labels = parallel_state.get_context_parallel_rank() == 0  # megatron-core adds up those of all peers
+    counts_labels = parallel_state.get_context_parallel_rank() == 0  # megatron-core sums over cp ranks
 
     def forward_step(batches: Any, stage: torch.nn.Module) -> tuple[Tensor, Any]:
         pack = next(batches)
@@ -113,7 +114,7 @@ def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, An
         return output, report
 
     with ExitStack() as recording:
-        chosen = [recording.enter_context(record_routing(model)) for model in models]
+        recorded = [recording.enter_context(record_routing(model)) for model in models]
         reports = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(packs) for _ in models],
@@ -132,7 +133,7 @@ def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, An
         "load": {one.layer: one.tokens_per_expert for one in statistics},
         "bias": {one.layer: one.bias for one in statistics if one.bias is not None},
         "mtp_loss": 0.0 if mtp_loss is None else float(mtp_loss[:, 0].sum()),
-        "choices": {layer: packs for choices in chosen for layer, packs in choices.items()},
+        "choices": {layer: packs for choices in recorded for layer, packs in choices.items()},
         "dp_rank": parallel_state.get_data_parallel_rank(),
         "dp_size": parallel_state.get_data_parallel_world_size(),
     }
@@ -145,7 +146,7 @@ def _routed(model: Any) -> list[RouterStatistics]:
 
 
 def _show_gradients(model: Any) -> None:
-    """Put gradients where weights were, under whose names they are then taken; zeros for what is frozen."""
+    """Copy gradients into the weights, so that `pieces` returns them under the same names; zeros if frozen."""
     for parameter in model.parameters():
         gradient = parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
         parameter.data.copy_(gradient)

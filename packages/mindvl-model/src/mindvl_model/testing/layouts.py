@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss and gradients of a model in any layout, by global name, from processes over gloo: what layouts are compared by.
+"""Compare parallel layouts: loss and gradients of a model by global name, from processes over gloo.
 
-Comes after packs.py and megatron/one_step.py. As a program it is one rank: `python -m mindvl_model.testing.layouts JOB`
-with the variables of a launcher set.
+Uses megatron/one_step.py. One rank runs `python -m mindvl_model.testing.layouts JOB` with the environment of a launcher.
 """
 
 import pickle
@@ -22,27 +21,25 @@ from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.parameters import PARTS, Part, set_trainable
 from mindvl_model.testing.ranks import run_ranks
 
-Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, shape of the whole, place in it, content
-
-
+Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, global shape, global offset, content
 _ONE_PROCESS = BuildConfig()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step came to."""
+    """Results of one step."""
 
     loss_sum: float
     gradients: dict[str, Tensor]
-    load: dict[int, Tensor]  # tokens by expert of each layer with experts
-    bias: dict[int, Tensor]  # after the update
+    load: dict[int, Tensor]  # tokens per expert [E], by layer
+    bias: dict[int, Tensor]  # routing bias [E] after the update, by layer
     mtp_loss: float
-    choices: dict[tuple[int, int], Tensor]  # experts [T, K] by layer and pack
+    choices: dict[tuple[int, int], Tensor]  # selected experts [T, K], by layer and pack
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One step in one layout."""
+    """One step with one parallel layout."""
 
     config: MindVLConfig
     packs: Sequence[dict[str, Any]]
@@ -53,7 +50,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """Processes it takes."""
+        """Number of processes."""
         return self.dp_size * self.build_config.parallel.model_parallel_size
 
 
@@ -65,7 +62,7 @@ def in_one_process(
     trainable: Collection[Part] = PARTS,
     build_config: BuildConfig = _ONE_PROCESS,
 ) -> tuple[Outcome, Any]:
-    """Outcome of random weights in the groups of this process, and the weights for run_jobs."""
+    """Run a step with random weights in this process; returns the results, and the weights for run_jobs."""
     from mindvl_model.megatron.one_step import pieces, step
     from mindvl_model.model import MindVLModel
     from mindvl_model.testing.tiny import randomize
@@ -78,10 +75,10 @@ def in_one_process(
 
 
 def run_jobs(jobs: Sequence[Job], directory: Path) -> list[Outcome]:
-    """Outcomes of jobs that take equally many processes, started once for all of them.
+    """Run jobs of the same world size in processes that are started once.
 
     Raises:
-        AssertionError: A process failed, or ranks that hold the same tensor disagree about its gradient.
+        AssertionError: A process failed, or the gradients of replicas of a tensor differ.
     """
     (world,) = {job.world_size for job in jobs}
     file = directory / "jobs"
@@ -92,10 +89,10 @@ def run_jobs(jobs: Sequence[Job], directory: Path) -> list[Outcome]:
 
 
 def join(parts: Sequence[Sequence[Piece]]) -> dict[str, Tensor]:
-    """Whole tensors from the pieces of all ranks; pieces that lie on each other must be equal to rounding."""
+    """Assemble whole tensors from the shards of all ranks; replicas must be equal up to rounding."""
     whole: dict[str, Tensor] = {}
-    for name, shape, place, content in chain(*parts):
-        target = whole.setdefault(name, torch.full(shape, torch.nan))[_slices(place, content)]
+    for name, shape, offset, content in chain(*parts):
+        target = whole.setdefault(name, torch.full(shape, torch.nan))[_slices(offset, content)]
         if not target.isnan().any():
             difference = (content - target).abs().max()
             assert difference <= 1e-5 * target.abs().max() + 1e-8, f"{name}: ranks differ by {difference}"
@@ -112,16 +109,16 @@ def _merge(results: Sequence[dict[str, Any]]) -> Outcome:
         bias={layer: bias for result in results for layer, bias in result["bias"].items()},
         mtp_loss=sum(result["mtp_loss"] for result in results),
         choices={
-            (layer, place * result["dp_size"] + result["dp_rank"]): chosen
+            (layer, index * result["dp_size"] + result["dp_rank"]): experts
             for result in results
             for layer, packs in result["choices"].items()
-            for place, chosen in enumerate(packs)
+            for index, experts in enumerate(packs)
         },
     )
 
 
-def _slices(place: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(place, content.shape, strict=True))
+def _slices(offset: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(offset, content.shape, strict=True))
 
 
 def _run(file: Path) -> None:
@@ -129,20 +126,20 @@ def _run(file: Path) -> None:
     from mindvl_model.megatron.one_step import launched_process, parallel_groups, pieces, step
     from mindvl_model.megatron.stages import build_stages
 
-    # The program's own classes are others than those of the module that wrote the file.
+    # The file was pickled with the classes of the imported module; make pickle find those of __main__.
     sys.modules[__spec__.name] = sys.modules["__main__"]
     results = []
     with launched_process() as rank:
         for job in pickle.loads(file.read_bytes()):
-            with parallel_groups(job.build_config.parallel) as place:
+            with parallel_groups(job.build_config.parallel) as state:
                 models = build_stages(job.config, job.build_config)
                 for name, _, start, content in (piece for model in models for piece in pieces(model)):
                     content.copy_(job.weights[name][_slices(start, content)])
                 for model in models:
                     set_trainable(model, job.trainable)
-                result = step(models, job.packs[place.dp_rank :: place.dp_size])
-                if place.tp_rank:
-                    result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # said by the first of each group
+                result = step(models, job.packs[state.dp_rank :: state.dp_size])
+                if state.tp_rank:
+                    result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # counted on tp rank 0 only
                 results.append(result)
     Path(f"{file}.{rank}").write_bytes(pickle.dumps(results))
 
