@@ -56,7 +56,7 @@ def test_the_tokenizer_gives_ids_and_enlarges_the_vocabulary() -> None:
         "pad": 10,
         "video": None,
     }
-    assert for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=20).language.vocab_size == 64  # padded models keep theirs
+    assert for_tokenizer(SMALLEST, SPECIAL_IDS, vocab_size=20).language.vocab_size == 64  # a larger vocabulary is kept
 
 
 def test_a_tokenizer_without_a_needed_token_is_refused() -> None:

@@ -59,7 +59,7 @@ def exported(
 
 
 @pytest.fixture
-def twin(exported: tuple[MindVLConfig, Any, Path]) -> Any:
+def hf_model(exported: tuple[MindVLConfig, Any, Path]) -> Any:
     return AutoModelForImageTextToText.from_pretrained(exported[2], trust_remote_code=True).eval()
 
 
@@ -79,16 +79,16 @@ def video(frames: int, height: int, width: int, seed: int) -> tuple[Any, VideoMe
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
-PADS = [5, 6]  # a model of random weights might say them, and the next forward would miss their image
+PADS = [5, 6]  # a model with random weights might generate them, and the next forward would lack their image
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The next token of one row, never a placeholder."""
+    """The most likely next token of one sequence, never a placeholder."""
     return logits[0, -1].index_fill(0, torch.tensor(PADS), -torch.inf).argmax()
 
 
 @torch.no_grad()
-def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, Any, Path], twin: Any) -> None:
+def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, Any, Path], hf_model: Any) -> None:
     config, model, _ = exported
     segments = [
         random_segment(config, [(1, 6, 4), (1, 2, 10), (1, 8, 8)], seed=1),
@@ -96,16 +96,16 @@ def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, An
         random_segment(config, [(1, 4, 4)], seed=3, videos=[(3, 4, 6), (1, 2, 8)]),
         random_segment(config, seed=4, videos=[(2, 6, 4)]),
     ]
-    row = pack_segments(segments, padding=4)
-    logits = model.logits(**row)[:-4].split([len(segment.input_ids) for segment in segments])
+    pack = pack_segments(segments, padding=4)
+    logits = model.logits(**pack)[:-4].split([len(segment.input_ids) for segment in segments])
     loss_sum = torch.zeros(())
-    for ours, segment in zip(logits, segments, strict=True):
-        # Theirs shifts labels itself, so ours move back by one; what the last token would learn is not counted.
+    for actual, segment in zip(logits, segments, strict=True):
+        # transformers shifts labels itself, so the labels move back by one; the label of the last token is dropped.
         labels = torch.cat((torch.tensor([-100]), segment.labels[:-1]))
-        theirs = twin(**hf_inputs(segment, config), labels=labels[None])
-        assert (ours - theirs.logits[0]).abs().max() <= 1e-4
+        output = hf_model(**hf_inputs(segment, config), labels=labels[None])
+        assert (actual - output.logits[0]).abs().max() <= 1e-4
         segment.labels[-1] = -100
-        loss_sum = loss_sum + theirs.loss * (segment.labels != -100).sum()
+        loss_sum = loss_sum + output.loss * (segment.labels != -100).sum()
     torch.testing.assert_close(model(**pack_segments(segments)), loss_sum, rtol=1e-5, atol=0)
 
 
@@ -124,13 +124,13 @@ def test_config_and_weights_come_back_exactly(
 
 def test_a_directory_that_transformers_saved_again_is_read_too(
     exported: tuple[MindVLConfig, Any, Path],
-    twin: Any,
+    hf_model: Any,
     make_model: Callable[..., Any],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config, model, _ = exported
-    twin.save_pretrained(tmp_path)
+    hf_model.save_pretrained(tmp_path)
     language = config.language
     if isinstance(language, DeepSeekV3LanguageConfig):  # transformers drops the layers of multi-token prediction
         assert language.num_mtp_layers == 1
@@ -151,20 +151,20 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert torch.equal(tensor, held[name]), name
 
 
-def test_the_processor_puts_in_as_many_placeholders_as_visual_tokens(exported: Any, twin: Any) -> None:
+def test_the_processor_puts_in_as_many_placeholders_as_visual_tokens(exported: Any, hf_model: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     inputs = read_images(processor, [f"one {PLACE} two {PLACE}"], [random_image(56, 84, 0), random_image(30, 60, 1)])
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 6], [1, 2, 4]]
     assert int((inputs["input_ids"] == CONFIG.tokens.image).sum()) == 6 + 2
-    assert twin(**inputs).logits.shape[-1] == CONFIG.language.vocab_size
+    assert hf_model(**inputs).logits.shape[-1] == CONFIG.language.vocab_size
     largest = read_images(processor, [PLACE], [random_image(560, 560, 2)])
     assert int(largest["image_grid_thw"].prod()) <= 20 * 4
     with pytest.raises(ValueError, match="image placeholders for 8 visual tokens"):
-        twin(**(inputs | {"input_ids": inputs["input_ids"][:, :6]}))
+        hf_model(**(inputs | {"input_ids": inputs["input_ids"][:, :6]}))
 
 
 @torch.no_grad()
-def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: Any, twin: Any) -> None:
+def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: Any, hf_model: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     processor.tokenizer.padding_side = "left"
     asked = [(f"a longer question about {PLACE}?", random_image(56, 84, 0)), (f"{PLACE}?", random_image(84, 56, 1))]
@@ -172,20 +172,20 @@ def test_generation_with_cache_and_padding_is_what_full_forwards_give(exported: 
     alone = []
     for text, image in asked:
         inputs = read_images(processor, [text], [image])
-        answer = twin.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
+        answer = hf_model.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
         ids = inputs["input_ids"]
         for token in answer:  # no cache, no generate: one whole forward per token
-            logits = twin(ids, pixel_values=inputs["pixel_values"], image_grid_thw=inputs["image_grid_thw"]).logits
+            logits = hf_model(ids, pixel_values=inputs["pixel_values"], image_grid_thw=inputs["image_grid_thw"]).logits
             assert token == likeliest(logits)
             ids = torch.cat((ids, token.view(1, 1)), dim=1)
         alone.append(answer)
     both = read_images(processor, [text for text, _ in asked], [image for _, image in asked])
-    answers = twin.generate(**both, **greedy)[:, both["input_ids"].shape[1] :]
+    answers = hf_model.generate(**both, **greedy)[:, both["input_ids"].shape[1] :]
     assert answers.tolist() == [answer.tolist() for answer in alone]
 
 
 @torch.no_grad()
-def test_videos_and_images_together_generate_what_full_forwards_give(exported: Any, twin: Any) -> None:
+def test_videos_and_images_together_generate_what_full_forwards_give(exported: Any, hf_model: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     processor.tokenizer.padding_side = "left"
     asked = [
@@ -212,31 +212,31 @@ def test_videos_and_images_together_generate_what_full_forwards_give(exported: A
     for item in asked:
         inputs = read([item])
         media = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
-        answer = twin.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
+        answer = hf_model.generate(**inputs, **greedy)[0, inputs["input_ids"].shape[1] :]
         ids = inputs["input_ids"]
         for token in answer:
-            assert token == likeliest(twin(ids, **media).logits)
+            assert token == likeliest(hf_model(ids, **media).logits)
             ids = torch.cat((ids, token.view(1, 1)), dim=1)
         alone.append(answer.tolist())
     together = read(asked)
     # frames: 6 as they are; 4; 5 made 4. Patches: a pair of frames each, 56 x 56 pixels are 4 x 4.
     assert together["video_grid_thw"].tolist() == [[3, 4, 4], [2, 4, 6], [2, 2, 4]]
-    answers = twin.generate(**together, **greedy)[:, together["input_ids"].shape[1] :]
+    answers = hf_model.generate(**together, **greedy)[:, together["input_ids"].shape[1] :]
     assert answers.tolist() == alone
-    thrice = twin.generate(**together, **greedy | {"do_sample": True, "top_k": 1, "num_return_sequences": 3})
+    thrice = hf_model.generate(**together, **greedy | {"do_sample": True, "top_k": 1, "num_return_sequences": 3})
     assert thrice[:, together["input_ids"].shape[1] :].tolist() == [answer for answer in alone for _ in range(3)]
 
 
 @torch.no_grad()
-def test_several_answers_to_one_question_see_its_images_whole(exported: Any, twin: Any) -> None:
+def test_several_answers_to_one_question_see_its_images_whole(exported: Any, hf_model: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     inputs = read_images(processor, [f"{PLACE} and {PLACE}?"], [random_image(56, 84, 0), random_image(84, 56, 1)])
     common = {"max_new_tokens": 4, "eos_token_id": None, "suppress_tokens": PADS}
-    one = twin.generate(**inputs, **common, do_sample=False)
-    three = twin.generate(**inputs, **common, do_sample=True, top_k=1, num_return_sequences=3)
+    one = hf_model.generate(**inputs, **common, do_sample=False)
+    three = hf_model.generate(**inputs, **common, do_sample=True, top_k=1, num_return_sequences=3)
     assert three.tolist() == one.tolist() * 3
     text = processor(text=["no image"], return_tensors="pt")
-    assert twin.generate(**text, **common, do_sample=False).shape[1] == text["input_ids"].shape[1] + 4
+    assert hf_model.generate(**text, **common, do_sample=False).shape[1] == text["input_ids"].shape[1] + 4
 
 
 CLEAN = """
@@ -271,7 +271,7 @@ CLEAN = """
 def test_the_directory_works_where_mindvl_is_not_installed(
     exported: tuple[MindVLConfig, Any, Path], tmp_path: Path, hidden: str
 ) -> None:
-    """An interpreter without site-packages gets a directory of links to them, all but ours (and but torchvision)."""
+    """An interpreter without site-packages gets a directory of links to them, except mindvl and `hidden`."""
     config, model, directory = exported
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -295,8 +295,8 @@ def test_the_directory_works_where_mindvl_is_not_installed(
     command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    theirs = torch.load(tmp_path / "logits.pt")[0]
-    assert (model.logits(**pack_segments([segment])) - theirs).abs().max() <= 1e-4
+    hf_logits = torch.load(tmp_path / "logits.pt")[0]
+    assert (model.logits(**pack_segments([segment])) - hf_logits).abs().max() <= 1e-4
 
 
 def test_weights_are_written_in_the_type_that_is_asked_for_but_routing_biases(
@@ -324,8 +324,8 @@ def test_layers_of_multi_token_prediction_stay_in_the_directory_and_are_no_news_
     stored = load_file(directory / "model.safetensors")
     for layer, depth in ((3, 0), (4, 1)):
         prefix = f"model.language_model.layers.{layer}."
-        ours = model.language.mtp.layers[depth]
-        assert torch.equal(stored[prefix + "eh_proj.weight"], ours.eh_proj.weight)
+        mtp_layer = model.language.mtp.layers[depth]
+        assert torch.equal(stored[prefix + "eh_proj.weight"], mtp_layer.eh_proj.weight)
         assert torch.equal(stored[prefix + "embed_tokens.weight"], model.language.embedding.word_embeddings.weight)
         assert torch.equal(stored[prefix + "shared_head.head.weight"], model.language.output_layer.weight)
     load: Any = AutoModelForImageTextToText.from_pretrained

@@ -33,24 +33,24 @@ def published_model(config: MindVLConfig) -> Qwen3ForCausalLM:
 
 
 def copy_weights(language: Any, published: Qwen3ForCausalLM) -> None:
-    """Ours into theirs, written out by hand for 4 heads in 2 groups of size 8."""
+    """Copy weights to the transformers model, written by hand for 4 heads in 2 groups of size 8."""
     with torch.no_grad():
         published.model.embed_tokens.weight.copy_(language.embedding.word_embeddings.weight)
-        for ours, theirs in zip(language.decoder.layers, published.model.layers, strict=True):
-            attention = ours.self_attention
-            theirs.input_layernorm.weight.copy_(ours.input_layernorm.weight)
-            theirs.post_attention_layernorm.weight.copy_(ours.pre_mlp_layernorm.weight)
-            theirs.self_attn.q_norm.weight.copy_(attention.q_layernorm.weight)
-            theirs.self_attn.k_norm.weight.copy_(attention.k_layernorm.weight)
+        for own_layer, hf_layer in zip(language.decoder.layers, published.model.layers, strict=True):
+            attention = own_layer.self_attention
+            hf_layer.input_layernorm.weight.copy_(own_layer.input_layernorm.weight)
+            hf_layer.post_attention_layernorm.weight.copy_(own_layer.pre_mlp_layernorm.weight)
+            hf_layer.self_attn.q_norm.weight.copy_(attention.q_layernorm.weight)
+            hf_layer.self_attn.k_norm.weight.copy_(attention.k_layernorm.weight)
             q0, q1, k0, v0, q2, q3, k1, v1 = attention.linear_qkv.weight.split(8)
-            theirs.self_attn.q_proj.weight.copy_(torch.cat((q0, q1, q2, q3)))
-            theirs.self_attn.k_proj.weight.copy_(torch.cat((k0, k1)))
-            theirs.self_attn.v_proj.weight.copy_(torch.cat((v0, v1)))
-            theirs.self_attn.o_proj.weight.copy_(attention.linear_proj.weight)
-            gate, up = ours.mlp.linear_fc1.weight.split(40)
-            theirs.mlp.gate_proj.weight.copy_(gate)
-            theirs.mlp.up_proj.weight.copy_(up)
-            theirs.mlp.down_proj.weight.copy_(ours.mlp.linear_fc2.weight)
+            hf_layer.self_attn.q_proj.weight.copy_(torch.cat((q0, q1, q2, q3)))
+            hf_layer.self_attn.k_proj.weight.copy_(torch.cat((k0, k1)))
+            hf_layer.self_attn.v_proj.weight.copy_(torch.cat((v0, v1)))
+            hf_layer.self_attn.o_proj.weight.copy_(attention.linear_proj.weight)
+            gate, up = own_layer.mlp.linear_fc1.weight.split(40)
+            hf_layer.mlp.gate_proj.weight.copy_(gate)
+            hf_layer.mlp.up_proj.weight.copy_(up)
+            hf_layer.mlp.down_proj.weight.copy_(own_layer.mlp.linear_fc2.weight)
         published.model.norm.weight.copy_(language.decoder.final_layernorm.weight)
         if not published.config.tie_word_embeddings:
             published.lm_head.weight.copy_(language.output_layer.weight)
@@ -76,13 +76,15 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
         for one, segment in zip(expected, segments, strict=True)
     ]
     torch.stack(losses).sum().backward()
-    gradients, theirs = make_model(config).language, published_model(config)
+    gradients, hf_gradients = make_model(config).language, published_model(config)
     with torch.no_grad():  # gradients as weights, so that the same hand-written copy pairs them
         for name, parameter in gradients.named_parameters():
             parameter.copy_(model.language.get_parameter(name).grad)
-    copy_weights(gradients, theirs)
+    copy_weights(gradients, hf_gradients)
     for name, parameter in published.named_parameters():
-        assert (theirs.get_parameter(name) - parameter.grad).abs().max() <= 1e-4 * parameter.grad.abs().max(), name
+        assert (hf_gradients.get_parameter(name) - parameter.grad).abs().max() <= 1e-4 * parameter.grad.abs().max(), (
+            name
+        )
 
 
 def test_rotary_angles_count_the_first_axis_only() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole model: packing changes nothing, neighbours stay strangers, every parameter always has a gradient."""
+"""The whole model: packing does not change results, segments are independent, every parameter has a gradient."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ def three_segments() -> list[Any]:
     ]
 
 
-def test_a_packed_pack_gives_the_loss_and_gradients_of_its_segments_alone(make_model: Callable[..., Any]) -> None:
+def test_a_pack_gives_the_loss_and_gradients_of_its_segments_run_alone(make_model: Callable[..., Any]) -> None:
     model, segments = make_model(CONFIG), three_segments()
     packed = model(**pack_segments(segments, padding=5))
     packed.backward()
@@ -51,24 +51,24 @@ def test_each_segment_of_a_pack_has_a_loss_of_its_own_until_it_is_taken(make_mod
         model(**pack)
     first, second = model.take_segment_losses()
     assert model.take_segment_losses() == []
-    learned = [int((segment.labels != -100).sum()) for segment in segments]
-    assert first[1].tolist() == [*learned, 0]
-    assert second[1].tolist() == learned[1:]
+    num_loss_tokens = [int((segment.labels != -100).sum()) for segment in segments]
+    assert first[1].tolist() == [*num_loss_tokens, 0]
+    assert second[1].tolist() == num_loss_tokens[1:]
     torch.testing.assert_close(first[0], torch.stack([*alone, torch.zeros(())]), rtol=1e-5, atol=0)
     torch.testing.assert_close(second[0], torch.stack(alone[1:]), rtol=1e-5, atol=0)
 
 
-def test_the_loss_counts_learned_tokens_only(make_model: Callable[..., Any]) -> None:
+def test_the_loss_is_summed_over_loss_tokens_only(make_model: Callable[..., Any]) -> None:
     model, pack = make_model(CONFIG), pack_segments(three_segments(), padding=4)
     logits = model.logits(**pack).double()
-    learned = pack["labels"] != -100
-    chosen = logits[learned].gather(1, pack["labels"][learned, None]).squeeze(1)
-    by_hand = (logits[learned].exp().sum(1).log() - chosen).sum()
+    has_label = pack["labels"] != -100
+    chosen = logits[has_label].gather(1, pack["labels"][has_label, None]).squeeze(1)
+    by_hand = (logits[has_label].exp().sum(1).log() - chosen).sum()
     torch.testing.assert_close(model(**pack).double(), by_hand, rtol=1e-6, atol=0)
 
 
 @torch.no_grad()
-def test_a_poisoned_neighbour_changes_nothing(make_model: Callable[..., Any]) -> None:
+def test_a_changed_segment_does_not_affect_other_segments(make_model: Callable[..., Any]) -> None:
     model, (before, text, after) = make_model(CONFIG), three_segments()
     start = len(before.input_ids)
     text.input_ids[:] = 63  # a token that no other segment holds
@@ -83,7 +83,7 @@ def test_a_poisoned_neighbour_changes_nothing(make_model: Callable[..., Any]) ->
 
 
 @torch.no_grad()
-def test_another_image_beside_it_changes_nothing(make_model: Callable[..., Any]) -> None:
+def test_an_image_does_not_affect_other_segments(make_model: Callable[..., Any]) -> None:
     model, (first, _, last) = make_model(CONFIG), three_segments()
     before = model.logits(**pack_segments([first, last]))
     last.pixel_values.copy_(255 - last.pixel_values)
@@ -101,7 +101,7 @@ def test_a_text_only_pack_gives_every_vision_parameter_a_zero_gradient(make_mode
         assert bool(parameter.grad.any()) == name.startswith("language"), name
 
 
-def test_a_pack_without_learned_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
+def test_a_pack_without_loss_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
     model, pack = make_model(CONFIG), pack_segments(three_segments())
     pack["labels"][:] = -100
     loss = model(**pack)
@@ -162,7 +162,7 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
         for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
             assert (parameter.grad - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
-    assert syncs[0] == syncs[1]  # grids, bounds and places of visual tokens, once per pack
+    assert syncs[0] == syncs[1]  # grids, segment bounds and positions of visual tokens, once per pack
     assert syncs[0].count("tolist") == 4  # bounds twice, for attention and for losses by segment
 
 
@@ -177,8 +177,8 @@ def test_losses_by_segment_of_slices_add_up_to_those_of_the_pack() -> None:
     assert torch.stack(slices).sum(dim=0).tolist() == [[1, 14, 0, 112], [1, 2, 0, 2]]
 
 
-def test_what_is_computed_again_is_not_kept() -> None:
-    """Bytes that autograd keeps of one forward; less with every layer that is computed again."""
+def test_recomputed_activations_are_not_stored() -> None:
+    """Bytes that autograd stores for one forward pass, which decrease with every recomputed layer."""
     from mindvl_model.model import MindVLModel
     from mindvl_model.parallel_config import BuildConfig, RecomputeConfig
     from mindvl_model.testing.tiny import randomize

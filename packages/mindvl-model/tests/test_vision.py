@@ -44,24 +44,24 @@ def published_config(config: VisionConfig, output_size: int) -> Qwen2_5_VLVision
 
 
 def copy_weights(config: VisionConfig, vision_encoder: Any, published: Any) -> None:
-    """Ours into theirs, written out by hand: the conversion under test elsewhere is not used here."""
+    """Copy weights to the transformers model by hand, without the conversion that other tests check."""
     heads, size = config.num_heads, config.head_dim
     kernel = (config.hidden_size, 3, 2, config.patch_size, config.patch_size)
     with torch.no_grad():
         published.patch_embed.proj.weight.copy_(vision_encoder.patch_embed.weight.reshape(kernel))
-        for ours, theirs in zip(vision_encoder.blocks.layers, published.blocks, strict=True):
-            theirs.norm1.weight.copy_(ours.input_layernorm.weight)
-            theirs.norm2.weight.copy_(ours.pre_mlp_layernorm.weight)
+        for own_layer, hf_layer in zip(vision_encoder.blocks.layers, published.blocks, strict=True):
+            hf_layer.norm1.weight.copy_(own_layer.input_layernorm.weight)
+            hf_layer.norm2.weight.copy_(own_layer.pre_mlp_layernorm.weight)
             for kind in ("weight", "bias"):
-                mixed = getattr(ours.self_attention.linear_qkv, kind)
-                for part, head in itertools.product(range(3), range(heads)):  # ours: head by head q, k, v
+                mixed = getattr(own_layer.self_attention.linear_qkv, kind)
+                for part, head in itertools.product(range(3), range(heads)):  # q, k, v of each head together
                     source = mixed[(3 * head + part) * size :][:size]
-                    getattr(theirs.attn.qkv, kind)[(part * heads + head) * size :][:size] = source
-                getattr(theirs.attn.proj, kind).copy_(getattr(ours.self_attention.linear_proj, kind))
-                gate_and_up = getattr(ours.mlp.linear_fc1, kind)
-                getattr(theirs.mlp.gate_proj, kind).copy_(gate_and_up[: config.ffn_hidden_size])
-                getattr(theirs.mlp.up_proj, kind).copy_(gate_and_up[config.ffn_hidden_size :])
-                getattr(theirs.mlp.down_proj, kind).copy_(getattr(ours.mlp.linear_fc2, kind))
+                    getattr(hf_layer.attn.qkv, kind)[(part * heads + head) * size :][:size] = source
+                getattr(hf_layer.attn.proj, kind).copy_(getattr(own_layer.self_attention.linear_proj, kind))
+                gate_and_up = getattr(own_layer.mlp.linear_fc1, kind)
+                getattr(hf_layer.mlp.gate_proj, kind).copy_(gate_and_up[: config.ffn_hidden_size])
+                getattr(hf_layer.mlp.up_proj, kind).copy_(gate_and_up[config.ffn_hidden_size :])
+                getattr(hf_layer.mlp.down_proj, kind).copy_(getattr(own_layer.mlp.linear_fc2, kind))
 
 
 def build_pair(config: VisionConfig) -> tuple[Any, Any]:

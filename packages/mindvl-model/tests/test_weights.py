@@ -109,7 +109,7 @@ def test_the_vision_encoder_comes_from_a_qwen2_5_vl_directory(
     assert all(name.startswith("vision.") for name in report.loaded)
     state, layer = published.model.visual.state_dict(), model.vision.blocks.layers[1]
     assert torch.equal(model.vision.patch_embed.weight, state["patch_embed.proj.weight"].flatten(1))
-    # Two heads of size 8: the second head's key is rows 24:32 of theirs, the fifth block of ours.
+    # Two heads of size 8: the second head's key is rows 24:32 in the directory and the fifth block of the parameter.
     assert torch.equal(layer.self_attention.linear_qkv.weight[32:40], state["blocks.1.attn.qkv.weight"][24:32])
     assert torch.equal(layer.mlp.linear_fc1.bias[24:], state["blocks.1.mlp.up_proj.bias"])
 

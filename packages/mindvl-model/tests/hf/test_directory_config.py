@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of other directories become ours; keys and values that we do not know are refused by name."""
+"""Configurations of transformers directories are read; errors name unknown keys and unsupported values."""
 
 import json
 from collections.abc import Callable

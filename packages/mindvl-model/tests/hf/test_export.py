@@ -38,15 +38,15 @@ def both(
 ) -> tuple[Path, Path]:
     """A directory that transformers saved, and what we wrote after reading it."""
     tied, dtype = request.param
-    published, ours = tmp_path / "published", tmp_path / "ours"
+    published, exported = tmp_path / "published", tmp_path / "exported"
     save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=270, tie_embeddings=tied), published, dtype=dtype)
     config = config_from_directory(published)
     model = make_model(config, seed=5, dtype=dtype)
     report = load_hf_directory(model, config, published)
     assert report.converted == {}
     assert report.skipped == report.redundant == ()
-    export_hf_directory(model, config, ours, tokenizer=tokenizer_directory, processor=SETTINGS)
-    return published, ours
+    export_hf_directory(model, config, exported, tokenizer=tokenizer_directory, processor=SETTINGS)
+    return published, exported
 
 
 def test_weights_come_back_bit_by_bit_under_their_names(both: tuple[Path, Path]) -> None:
@@ -60,10 +60,10 @@ def test_weights_come_back_bit_by_bit_under_their_names(both: tuple[Path, Path])
 def test_transformers_reads_the_same_configuration(both: tuple[Path, Path]) -> None:
     before, after = (AutoConfig.from_pretrained(directory) for directory in both)
     for part in ("text_config", "vision_config"):
-        theirs, ours = (getattr(config, part).to_dict() for config in (before, after))
-        for name in ("max_window_layers", "dtype"):  # of no effect, and said beside the section
-            theirs.pop(name, None), ours.pop(name, None)
-        assert {name: ours[name] for name in theirs} == theirs
+        expected, actual = (getattr(config, part).to_dict() for config in (before, after))
+        for name in ("max_window_layers", "dtype"):  # without effect, and present outside the section
+            expected.pop(name, None), actual.pop(name, None)
+        assert {name: actual[name] for name in expected} == expected
     assert after.dtype == before.dtype
     assert after.tie_word_embeddings == before.tie_word_embeddings
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that a model directory carries runs only where that is allowed; other failures end in one error of ours."""
+"""Remote code of a model directory runs only if allowed; any other failure raises a ModelError."""
 
 import json
 from pathlib import Path

@@ -77,17 +77,17 @@ def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
 
 @pytest.fixture
 def publish(tmp_path: Path) -> Callable[..., Any]:
-    """transformers' model with the language weights of ours, written and read as a directory."""
+    """The transformers model with the language weights of a MindVLModel, written and read as a directory."""
 
     def make(model: Any, dtype: torch.dtype = torch.float32) -> Any:
         directory = tmp_path / "published"
         directory.mkdir()
-        ours = named_tensors(model)
+        parameters = named_tensors(model)
         rules = LANGUAGE_RULES[model.mindvl.language.kind](model.mindvl.language)
         tensors = [
             (name.replace("model.language_model.", "model."), piece)
             for rule in rules
-            for name, piece in zip(rule.hf_names, rule.split(ours[rule.param_name].detach()), strict=True)
+            for name, piece in zip(rule.hf_names, rule.split(parameters[rule.param_name].detach()), strict=True)
         ]
         write_weights(directory, tensors)
         config = published_config(model.mindvl)
@@ -129,20 +129,22 @@ def published_gradients(tmp_path: Path) -> Callable[[Any, MindVLConfig], dict[st
 
 
 def assert_near_in_bf16(model: Any, published: Any, segment: RandomSegment) -> None:
-    """Logits differ by 0.005 of their scale in the mean, and all but a few tokens go to the same experts.
+    """Check that logits differ by 0.005 of their scale in the mean, and that most tokens have the same experts.
 
-    A token whose router scores nearly tie may go elsewhere in 16 bit, in their model as in ours: such are left out.
+    Rounding to 16 bits can change the experts of a token with nearly equal scores, so logits of such tokens are ignored.
     """
     from mindvl_model.megatron.router import record_routing
 
-    theirs: list[Tensor] = []
+    hf_experts: list[Tensor] = []
     for name, module in published.named_modules():
         if name.endswith("mlp.gate"):
-            module.register_forward_hook(lambda _, __, output: theirs.append(output[2]))
+            module.register_forward_hook(lambda _, __, output: hf_experts.append(output[2]))
     expected = published(segment.input_ids[None]).logits[0].float()
-    with record_routing(model) as ours:
+    with record_routing(model) as recorded:
         logits = model.logits(**pack_segments([segment])).float()
-    choices = [torch.cat([one.sort(dim=1).values for one in lists], dim=1) for lists in (chain(*ours.values()), theirs)]
+    choices = [
+        torch.cat([one.sort(dim=1).values for one in lists], dim=1) for lists in (chain(*recorded.values()), hf_experts)
+    ]
     agree = (choices[0] == choices[1]).all(dim=1)
     assert agree.float().mean() >= 0.9
     assert (logits - expected)[agree].abs().mean() <= 0.005 * expected.abs().max()

@@ -38,9 +38,9 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
 
     model(**pack).backward()
     losses(expected, [segment.labels for segment in segments]).backward()
-    theirs = published_gradients(published, config)
+    hf_gradients = published_gradients(published, config)
     for name, parameter in model.language.named_parameters(prefix="language"):
-        assert (theirs[name] - parameter.grad).abs().max() <= 1e-4 * theirs[name].abs().max(), name
+        assert (hf_gradients[name] - parameter.grad).abs().max() <= 1e-4 * hf_gradients[name].abs().max(), name
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -55,7 +55,7 @@ def test_bf16_logits_stay_within_the_bound_of_the_paper(
 def multi_token_model(model: Any, published: Any, take: Callable[[Tensor], Tensor]) -> tuple[Any, dict[str, Tensor]]:
     """transformers' layers of multi-token prediction, and what `take` made of our parameters under its names."""
     depths = model.mindvl.language.num_mtp_layers
-    theirs = MtpModel(published, depths).train()
+    hf_model = MtpModel(published, depths).train()
     parts: dict[str, Tensor] = {}
     for depth, layer in enumerate(model.language.mtp.layers):
         block, prefix = layer.transformer_layer, f"layers.{depth}."
@@ -83,7 +83,7 @@ def multi_token_model(model: Any, published: Any, take: Callable[[Tensor], Tenso
         parts |= {f"{prefix}{name}.weight": tensor for name, tensor in names.items()}
         parts[f"{prefix}mtp_block.mlp.experts.gate_up_proj"] = take(experts.linear_fc1.weight).transpose(1, 2)
         parts[f"{prefix}mtp_block.mlp.experts.down_proj"] = take(experts.linear_fc2.weight).transpose(1, 2)
-    return theirs, parts
+    return hf_model, parts
 
 
 @pytest.mark.parametrize("num_mtp_layers", [1, 2])
@@ -93,12 +93,12 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
     config = smallest_deepseek_v3(num_mtp_layers=num_mtp_layers)
     model = make_model(config)
     published = publish(model)
-    theirs, weights = multi_token_model(model, published, lambda parameter: parameter.detach())
+    hf_model, weights = multi_token_model(model, published, lambda parameter: parameter.detach())
     biases = {
         f"layers.{depth}.mtp_block.mlp.gate.e_score_correction_bias": layer.transformer_layer.mlp.router.expert_bias
         for depth, layer in enumerate(model.language.mtp.layers)
     }
-    missing, unexpected = theirs.load_state_dict(weights | biases, strict=False)
+    missing, unexpected = hf_model.load_state_dict(weights | biases, strict=False)
     assert not unexpected
     assert {name.split(".")[0] for name in missing} <= {"embed_tokens", "shared_head"}
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
@@ -112,7 +112,7 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
         total = total + losses([published.lm_head(hidden)[0]], [segment.labels])
         for depth in range(min(num_mtp_layers, len(segment.input_ids) - 1)):
             steps = depth + 1
-            hidden = theirs.forward_layer(
+            hidden = hf_model.forward_layer(
                 depth,
                 hidden[:, : len(segment.input_ids) - steps],
                 torch.arange(len(segment.input_ids) - steps)[None],
@@ -126,9 +126,9 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
     tally = model.take_mtp_loss()
     torch.testing.assert_close(tally[:, 0], deeper, rtol=1e-5, atol=0)
 
-    _, ours = multi_token_model(model, published, lambda parameter: parameter.grad)
-    for name, gradient in ours.items():
-        expected = theirs.get_parameter(name).grad
+    _, gradients = multi_token_model(model, published, lambda parameter: parameter.grad)
+    for name, gradient in gradients.items():
+        expected = hf_model.get_parameter(name).grad
         assert (gradient - expected).abs().max() <= 1e-4 * expected.abs().max(), name
     without = replace(config, language=replace(config.language, num_mtp_layers=0))
     for name, expected in published_gradients(published, without).items():

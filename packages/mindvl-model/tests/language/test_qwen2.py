@@ -80,9 +80,9 @@ def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], k
     loss.backward()
     expected_loss.backward()
     actual = gradients_under_published_names(model, config)
-    theirs = own_names(published)
-    assert actual.keys() == theirs.keys()
-    for name, parameter in theirs.items():
+    hf_parameters = own_names(published)
+    assert actual.keys() == hf_parameters.keys()
+    for name, parameter in hf_parameters.items():
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert (actual[name] - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
 

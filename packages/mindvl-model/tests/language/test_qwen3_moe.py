@@ -31,16 +31,16 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
 
     model(**pack).backward()
     losses(expected, [segment.labels for segment in segments]).backward()
-    theirs = published_gradients(published, config)
+    hf_gradients = published_gradients(published, config)
     for name, parameter in model.language.named_parameters(prefix="language"):
-        assert (theirs[name] - parameter.grad).abs().max() <= 1e-4 * theirs[name].abs().max(), name
-    assert set(theirs) == {name for name, _ in model.language.named_parameters(prefix="language")}
+        assert (hf_gradients[name] - parameter.grad).abs().max() <= 1e-4 * hf_gradients[name].abs().max(), name
+    assert set(hf_gradients) == {name for name, _ in model.language.named_parameters(prefix="language")}
 
 
 def test_the_gradient_of_the_balancing_loss_is_that_of_transformers(
     make_model: Make, publish: Make, published_gradients: Make, losses: Make
 ) -> None:
-    """One layer, because transformers mixes all layers into one loss; ours is their mean."""
+    """One layer, because transformers mixes all layers into one loss, mindvl uses the mean over layers."""
     config = smallest_qwen3_moe(num_layers=1, aux_loss_weight=0.5)
     model = make_model(config)
     published = publish(model)
@@ -50,11 +50,11 @@ def test_the_gradient_of_the_balancing_loss_is_that_of_transformers(
     model(**pack).backward()
     output = published(segment.input_ids[None], output_router_logits=True)
     balance = load_balancing_loss_func(output.router_logits, num_experts=8, top_k=2)
-    learned = (segment.labels != -100).sum()
-    (losses([output.logits[0]], [segment.labels]) + 0.5 * balance * learned).backward()
-    theirs = published_gradients(published, config)
+    num_loss_tokens = (segment.labels != -100).sum()
+    (losses([output.logits[0]], [segment.labels]) + 0.5 * balance * num_loss_tokens).backward()
+    hf_gradients = published_gradients(published, config)
     for name, parameter in model.language.named_parameters(prefix="language"):
-        assert (theirs[name] - parameter.grad).abs().max() <= 1e-4 * theirs[name].abs().max(), name
+        assert (hf_gradients[name] - parameter.grad).abs().max() <= 1e-4 * hf_gradients[name].abs().max(), name
     model.finish_router_step()
     (statistics,) = model.router_statistics()
     torch.testing.assert_close(statistics.aux_loss, balance.detach())

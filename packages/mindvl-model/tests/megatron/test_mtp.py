@@ -32,8 +32,8 @@ def test_packed_segments_have_the_loss_of_separate_packs(make_model: Callable[..
         model(**pack)
     apart = model.take_mtp_loss()
     torch.testing.assert_close(together, apart, rtol=1e-6, atol=0)
-    learned = sum(int((segment.labels[1:] != -100).sum()) for segment in segments)
-    assert together[0, 1] == learned
+    num_labels = sum(int((segment.labels[1:] != -100).sum()) for segment in segments)
+    assert together[0, 1] == num_labels
     assert model.take_mtp_loss() is None
 
 

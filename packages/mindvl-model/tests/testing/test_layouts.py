@@ -140,9 +140,9 @@ def assert_equal(found: Outcome, expected: Outcome) -> None:
     assert found.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         assert (found.gradients[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
-    for mine, other in ((found.load, expected.load), (found.bias, expected.bias), (found.choices, expected.choices)):
-        assert mine.keys() == other.keys()
-        assert all(torch.equal(mine[place], other[place]) for place in other)
+    for actual, other in ((found.load, expected.load), (found.bias, expected.bias), (found.choices, expected.choices)):
+        assert actual.keys() == other.keys()
+        assert all(torch.equal(actual[key], other[key]) for key in other)
 
 
 @pytest.mark.multi

@@ -33,8 +33,8 @@ def by_element(values: Tensor, scales: Tensor) -> Tensor:
 
 def write(directory: Path, values: Tensor, scales: Tensor, block: list[int] | None = None) -> WeightDirectory:
     write_weights(directory, [("w.weight", values), ("w.weight_scale_inv", scales), ("norm.weight", torch.ones(4))])
-    told = {} if block is None else {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
-    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"} | told))
+    settings = {} if block is None else {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
+    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"} | settings))
     return WeightDirectory(directory)
 
 
