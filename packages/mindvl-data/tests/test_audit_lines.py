@@ -44,13 +44,27 @@ def test_a_step_that_no_loader_wrote_is_named(tmp_path: Path, changed: dict[str,
 @pytest.mark.parametrize(
     "text",
     [
-        '{"step":1,"packs":' + "[" * 100_000, '{"step":1,"change":{}}', '{"step":1,"branch":0,"plan":[],"sources":[]}',
-        '{"step":1,"part":1,"plan":{"buffer":"AAAA"},"sources":["a"],"when":""}', '{"step":1,"packs":1,"step":2}',
+        '{"step":1,"packs":' + "[" * 100_000, '{"step":1,"change":{}}', '{"step":1,"branch":0,"order":[],"sources":[]}',
+        '{"step":1,"part":1,"order":{"buffer":"AAAA"},"sources":["a"],"when":""}', '{"step":1,"packs":1,"step":2}',
         '{"step":' + "9" * 5000 + ',"packs":[]}', "[]", "", '{"step":1,"packs":[],"tokens":{},"when":"' + chr(0xD800),
     ],
 )  # fmt: skip
 def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     log = tmp_path / "audit.jsonl"
     log.write_bytes(json.dumps(STEP, separators=(",", ":")).encode() + b"\n" + text.encode(errors="replace") + b"\n")
-    with pytest.raises(DataError, match=r"audit\.jsonl:2: line "):
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: (the )?line "):
+        list(read_log(log))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step":1,"rows":[[["a",0,"s",3]]],"tokens":{"a":5},"when":"2026-01-01T00:00:00Z"}',
+        '{"step":1,"branch":0,"plan":{},"sources":[],"when":"2026-01-01T00:00:00Z"}',
+    ],
+)
+def test_a_log_of_an_earlier_version_is_refused_with_advice(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "audit.jsonl"
+    log.write_text(text + "\n")
+    with pytest.raises(DataError, match=r"audit\.jsonl:1: .* earlier mindvl-data .*version 2 or older.* that version"):
         list(read_log(log))

@@ -10,7 +10,7 @@ import pytest
 
 from mindvl_data import DataConfig, DataError, Loader
 from mindvl_data.audit_lines import count_lines, read_log
-from mindvl_data.tracker import saved_plan
+from mindvl_data.tracker import saved_order
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -92,7 +92,7 @@ def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config:
             start_anew(make_config(audit_log=log, seed=99))
     assert log.read_text() == logged
     first, rest = logged.split("\n", 1)
-    older = json.dumps({key: value for key, value in json.loads(first).items() if key != "plan_id"})
+    older = json.dumps({key: value for key, value in json.loads(first).items() if key != "order_id"})
     log.write_text(older.replace(" ", "") + "\n" + rest)  # nothing says which plan it was
     with pytest.raises(DataError, match="would not log again"):
         start_anew(make_config(audit_log=log))
@@ -104,7 +104,7 @@ def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config:
 def test_a_log_with_marks_is_not_erased_even_by_its_own_plan(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     state_after(make_config(audit_log=log), packs=2)
-    mark = {"step": 1, "change": {"who": "me@here"}, "plan": {}, "sources": [], "when": "2026-01-01T00:00:00Z"}
+    mark = {"step": 1, "change": {"who": "me@here"}, "order": {}, "sources": [], "when": "2026-01-01T00:00:00Z"}
     with open(log, "a") as file:
         file.write(json.dumps(mark, separators=(",", ":")) + "\n")
     with pytest.raises(DataError, match="would not log again"):
@@ -145,7 +145,7 @@ def test_only_the_first_data_parallel_rank_logs(make_config: MakeConfig, tmp_pat
 def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "notes.txt"
     log.write_text("mine")
-    with pytest.raises(DataError, match=r"notes\.txt:1: line is no step of an audit log"):
+    with pytest.raises(DataError, match=r"notes\.txt:1: the line is not part of an audit log"):
         state_after(make_config(audit_log=log))
     assert log.read_text() == "mine"
 
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
             next(loader), next(loader)
         lines = list(read_log(log))
         assert [(line.step, line.kind) for line in lines] == [(3, "branch"), (4, "packs")]
-        assert lines[0].plan == saved_plan(state)
+        assert lines[0].order == saved_order(state)
         assert count_lines(log) == (1, 1)
 
 
@@ -190,7 +190,7 @@ def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: Mak
         assert [next(loader).samples for _ in range(3)] == expected[2:5]
         with open(log, "a") as file:
             file.write("mine\n")
-        with pytest.raises(DataError, match=r"audit\.jsonl:3: line is no step of an audit log"):
+        with pytest.raises(DataError, match=r"audit\.jsonl:3: the line is not part of an audit log"):
             loader.load_state_dict(state)
         assert loader._state["step"] == 2
         assert [next(loader).samples for _ in range(2)] == expected[5:]

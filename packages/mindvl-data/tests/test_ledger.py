@@ -255,7 +255,7 @@ def test_a_branched_run_is_held_against_the_plan_through_the_log_of_its_parent(
     assert report["verified"]["problems"] == []
     assert report["verified"]["steps"] == report["steps"] == 120
     assert report["first_step"] == 1
-    assert report["verified"]["planned"] == report["samples"] == state["plan"]["totals"]["samples"]
+    assert report["verified"]["samples"] == report["samples"] == state["order"]["totals"]["samples"]
     assert report["verified"]["notes"] == ["steps 1 to 20 were read from the log of the parent of this run"]
     assert report["verified"]["finished_epochs"]["images"] > 2
     shutil.move(tmp_path, tmp_path.with_name("moved"))  # both together
@@ -275,7 +275,7 @@ def forge_parent(mark: dict[str, Any]) -> None:
 
 
 def forge_plan(mark: dict[str, Any]) -> None:
-    mark["plan"]["drawn_at"][0] = [0, 3]
+    mark["order"]["drawn_at"][0] = [0, 3]
 
 
 def forge_own_log(mark: dict[str, Any]) -> None:
@@ -356,7 +356,7 @@ def test_changed_data_go_on_once_accepted_and_the_log_says_who_and_what(changing
     begun = max(use[1] for line in read_log(log) if line.step <= 10 for pack in line.packs for use in pack)
     assert min(use[1] for use in after if use[0] == "images") == begun + 1
     assert not [use for use in after if use[:1] + use[2:3] == ["images", "shard-000001.tar"]]
-    assert changed["plan"]["dropped"]["images: data changed"] > 0
+    assert changed["order"]["dropped"]["images: data changed"] > 0
 
     report = verify(config, log, global_batch_size=2, state=changed)
     assert report["verified"]["problems"] == []

@@ -301,7 +301,7 @@ def test_without_threads_there_is_none(make_config: MakeConfig) -> None:
     with Loader(make_config(num_threads=2), global_batch_size=2, position_kind="rope") as loader:
         take(loader, 3)
         new = sorted(thread.name for thread in threading.enumerate() if thread not in before)
-        assert new == ["mindvl-data-0", "mindvl-data-1", "mindvl-plan-0"]
+        assert new == ["mindvl-data-0", "mindvl-data-1", "mindvl-order-0"]
     assert threading.enumerate() == before
 
 
@@ -382,10 +382,10 @@ def test_ranks_together_read_the_bytes_of_the_samples_used_and_no_more(
 
 def test_restoring_plans_no_more_than_a_fresh_start(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     planners, steps, packs = [], [], []
-    plan, pack = DataOrder._plan_window, DataOrder._next_pack
+    plan, pack = DataOrder._pack_window, DataOrder._next_pack
     init = DataOrder.__init__
     monkeypatch.setattr(DataOrder, "__init__", lambda *a, **k: (planners.append(1), init(*a, **k))[1])
-    monkeypatch.setattr(DataOrder, "_plan_window", lambda self: (steps.append(1), plan(self))[1])
+    monkeypatch.setattr(DataOrder, "_pack_window", lambda self: (steps.append(1), plan(self))[1])
     monkeypatch.setattr(DataOrder, "_next_pack", lambda self: (packs.append(1), pack(self))[1])
     config = make_config(num_threads=0)
 
@@ -425,8 +425,8 @@ def test_a_state_that_was_loaded_in_part_gives_no_pack_until_one_is_loaded(
         state = loader.state_dict()
         expected = take(loader, 4)
 
-    def load_half(planner: DataOrder, state: dict[str, Any], **_: Any) -> None:
-        planner._step = state["step"]
+    def load_half(data_order: DataOrder, state: dict[str, Any], **_: Any) -> None:
+        data_order._step = state["step"]
         raise KeyError("drawn")
 
     with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:

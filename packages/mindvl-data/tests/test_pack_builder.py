@@ -40,14 +40,14 @@ class Workshop:
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, steps: int = 4) -> None:
         measuring, self.files = ShardFiles(), ShardFiles()
-        planner = DataOrder(
+        data_order = DataOrder(
             config, [SourceIndex(s, config, tokenizer, measuring) for s in config.sources], global_batch_size=4
         )
         measuring.close()
         sources = [SourceIndex(s, config, tokenizer, self.files) for s in config.sources]
         self.maker = PackBuilder(config, sources, tokenizer=tokenizer, files=self.files, position_kind="rope")
-        planned = [planner.next_step() for _ in range(steps)]
-        self.packs: list[Pack] = [pack for step in planned if step is not None for pack in step.packs]
+        ordered = [data_order.next_step() for _ in range(steps)]
+        self.packs: list[Pack] = [pack for step in ordered if step is not None for pack in step.packs]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def read_once(
     workshop = Workshop(config, tokenizer, steps=1)
     pack = workshop.packs[0]
     shard = open_index(root / "shards").shards[0]
-    samples = read_samples(shard, [planned.sample_index for planned in pack], workshop.files)
+    samples = read_samples(shard, [sample.sample_index for sample in pack], workshop.files)
     workshop.files.close()
     return workshop.maker, pack, [sample for sample in samples if isinstance(sample, RawSample)]
 
@@ -196,10 +196,10 @@ def test_whatever_bytes_come_a_pack_keeps_its_lengths(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pack_builder, "read_samples", lambda *where: given_samples)
         made = maker.make(1, pack)
-    assert [segment.length for segment in made.batch.samples] == [planned.length for planned in pack]
+    assert [segment.length for segment in made.batch.samples] == [sample.length for sample in pack]
     assert [segment.failed for segment in made.batch.samples] in (
         [place == number for place in range(3)],
         [False] * 3,
     )
-    assert made.batch.cu_seqlens[3] == sum(planned.length for planned in pack)
+    assert made.batch.cu_seqlens[3] == sum(sample.length for sample in pack)
     assert len(made.batch.pixel_values) == made.batch.image_grid_thw.prod(dim=1).sum()

@@ -19,8 +19,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 from mindvl_data import DataConfig, DataError, Loader, decoding
-from mindvl_data.ahead import Workers
 from mindvl_data.images import decode
+from mindvl_data.prefetch import Workers
 from mindvl_data.process import OwnProcess
 from mindvl_data.shards import remote
 from mindvl_data.shards.files import ShardFiles

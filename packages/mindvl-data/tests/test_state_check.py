@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A saved state is looked at before it is used: what no planner saved is named, whatever its checksum says."""
+"""A saved state is looked at before it is used: what no data_order saved is named, whatever its checksum says."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ from mindvl_data.state_check import pack_samples, unpack_samples
 from mindvl_data.tracker import open_state, seal_state
 
 NAMES = {"seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
-PLAN = {
+ORDER = {
     "step": 4,
     "derived": [30.0, 1.5, 400],
     "totals": {"samples": 29},
@@ -41,14 +41,14 @@ def digest(body: dict[str, Any]) -> str:
     ],
 )  # fmt: skip
 def test_a_forged_state_with_a_right_checksum_is_named_as_damaged(damage: dict[str, Any]) -> None:
-    sealed = seal_state(PLAN, NAMES, sources=["a"])
+    sealed = seal_state(ORDER, NAMES, sources=["a"])
     if "buffer" in damage:
-        sealed = seal_state(PLAN | damage, NAMES, sources=["a"])
+        sealed = seal_state(ORDER | damage, NAMES, sources=["a"])
     else:
         body = {name: value for name, value in sealed.items() if name != "checksum"}
-        body["plan"] = sealed["plan"] | damage
+        body["order"] = sealed["order"] | damage
         sealed = {**body, "checksum": digest(body)}
-    with pytest.raises(DataError, match=r"^ledger state is damaged \("):
+    with pytest.raises(DataError, match=r"^checkpoint: the ledger state is damaged \("):
         open_state(sealed, NAMES, sources=["a"])
 
 

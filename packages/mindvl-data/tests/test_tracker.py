@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig
-from mindvl_data.tracker import PLAN_VERSION, STATE_VERSION, open_state, saved_plan, seal_state
+from mindvl_data.tracker import ORDER_VERSION, STATE_VERSION, open_state, saved_order, seal_state
 
 MakeConfig = Callable[..., DataConfig]
 
-PLAN = {
+ORDER = {
     "step": 4,
     "derived": [30.0, 1.5, 400],
     "totals": {"samples": 29},
@@ -99,12 +99,14 @@ def test_speed_settings_and_moved_directories_may_change(
 
 
 def test_a_damaged_or_foreign_state_is_refused() -> None:
-    sealed = seal_state(PLAN, {"recipe": "a"}, sources=["a"])
-    assert open_state(sealed, {"recipe": "a"}, sources=["a"]).plan == PLAN
+    sealed = seal_state(ORDER, {"recipe": "a"}, sources=["a"])
+    assert open_state(sealed, {"recipe": "a"}, sources=["a"]).order == ORDER
     with pytest.raises(DataError, match="checksum is wrong"):
-        open_state(sealed | {"plan": {"step": 2}}, {"recipe": "a"}, sources=["a"])
-    with pytest.raises(DataError, match="version 7"):
-        open_state(sealed | {"version": 7}, {"recipe": "a"}, sources=["a"])
+        open_state(sealed | {"order": {"step": 2}}, {"recipe": "a"}, sources=["a"])
+    with pytest.raises(
+        DataError, match=r"^checkpoint: the ledger state has version 2, .*reads version 3\. Resume with"
+    ):
+        open_state(sealed | {"version": 2}, {"recipe": "a"}, sources=["a"])
 
 
 def test_a_window_of_large_steps_stays_small(make_config: MakeConfig) -> None:
@@ -112,10 +114,10 @@ def test_a_window_of_large_steps_stays_small(make_config: MakeConfig) -> None:
     buffer = [
         [choose.randrange(9), 3, choose.randrange(500), choose.randrange(10_000), 900, 640] for _ in range(15_000)
     ]
-    sealed = seal_state(PLAN | {"buffer": buffer}, {}, sources=["a"])
+    sealed = seal_state(ORDER | {"buffer": buffer}, {}, sources=["a"])
     assert len(json.dumps(sealed)) < 150_000
-    assert saved_plan(json.loads(json.dumps(sealed)))["buffer"] == buffer
-    assert saved_plan(seal_state(PLAN | {"buffer": []}, {}, sources=["a"]))["buffer"] == []
+    assert saved_order(json.loads(json.dumps(sealed)))["buffer"] == buffer
+    assert saved_order(seal_state(ORDER | {"buffer": []}, {}, sources=["a"]))["buffer"] == []
 
 
 def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -143,30 +145,30 @@ def test_the_weight_of_a_source_is_refused_and_cannot_be_accepted(make_config: M
     assert "--accept-data-change" not in str(caught.value)
 
 
-NAMES = {"plan version": str(PLAN_VERSION), "seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
+NAMES = {"order version": str(ORDER_VERSION), "seed": "3", "settings of a": "weight=1.0", "index of a": "1234"}
 
 
 def test_changed_data_can_be_accepted_by_somebody() -> None:
-    sealed = seal_state(PLAN, NAMES, sources=["a"])
+    sealed = seal_state(ORDER, NAMES, sources=["a"])
     with pytest.raises(DataError, match=r"index of a changed .* accept the changed data \(--accept-data-change\)"):
         open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"])
     opened = open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", "5678")}
     assert opened.other_data == {"a"}
-    assert opened.plan == PLAN | {"derived": None}  # other data ask for other figures
+    assert opened.order == ORDER | {"derived": None}  # other data ask for other figures
 
 
 def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
-    plan = PLAN | {
+    order = ORDER | {
         "drawn_at": [[2, 7], [0, 9]],
         "owed": [0.5, -0.5],
         "buffer": [[0, 2, 1, 5, 40, 16], [1, 0, 0, 3, 20, 0], [0, 2, 1, 6, 40, 16]],
         "window": [[2]],
         "drawn": {"a": 30, "b": 9},
     }
-    sealed = seal_state(plan, both, sources=["a", "b"])
-    new = {"plan version": str(PLAN_VERSION), "seed": "3"}
+    sealed = seal_state(order, both, sources=["a", "b"])
+    new = {"order version": str(ORDER_VERSION), "seed": "3"}
     for name, index in (("c", "99"), ("b", "77")):
         new |= {f"settings of {name}": "weight=1.0", f"index of {name}": index}
     with pytest.raises(DataError, match=r"index of a \(gone\).*index of c \(new\) changed since"):
@@ -174,7 +176,7 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     opened = open_state(sealed, new, sources=["c", "b"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", None), "c": (None, "99")}
     assert opened.other_data == frozenset()
-    assert opened.plan == {
+    assert opened.order == {
         "step": 4,
         "derived": None,
         "totals": {"samples": 29},
@@ -190,17 +192,17 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
 
 def test_max_epochs_may_be_raised_once_somebody_accepts_it_and_the_source_goes_on_where_it_stands() -> None:
     capped = NAMES | {"settings of a": "weight=1.0 max_epochs=1"}
-    sealed = seal_state(PLAN, capped, sources=["a"])
+    sealed = seal_state(ORDER, capped, sources=["a"])
     for raised in ("weight=1.0 max_epochs=3", "weight=1.0"):
         now = NAMES | {"settings of a": raised}
         with pytest.raises(DataError, match=r"settings of a \(.*max_epochs=1 -> .*--accept-data-change"):
             open_state(sealed, now, sources=["a"])
         opened = open_state(sealed, now, sources=["a"], accept_change="me@here")
-        assert (opened.plan, opened.other_data) == (PLAN, frozenset())
+        assert (opened.order, opened.other_data) == (ORDER, frozenset())
         assert opened.changed == {"a": ("weight=1.0 max_epochs=1", raised)}
         both = open_state(sealed, now | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
         assert both.other_data == {"a"}
-    lowered = seal_state(PLAN, NAMES | {"settings of a": "weight=1.0 max_epochs=3"}, sources=["a"])
+    lowered = seal_state(ORDER, NAMES | {"settings of a": "weight=1.0 max_epochs=3"}, sources=["a"])
     for refused in ("weight=1.0 max_epochs=2", "weight=2.0 max_epochs=4", "max_epochs=99"):
         with pytest.raises(DataError, match="settings of a"):
             open_state(lowered, NAMES | {"settings of a": refused}, sources=["a"], accept_change="me@here")
@@ -208,21 +210,21 @@ def test_max_epochs_may_be_raised_once_somebody_accepts_it_and_the_source_goes_o
 
 @pytest.mark.parametrize("state", [None, [], "text", 3, {"version": STATE_VERSION}])
 def test_what_is_no_state_at_all_is_refused(state: Any) -> None:
-    with pytest.raises(DataError, match=r"^ledger state"):
+    with pytest.raises(DataError, match=r"^checkpoint: the ledger state"):
         open_state(state, NAMES, sources=["a"])
 
 
 def test_another_order_of_sources_is_refused() -> None:
     both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
-    plan = PLAN | {"drawn_at": [[2, 7], [0, 0]], "owed": [0.0, 0.0]}
+    order = ORDER | {"drawn_at": [[2, 7], [0, 0]], "owed": [0.0, 0.0]}
     with pytest.raises(DataError, match=r"order of sources \(a b -> b a\) changed"):
-        open_state(seal_state(plan, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
+        open_state(seal_state(order, both, sources=["a", "b"]), both, sources=["b", "a"], accept_change="me@here")
 
 
 def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions() -> None:
-    sealed = seal_state(PLAN, NAMES | {"plan version": "5"}, sources=["a"])
+    sealed = seal_state(ORDER, NAMES | {"order version": "5"}, sources=["a"])
     expected = (
-        rf"decided by version 5 of the order, this mindvl-data decides by version {PLAN_VERSION}.*start a new run"
+        rf"decided by version 5 of the order, this mindvl-data decides by version {ORDER_VERSION}.*start a new run"
     )
     with pytest.raises(DataError, match=expected):
         open_state(sealed, NAMES, sources=["a"], accept_change="me@here")
@@ -230,6 +232,6 @@ def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions()
 
 @pytest.mark.parametrize("name", ["seed", "settings of a"])
 def test_rules_are_never_accepted_even_beside_changed_data(name: str) -> None:
-    sealed = seal_state(PLAN, NAMES, sources=["a"])
+    sealed = seal_state(ORDER, NAMES, sources=["a"])
     with pytest.raises(DataError, match=rf"^{name} \(.* -> x\) changed"):
         open_state(sealed, NAMES | {name: "x", "index of a": "5678"}, sources=["a"], accept_change="me@here")

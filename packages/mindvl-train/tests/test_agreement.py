@@ -32,10 +32,10 @@ WORKER = """
         [pack("a", False, True), pack("b", True), pack("c"), pack("d", False, False, True)],
     ][rank]
     agreed = agree_on_failed_samples(packs, Source(), dist.group.WORLD)
-    check_data_order({"checksum": "ab", "identities": {}, "plan": {"derived": [1.0]}})
+    check_data_order({"checksum": "ab", "identities": {}, "order": {"derived": [1.0]}})
     try:
         check_data_order(
-            {"checksum": f"c{rank}", "identities": {"seed": "3"}, "plan": {"derived": [0.5, rank]}}
+            {"checksum": f"c{rank}", "identities": {"seed": "3"}, "order": {"derived": [0.5, rank]}}
         )
     except TrainError as error:
         print(error)

@@ -221,7 +221,7 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
     assert result.checkpoint.name == f"step-{result.step:08d}"
     assert result.checkpoint.is_dir()
     state = ledger_of(result.checkpoint)
-    assert state["plan"]["totals"]["samples"] == 24 + 24 + 20
+    assert state["order"]["totals"]["samples"] == 24 + 24 + 20
     again = run_training(config)  # nothing to do, and nothing changed
     assert (again.data_used_up, again.checkpoint) == (True, result.checkpoint)
 
@@ -231,7 +231,7 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
         run_training(more)
     continued = run_training(more, accept_data_change="me@here")
     assert (continued.data_used_up, continued.step > result.step) == (True, True)
-    assert ledger_of(continued.checkpoint)["plan"]["totals"]["samples"] == 2 * (24 + 24 + 20)
+    assert ledger_of(continued.checkpoint)["order"]["totals"]["samples"] == 2 * (24 + 24 + 20)
     log = config.out / "audit.jsonl"
     report = verify(more.data, log, global_batch_size=2, state=ledger_of(continued.checkpoint))
     assert report["verified"]["problems"] == []
@@ -294,7 +294,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
         "in anomalous steps": anomalous, "failed to decode": unusable, "masked by a peer": 0
     }  # fmt: skip
     assert report["trained_on"] == sum(in_step.values()) - anomalous - unusable
-    assert report["verified"]["planned"] == report["samples"] == sum(in_step.values())
+    assert report["verified"]["samples"] == report["samples"] == sum(in_step.values())
     (config.out / "quarantine.rank00000.jsonl").unlink()
     nothing = replace(training, skipped={})
     found = verify(config.data, log, global_batch_size=2, training=nothing, **records)["verified"]["problems"]

@@ -15,13 +15,14 @@ from typing import Any, Literal
 from mindvl_data import log_parts
 from mindvl_data.errors import DataError
 from mindvl_data.log_parts import lines_of, log_files, next_path
-from mindvl_data.state_check import check_change, check_plan, unpack_samples
+from mindvl_data.state_check import check_change, check_order, unpack_samples
 
 Use = list[Any]  # [source, epoch, shard, pack in shard]
 
 LINE_START = b'{"step":'
 LINE = re.compile(rb'\{"step":(\d{1,18}),"(packs|change|branch|part)":')
-LINE_HEAD = 48  # bytes; more than the step's number and the kind of line can take
+LINE_HEAD = 48  # bytes; the step number and the kind of a line always fit
+_FORMER_STEP = re.compile(rb'\{"step":\d{1,18},"rows":')
 _LARGEST = 1 << 62
 
 
@@ -37,7 +38,7 @@ class AuditLine:
     tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
     before: dict[str, int] = field(default_factory=dict)  # of a step: bytes of quarantine logs at the start
     change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
-    plan: dict[str, Any] = field(default_factory=dict)  # of a mark: the state the data order continues from
+    order: dict[str, Any] = field(default_factory=dict)  # of a mark: the state the data order continues from
     sources: list[str] = field(default_factory=list)  # of a mark: the sources that the state counts
     branch: int = 0  # of a branch: the last step before it that this log holds
     parent: str | None = None  # of a branch: the audit log with the steps before, relative to this one's directory
@@ -90,13 +91,22 @@ def count_lines(path: Path) -> tuple[int, int]:
     return counts[b"packs"], counts[b"change"] + counts[b"branch"]
 
 
+def not_a_line(where: str, text: bytes) -> DataError:
+    """The error for a line that this version did not write."""
+    if _FORMER_STEP.match(text[:LINE_HEAD]):
+        return _former_version(where)
+    return DataError(f"{where}: the line is not part of an audit log. Set another file as data.audit_log.")
+
+
 def _parse(where: str, text: bytes) -> AuditLine:
     found = LINE.match(text[:LINE_HEAD])
     if found is None:
-        raise DataError(f"{where}: line is no step of an audit log. Name another file as data.audit_log.")
+        raise not_a_line(where, text)
     try:
         line = json.loads(text)
         kind: Any = found[2].decode()
+        if kind != "packs" and "plan" in line:
+            raise _former_version(where)
         if line["step"] != int(found[1]) or type(line["when"]) is not str:
             raise ValueError("step or time is given twice, or is no step or time")
         if kind == "packs":
@@ -111,6 +121,13 @@ def _parse(where: str, text: bytes) -> AuditLine:
             f"{where}: line of an audit log is damaged ({type(error).__name__}: {str(error)[:200]}). "
             "Restore the file from a copy."
         ) from error
+
+
+def _former_version(where: str) -> DataError:
+    return DataError(
+        f"{where}: the audit log was written by an earlier mindvl-data (with ledger state version 2 or older). Read it "
+        "or resume its run with that version, or set another data.audit_log."
+    )
 
 
 def _check_step(line: dict[str, Any]) -> None:
@@ -133,10 +150,10 @@ def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
     sources = line["sources"]
     if type(sources) is not list or any(type(name) is not str for name in sources):
         raise ValueError("sources are no names")
-    plan = line["plan"]
-    if isinstance(plan, dict) and isinstance(plan.get("buffer"), str):
-        plan = plan | {"buffer": unpack_samples(plan["buffer"])}
-    check_plan(plan, num_sources=len(sources))
+    order = line["order"]
+    if isinstance(order, dict) and isinstance(order.get("buffer"), str):
+        order = order | {"buffer": unpack_samples(order["buffer"])}
+    check_order(order, num_sources=len(sources))
     branch, change, parent = 0, {}, line.get("parent")
     if kind == "branch":
         branch = line["branch"]
@@ -146,6 +163,6 @@ def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
         change = line["change"]
         check_change(change)
     return AuditLine(
-        step=line["step"], kind=kind, where=where, when=line["when"], change=change, plan=plan, sources=sources,
+        step=line["step"], kind=kind, where=where, when=line["when"], change=change, order=order, sources=sources,
         branch=branch, parent=parent,
     )  # fmt: skip

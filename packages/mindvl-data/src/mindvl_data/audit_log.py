@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data import log_parts
-from mindvl_data.audit_lines import LINE, LINE_HEAD, LINE_START, Use, count_lines
+from mindvl_data.audit_lines import LINE, LINE_HEAD, LINE_START, Use, count_lines, not_a_line
 from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import as_line, closed_parts, lines_of, log_files, next_path, part_path
@@ -59,12 +59,12 @@ class AuditLog:
             next_path(path).rename(path)  # killed between the two renames of a rotation
         self._file = LogFile(path, "audit")
         self._sources = sources
-        self._plan_id = hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()[:16]
+        self._order_id = hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()[:16]
         self._quarantine = dict(quarantine or {})
         self._is_fresh = True  # nothing was recorded since the log was opened
         self._compressing: threading.Thread | None = None
         if not LINE_START.startswith(self._file.head(len(LINE_START))):
-            raise _foreign(path, 1)
+            raise not_a_line(f"{path}:1", self._file.head(LINE_HEAD))
 
     def record(self, step: OrderedStep) -> None:
         """Write the step's samples by pack.
@@ -75,7 +75,7 @@ class AuditLog:
         """
         if self._is_fresh:
             self._start_anew()
-        more: dict[str, Any] = {"plan_id": self._plan_id} if step.step == 1 else {}
+        more: dict[str, Any] = {"order_id": self._order_id} if step.step == 1 else {}
         if self._quarantine:
             more["before"] = self._quarantine
         self._append({"step": step.step, **logged_step(step, self._sources), **more})
@@ -95,7 +95,7 @@ class AuditLog:
     def resume(
         self,
         step: int,
-        plan: dict[str, Any],
+        order: dict[str, Any],
         changes: Sequence[dict[str, Any]],
         *,
         parent: str | None = None,
@@ -104,7 +104,7 @@ class AuditLog:
         """Continue after `step`: drop the lines after it, and mark what the steps alone would not explain.
 
         Args:
-            plan: The plan's state after `step`, as it continues from there.
+            order: State of the data order after `step`, as it continues from there.
             changes: All data changes that were accepted so far, each with the step it follows.
             parent: The audit log of the run whose checkpoint is continued, relative to this log's directory.
             quarantine: Bytes in each quarantine log: what they say of later steps is of an earlier try.
@@ -119,7 +119,7 @@ class AuditLog:
         else:
             self._reopen(found)
         self._is_fresh, self._quarantine = False, dict(quarantine or {})
-        place = {"plan": plan, "sources": [source.name for source in self._sources]}
+        place = {"order": order, "sources": [source.name for source in self._sources]}
         if found.last < step:
             own = parent is not None and (self._path.parent / parent).resolve() == self._path.resolve()
             named = {} if parent is None or own else {"parent": parent}
@@ -148,7 +148,7 @@ class AuditLog:
         header = {
             "step": step.step,
             "part": number,
-            "plan": {**step.state_after, "buffer": pack_samples(step.state_after["buffer"])},
+            "order": {**step.state_after, "buffer": pack_samples(step.state_after["buffer"])},
             "sources": [source.name for source in self._sources],
             "when": now(),
         }
@@ -176,7 +176,7 @@ class AuditLog:
             first = file.readline(log_parts.MAX_LINE_BYTES)
             if first == log_parts.empty_log_line():
                 first = file.readline(log_parts.MAX_LINE_BYTES)
-        if first.endswith(b"\n") and (_plan_id(first) != self._plan_id or count_lines(self._path)[1]):
+        if first.endswith(b"\n") and (_order_id(first) != self._order_id or count_lines(self._path)[1]):
             raise DataError(
                 f"audit log holds steps that this run would not log again, as it starts anew. {self._path}. "
                 "Resume the run that wrote it, name another data.audit_log, or remove the file."
@@ -199,7 +199,7 @@ class AuditLog:
             for line_number, text in lines_of(closed[number - 1], may_be_cut_off=False):
                 matched = LINE.match(text[:LINE_HEAD])
                 if matched is None:
-                    raise _foreign(closed[number - 1], line_number)
+                    raise not_a_line(f"{closed[number - 1]}:{line_number}", text)
                 step = int(matched[1])
                 if step > last_step or (step == last_step and matched[2] not in (b"packs", b"part")):
                     break
@@ -218,8 +218,9 @@ class AuditLog:
                 start = content.rfind(b"\n", 0, keep - 1) + 1
                 text = content[start : start + LINE_HEAD]
                 found = LINE.match(text)
-                if found is None and not content[start:keep] == log_parts.empty_log_line():
-                    raise _foreign(self._path, content[:start].count(b"\n") + 1)
+                if found is None and content[start:keep] != log_parts.empty_log_line():
+                    number = content[:start].count(b"\n") + 1
+                    raise not_a_line(f"{self._path}:{number}", text)
                 last = int(found[1]) if found else 0
                 if last < last_step or (last == last_step and (found is None or found[2] in (b"packs", b"part"))):
                     break  # marks at the very step are made anew from the state that is loaded
@@ -274,13 +275,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _plan_id(line: bytes) -> Any:
+def _order_id(line: bytes) -> Any:
     """What the line of step 1 says of its plan; None where it says nothing."""
     try:
-        return json.loads(line).get("plan_id")
+        return json.loads(line).get("order_id")
     except (ValueError, AttributeError, RecursionError):
         return None
-
-
-def _foreign(path: Path, number: int) -> DataError:
-    return DataError(f"{path}:{number}: line is no step of an audit log. Name another file as data.audit_log.")

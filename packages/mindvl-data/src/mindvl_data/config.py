@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user says about data: sources and weights, image budgets, pack sizes.
 
-Read by the planner and the loader; YAML becomes these classes in mindvl-cli, never here.
+Read by the data_order and the loader; YAML becomes these classes in mindvl-cli, never here.
 """
 
 from dataclasses import dataclass, field, replace

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from mindvl_data.ahead import OrderPrefetcher, Workers
 from mindvl_data.audit_log import AuditLog, now
 from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
@@ -23,6 +22,7 @@ from mindvl_data.order.data_order import DataOrder, OrderedStep, Pack, packs_of_
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.pack_builder import BuiltPack, PackBuilder
 from mindvl_data.positions import PositionKind
+from mindvl_data.prefetch import OrderPrefetcher, Workers
 from mindvl_data.process import OwnProcess
 from mindvl_data.quarantine import FailedSample, QuarantineLog, quarantine_sizes
 from mindvl_data.shards.files import ShardFiles
@@ -34,7 +34,7 @@ _MAX_FAILED_UNCHECKED = 16  # before the share of bad samples means anything
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Planned:
+class _AssignedPack:
     """A pack that this process has to hand out."""
 
     step: OrderedStep
@@ -44,7 +44,7 @@ class _Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting(_Planned):
+class _PendingPack(_AssignedPack):
     """A pack in the making, or made."""
 
     expected_bytes: int
@@ -110,13 +110,13 @@ class Loader:
         self._process = OwnProcess("Loader")
         self._config = config
         self._on_thread_start = on_thread_start
-        self._packs_per_step = global_batch_size
+        self._global_batch_size = global_batch_size
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._worker, self._num_workers = worker
         self._files = ShardFiles(config.store)
         tokenizer = load_tokenizer(config.tokenizer)
         self._sources = [SourceIndex(s, config, tokenizer, self._files) for s in config.sources]
-        self._maker = PackBuilder(
+        self._builder = PackBuilder(
             config,
             self._sources,
             tokenizer=tokenizer,
@@ -151,16 +151,16 @@ class Loader:
         self._process.check()
         if self.is_used_up():
             raise StopIteration
-        first = self._waiting[0]
-        made = self._maker.make(first.step.step, first.pack) if first.made is None else first.made.result()
+        first = self._pending[0]
+        made = self._builder.make(first.step.step, first.pack) if first.made is None else first.made.result()
         self._record_failed(made.failed, num_samples=len(made.batch.samples))
         if first.is_last and self._audit is not None:
             self._audit.record(first.step)
         # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a pack.
-        self._waiting.popleft()
-        if self._handed and self._handed[0][0] != first.step.step:
-            self._handed.clear()
-        self._handed.append((first.step.step, made.batch.samples, first.pack))
+        self._pending.popleft()
+        if self._returned and self._returned[0][0] != first.step.step:
+            self._returned.clear()
+        self._returned.append((first.step.step, made.batch.samples, first.pack))
         self._num_samples += len(made.batch.samples)
         self._num_failed += len(made.failed)
         self._state = first.state
@@ -182,7 +182,7 @@ class Loader:
             raise self._failure
         self._is_untouched = False
         self._prepare(wait=True)
-        return not self._waiting
+        return not self._pending
 
     def rebuild(self, batch: Batch, failed: Sequence[bool]) -> Batch:
         """A pack of the newest step once more, with placeholders for these samples, as if they could not be decoded.
@@ -198,8 +198,8 @@ class Loader:
             DataError: Too many samples cannot be used, or the log cannot be written.
         """
         self._process.check()
-        pack = next(pack for _, samples, pack in self._handed if samples is batch.samples)
-        made = self._maker.make(
+        pack = next(pack for _, samples, pack in self._returned if samples is batch.samples)
+        made = self._builder.make(
             batch.step, pack, refused=[place for place, has_failed in enumerate(failed) if has_failed]
         )
         known = {(s.source, s.shard, s.sample_index) for s in batch.samples if s.failed}
@@ -241,27 +241,27 @@ class Loader:
         self._process.check()
         opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
         if self._audit is not None:
-            self._audit.claim(opened.plan["step"])
+            self._audit.claim(opened.order["step"])
         self._failure = DataError(
             "a state was loaded in part only. Loader. Load a state once more, or make a new loader."
         )
-        self._plan.finish()
-        planner = self._planner if self._is_untouched else self._new_data_order()
+        self._prefetcher.finish()
+        data_order = self._data_order if self._is_untouched else self._new_data_order()
         self._is_untouched = False
         changes = opened.changes
-        planner.load_state(opened.plan, changed_sources=opened.other_data)
+        data_order.load_state(opened.order, changed_sources=opened.other_data)
         if opened.changed:
             about = {name: list(pair) for name, pair in opened.changed.items()}
-            changes = [*changes, {"step": opened.plan["step"], "who": accept_change, "when": now(), "sources": about}]
+            changes = [*changes, {"step": opened.order["step"], "who": accept_change, "when": now(), "sources": about}]
         if self._audit is not None:
             self._audit.resume(
-                opened.plan["step"],
-                planner.state(),
+                opened.order["step"],
+                data_order.state(),
                 changes,
                 parent=self._relative_to_log(parent_log),
                 quarantine=quarantine_sizes(self._config.quarantine_log),
             )
-        self._start(planner, changes=changes)
+        self._start(data_order, changes=changes)
 
     def report(self) -> dict[str, Any]:
         """Figures of all complete steps, over ranks and restarts; and what this rank did since it started.
@@ -270,17 +270,20 @@ class Loader:
             The planner's figures; `failed_samples` and `reads` (bytes and requests) of this rank alone.
         """
         self._process.check()
-        return self._planner.figures(self._state) | {"failed_samples": self._num_failed, "reads": self._files.report()}
+        return self._data_order.figures(self._state) | {
+            "failed_samples": self._num_failed,
+            "reads": self._files.report(),
+        }
 
     def close(self) -> None:
         """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
         if not self._process.is_current:
             return  # a fork has none of the threads, and the files are its parent's
         self._is_closed = True
-        self._plan.close()
+        self._prefetcher.close()
         if self._workers is not None:
             self._workers.close()
-        self._waiting.clear()
+        self._pending.clear()
         self._files.close()
         for log in (self._audit, self._quarantine):
             if log is not None:
@@ -300,22 +303,22 @@ class Loader:
 
     def _new_data_order(self) -> DataOrder:
         self._is_untouched = True  # a state can be loaded into it
-        return DataOrder(self._config, self._sources, global_batch_size=self._packs_per_step)
+        return DataOrder(self._config, self._sources, global_batch_size=self._global_batch_size)
 
-    def _start(self, planner: DataOrder, *, changes: list[Change]) -> None:
-        """Go on with a planner that stands where the next pack is wanted."""
-        for waiting in getattr(self, "_waiting", ()):
+    def _start(self, data_order: DataOrder, *, changes: list[Change]) -> None:
+        """Go on with a data_order that stands where the next pack is wanted."""
+        for waiting in getattr(self, "_pending", ()):
             if waiting.made is not None:
                 waiting.made.cancel()
-        self._planner = planner
+        self._data_order = data_order
         num_steps = self._config.order_ahead_steps if self._config.num_threads else 0
-        self._plan = OrderPrefetcher(planner, num_steps=num_steps, on_start=self._on_thread_start)
-        self._state = self._planned_state = planner.state()
+        self._prefetcher = OrderPrefetcher(data_order, num_steps=num_steps, on_start=self._on_thread_start)
+        self._state = self._state_ahead = data_order.state()
         self._changes = changes
-        self._num_planned: int = 0  # packs of this rank that were planned, those of other workers included
-        self._planned: deque[_Planned] = deque()  # packs that nobody works on yet
-        self._waiting: deque[_Waiting] = deque()
-        self._handed: list[
+        self._num_assigned: int = 0  # packs of this rank that were planned, those of other workers included
+        self._assigned: deque[_AssignedPack] = deque()  # packs that nobody works on yet
+        self._pending: deque[_PendingPack] = deque()
+        self._returned: list[
             tuple[int, tuple[SampleReference, ...], Pack]
         ] = []  # step, samples and plan of its newest packs
         self._is_over = False
@@ -329,31 +332,31 @@ class Loader:
         Args:
             wait: Whether to wait for the plan while no pack waits; else take what is planned already.
         """
-        while len(self._waiting) < self._config.prefetch_packs and self._has_planned(wait and not self._waiting):
-            planned = self._planned[0]
-            step, pack = planned.step, planned.pack
-            expected = self._maker.expected_bytes(pack)
-            if self._waiting and sum(w.num_bytes for w in self._waiting) + expected > self._config.prefetch_bytes:
+        while len(self._pending) < self._config.prefetch_packs and self._has_assigned(wait and not self._pending):
+            assigned = self._assigned[0]
+            step, pack = assigned.step, assigned.pack
+            expected = self._builder.expected_bytes(pack)
+            if self._pending and sum(w.num_bytes for w in self._pending) + expected > self._config.prefetch_bytes:
                 return
-            self._planned.popleft()
-            made = None if self._workers is None else self._workers.submit(partial(self._maker.make, step.step, pack))
-            self._waiting.append(_Waiting(**vars(planned), expected_bytes=expected, made=made))
+            self._assigned.popleft()
+            made = None if self._workers is None else self._workers.submit(partial(self._builder.make, step.step, pack))
+            self._pending.append(_PendingPack(**vars(assigned), expected_bytes=expected, made=made))
 
-    def _has_planned(self, wait: bool) -> bool:
-        while not self._planned and not self._is_over and (wait or self._plan.is_ready):
-            step = self._plan.next_step()
+    def _has_assigned(self, wait: bool) -> bool:
+        while not self._assigned and not self._is_over and (wait or self._prefetcher.is_ready):
+            step = self._prefetcher.next_step()
             if step is None:
                 self._is_over = True
                 break
             packs = packs_of_rank(step.packs, dp_rank=self._dp_rank, dp_size=self._dp_size)
             for number, pack in enumerate(packs, 1):
                 is_last = number == len(packs)
-                if self._num_planned % self._num_workers == self._worker:
-                    state = step.state_after if is_last else self._planned_state
-                    self._planned.append(_Planned(step=step, is_last=is_last, pack=pack, state=state))
-                self._num_planned += 1
-            self._planned_state = step.state_after
-        return bool(self._planned)
+                if self._num_assigned % self._num_workers == self._worker:
+                    state = step.state_after if is_last else self._state_ahead
+                    self._assigned.append(_AssignedPack(step=step, is_last=is_last, pack=pack, state=state))
+                self._num_assigned += 1
+            self._state_ahead = step.state_after
+        return bool(self._assigned)
 
     def _record_failed(self, uses: Sequence[FailedSample], *, num_samples: int) -> None:
         for sample in uses:

@@ -125,7 +125,7 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: S
         max_pixels=high[owner[~is_video]],
         **sizes,
     )
-    if is_video.any():  # most shards have none, and the planner asks for a few rows of thousands of shards
+    if is_video.any():  # most shards have none, and the data_order asks for a few rows of thousands of shards
         videos = members[is_video]
         used = frame_counts(videos["frames"], videos["fps"], rules.video)
         of_frame = count_patches(

@@ -89,8 +89,8 @@ class PackBuilder:
                 is not raised but told.
         """
         found = [
-            (planned, raw, SampleError(FAILED_ELSEWHERE) if place in refused else self._encode(planned, raw))
-            for place, (planned, raw) in enumerate(zip(pack, self._read(pack), strict=True))
+            (ordered, raw, SampleError(FAILED_ELSEWHERE) if place in refused else self._encode(ordered, raw))
+            for place, (ordered, raw) in enumerate(zip(pack, self._read(pack), strict=True))
         ]
         num_patches = self._with_pixels * sum(
             image_patches(raw, encoding)
@@ -98,7 +98,7 @@ class PackBuilder:
             if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
         )
         room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
-        made = [self._use(planned, raw, encoding, room, step) for planned, raw, encoding in found]
+        made = [self._use(ordered, raw, encoding, room, step) for ordered, raw, encoding in found]
         batch = collate(
             PackedSample(samples=tuple(m[0] for m in made), references=tuple(m[1] for m in made)),
             step=step,
@@ -120,8 +120,8 @@ class PackBuilder:
     def _read(self, pack: Pack) -> list[RawSample | SampleError]:
         """The bytes of all samples of the pack, in its order; those of one shard are read together."""
         by_shard: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for place, planned in enumerate(pack):
-            by_shard[planned.source, planned.shard].append(place)
+        for place, ordered in enumerate(pack):
+            by_shard[ordered.source, ordered.shard].append(place)
         found: dict[int, RawSample | SampleError] = {}
         for (source, shard), places in by_shard.items():
             index = self._sources[source].index.shards[shard]
@@ -136,30 +136,30 @@ class PackBuilder:
         scratch: Scratch = self._of_thread.scratch
         return scratch
 
-    def _encode(self, planned: OrderedSample, raw: RawSample | SampleError) -> Encoding | SampleError:
+    def _encode(self, ordered: OrderedSample, raw: RawSample | SampleError) -> Encoding | SampleError:
         """Without pixels, so that the room for the pack's patches is known before the first is decoded."""
         if isinstance(raw, SampleError):
             return raw
         try:
-            encoding = encode_sample(raw, rules=self._sources[planned.source].rules, tokenizer=self._tokenizer)
+            encoding = encode_sample(raw, rules=self._sources[ordered.source].rules, tokenizer=self._tokenizer)
         except SampleError as error:
             return error
-        if encoding.num_tokens != planned.length:
-            return SampleError(f"{encoding.num_tokens} tokens instead of the planned {planned.length}")
-        if encoding.num_patches > planned.patches:
-            return SampleError(f"{encoding.num_patches} patches instead of the planned {planned.patches}")
+        if encoding.num_tokens != ordered.length:
+            return SampleError(f"{encoding.num_tokens} tokens instead of the planned {ordered.length}")
+        if encoding.num_patches > ordered.patches:
+            return SampleError(f"{encoding.num_patches} patches instead of the planned {ordered.patches}")
         return encoding
 
     def _use(
         self,
-        planned: OrderedSample,
+        ordered: OrderedSample,
         raw: RawSample | SampleError,
         encoding: Encoding | SampleError,
         room: PatchRoom,
         step: int,
     ) -> tuple[TokenizedSample, SampleReference, FailedSample | None]:
-        source = self._sources[planned.source]
-        shard = source.index.shards[planned.shard]
+        source = self._sources[ordered.source]
+        shard = source.index.shards[ordered.shard]
         key = raw.key if isinstance(raw, RawSample) else ""
         failed: FailedSample | None = None
         try:
@@ -172,17 +172,17 @@ class PackBuilder:
         except SampleError as error:
             logger.warning(
                 "bad sample: %s. source %s, %s pack %d, key %r. A zero-loss placeholder takes its place.",
-                error, source.name, shown(shard.path), planned.sample_index, key,
+                error, source.name, shown(shard.path), ordered.sample_index, key,
             )  # fmt: skip
             failed = FailedSample(
-                step=step, source=source.name, shard=shard.name, sample_index=planned.sample_index, key=key, reason=str(error),
-                epoch=planned.epoch,
+                step=step, source=source.name, shard=shard.name, sample_index=ordered.sample_index, key=key, reason=str(error),
+                epoch=ordered.epoch,
             )  # fmt: skip
             patch_dim, pad_id = self._config.image.patch_dim, self._tokenizer.pad_id
-            tokenized = placeholder(planned.length, patch_dim=patch_dim, pad_id=pad_id)
+            tokenized = placeholder(ordered.length, patch_dim=patch_dim, pad_id=pad_id)
         reference = SampleReference(
-            source=source.name, epoch=planned.epoch, shard=shard.name, sample_index=planned.sample_index, key=key,
-            length=planned.length, num_images=len(tokenized.image_grid_thw),
+            source=source.name, epoch=ordered.epoch, shard=shard.name, sample_index=ordered.sample_index, key=key,
+            length=ordered.length, num_images=len(tokenized.image_grid_thw),
             num_videos=len(tokenized.video_grid_thw), failed=failed is not None,
         )  # fmt: skip
         return tokenized, reference, failed

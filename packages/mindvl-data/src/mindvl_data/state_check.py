@@ -2,7 +2,7 @@
 """Whether a saved state of the data order is one: types, ranges and sums, before anything is done with it.
 
 Used where a state comes from a file: by tracker.py for the ledger of a checkpoint, by audit_log.py for marks, and by
-the planner, which knows the sources a state speaks of.
+the data_order, which knows the sources a state speaks of.
 """
 
 import base64
@@ -17,21 +17,21 @@ _LARGEST = 1 << 62
 _MAX_BYTES = 64 << 20  # of packed samples, unpacked; a window of large steps has one or two million bytes
 
 
-def check_plan(plan: Any, *, num_sources: int) -> None:
+def check_order(order: Any, *, num_sources: int) -> None:
     """Raise ValueError, KeyError or TypeError for what is no state of a data order over so many sources.
 
     Args:
-        plan: With its buffer unpacked.
+        order: With its buffer unpacked.
     """
-    if type(plan) is not dict:
-        raise TypeError("plan is no object")
-    _whole(plan["step"], "step")
-    derived = plan["derived"]
+    if type(order) is not dict:
+        raise TypeError("order is no object")
+    _whole(order["step"], "step")
+    derived = order["derived"]
     if derived is not None:  # mean tokens, patches per token, most patches, shares of the sources
         *figures, shares = [*derived, []] if len(derived) == 3 else derived
         if type(derived) is not list or not all(map(_is_finite, [*figures, *shares])):
             raise ValueError(f"derived={_shown(derived)}")
-    drawn_at, owed = plan["drawn_at"], plan["owed"]
+    drawn_at, owed = order["drawn_at"], order["owed"]
     if type(drawn_at) is not list or len(drawn_at) != num_sources:
         raise ValueError(f"drawn_at does not have one place for each of {num_sources} sources")
     for epoch, position in drawn_at:
@@ -40,12 +40,12 @@ def check_plan(plan: Any, *, num_sources: int) -> None:
     if type(owed) is not list or len(owed) != num_sources or not all(map(_is_finite, owed)):
         raise ValueError(f"owed={_shown(owed)}")
     for name in ("drawn", "dropped", "totals", "tokens_by_source"):
-        counts = plan[name]
+        counts = order[name]
         if type(counts) is not dict:
             raise TypeError(f"{name} is no object")
         for count in counts.values():
             _whole(count, name)
-    _check_samples(plan, num_sources)
+    _check_samples(order, num_sources)
 
 
 def check_change(change: Any) -> None:
@@ -85,8 +85,8 @@ def unpack_samples(text: Any) -> list[list[int]]:
     return samples
 
 
-def _check_samples(plan: dict[str, Any], num_sources: int) -> None:
-    buffer, window = plan["buffer"], plan["window"]
+def _check_samples(order: dict[str, Any], num_sources: int) -> None:
+    buffer, window = order["buffer"], order["window"]
     for sample in buffer:
         if len(sample) != NUM_FIELDS or any(type(value) is not int or not 0 <= value < _LARGEST for value in sample):
             raise ValueError(f"{_shown(sample)} is no sample")

@@ -135,7 +135,7 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
     Raises:
         DataError: The directory has no fast tokenizer, no chat template, or lacks a token that images need.
     """
-    from transformers import AutoTokenizer  # here: the import takes a second, and the planner does not need it
+    from transformers import AutoTokenizer  # here: the import takes a second, and the data_order does not need it
 
     if not Path(directory).is_dir():
         raise DataError(f"tokenizer directory {directory} does not exist. Name a directory that holds tokenizer.json.")

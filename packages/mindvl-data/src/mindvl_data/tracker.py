@@ -18,12 +18,12 @@ from typing import Any
 from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
 from mindvl_data.order.sources import SourceIndex
-from mindvl_data.state_check import check_change, check_plan, pack_samples, unpack_samples
+from mindvl_data.state_check import check_change, check_order, pack_samples, unpack_samples
 from mindvl_data.tokenization import Tokenizer
 
-STATE_VERSION = 2
-PLAN_VERSION = 6  # of the data order; raised when the same configuration would give another order
-_VERSION_NAME = "plan version"  # in the identities
+STATE_VERSION = 3
+ORDER_VERSION = 6  # of the data order; raised when the same configuration would give another order
+_VERSION_NAME = "order version"  # in the identities
 _INDEX, _SETTINGS = "index of ", "settings of "  # of a source, in names of identities
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
 
@@ -36,7 +36,7 @@ def identities(
 ) -> dict[str, str]:
     """Name -> value or hash of everything that decides the plan. Directories may move; speed settings may change."""
     rules: dict[str, Any] = {
-        _VERSION_NAME: PLAN_VERSION,
+        _VERSION_NAME: ORDER_VERSION,
         "global_batch_size": global_batch_size,
         "seed": config.seed,
         "weight_unit": config.weight_unit,
@@ -59,7 +59,7 @@ def identities(
 
 
 def seal_state(
-    plan_state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], changes: Sequence[Change] = ()
+    order_state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], changes: Sequence[Change] = ()
 ) -> dict[str, Any]:
     """The plan's state with version, identities, accepted changes and checksum.
 
@@ -71,7 +71,7 @@ def seal_state(
         "identities": names,
         "sources": list(sources),
         "changes": list(changes),
-        "plan": plan_state | {"buffer": pack_samples(plan_state["buffer"])},
+        "order": order_state | {"buffer": pack_samples(order_state["buffer"])},
     }
     return {**body, "checksum": _digest(body)}
 
@@ -80,7 +80,7 @@ def seal_state(
 class OpenedState:
     """A state that may be gone on from."""
 
-    plan: dict[str, Any]  # for the sources of this run
+    order: dict[str, Any]  # for the sources of this run
     changes: list[Change]  # accepted by earlier restarts
     changed: dict[str, Difference]  # source -> old and new identity of its data; empty when nothing changed
 
@@ -110,7 +110,7 @@ def open_state(
     if _VERSION_NAME in rules:
         raise DataError(
             f"checkpoint: its data order was decided by version {rules[_VERSION_NAME][0]} of the order, this "
-            f"mindvl-data decides by version {PLAN_VERSION}, so other samples would follow. Resume with the "
+            f"mindvl-data decides by version {ORDER_VERSION}, so other samples would follow. Resume with the "
             "mindvl-data that wrote the checkpoint, or start a new run from its weights."
         )
     orders = [
@@ -121,12 +121,12 @@ def open_state(
         rules["order of sources"] = (" ".join(orders[0]), " ".join(orders[1]))
     if rules or (changed and accept_change is None):
         raise DataError(_refusal(rules, different, may_accept=not rules))
-    plan = saved_plan(state)
+    order = saved_order(state)
     if state["sources"] != list(sources):
-        plan = _renumbered(plan, state["sources"], sources)
+        order = _renumbered(order, state["sources"], sources)
     if any(not _raises_max_epochs(*pair) for pair in changed.values()):
-        plan = plan | {"derived": None}  # other data ask for other figures
-    return OpenedState(plan=plan, changes=state["changes"], changed=changed)
+        order = order | {"derived": None}  # other data ask for other figures
+    return OpenedState(order=order, changes=state["changes"], changed=changed)
 
 
 def check_state(state: Any) -> None:
@@ -138,12 +138,14 @@ def check_state(state: Any) -> None:
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = f"version {state.get('version')!r:.40}" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise DataError(
-            f"ledger state has {version} instead of version {STATE_VERSION}. Checkpoint. "
-            "Use the mindvl-data that wrote it, or start the data anew."
+            f"checkpoint: the ledger state has {version}, and this mindvl-data reads version {STATE_VERSION}. Resume with "
+            "the mindvl-data that wrote the checkpoint, or start a new run from its weights."
         )
     body = {key: value for key, value in state.items() if key != "checksum"}
     if _digest(body) != state.get("checksum"):
-        raise DataError("ledger state is damaged: its checksum is wrong. Checkpoint. Resume from an older one.")
+        raise DataError(
+            "checkpoint: the ledger state is damaged, its checksum is wrong. Resume from an older checkpoint."
+        )
     try:
         names, sources = state["identities"], state["sources"]
         if type(names) is not dict or any(type(value) is not str for value in names.values()):
@@ -152,17 +154,17 @@ def check_state(state: Any) -> None:
             raise TypeError("sources are no names")
         for change in state["changes"]:
             check_change(change)
-        check_plan(state["plan"] | {"buffer": unpack_samples(state["plan"]["buffer"])}, num_sources=len(sources))
+        check_order(state["order"] | {"buffer": unpack_samples(state["order"]["buffer"])}, num_sources=len(sources))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"ledger state is damaged ({type(error).__name__}: {error}). Checkpoint. Resume from an older one."
+            f"checkpoint: the ledger state is damaged ({type(error).__name__}: {error}). Resume from an older checkpoint."
         ) from error
 
 
-def saved_plan(state: dict[str, Any]) -> dict[str, Any]:
+def saved_order(state: dict[str, Any]) -> dict[str, Any]:
     """The plan's state out of a sealed one."""
-    plan: dict[str, Any] = state["plan"]
-    return plan | {"buffer": unpack_samples(plan["buffer"])}
+    order: dict[str, Any] = state["order"]
+    return order | {"buffer": unpack_samples(order["buffer"])}
 
 
 def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
@@ -204,23 +206,23 @@ def _raises_max_epochs(old: str | None, new: str | None) -> bool:
     return before == after and caps[0] is not None and (caps[1] is None or caps[1] > caps[0])
 
 
-def _renumbered(plan: dict[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+def _renumbered(order: dict[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
     """The plan's state with its sources counted as `after` does: new ones at their start, those gone without a trace.
 
-    What waited of a source that went is counted as dropped, like the planner does with changed data.
+    What waited of a source that went is counted as dropped, like the data_order does with changed data.
     """
     place = {name: number for number, name in enumerate(before)}
     number_now = {place[name]: number for number, name in enumerate(after) if name in place}
-    gone = Counter(before[source] for source, *_ in plan["buffer"] if source not in number_now)
-    owed = [plan["owed"][place[name]] if name in place else 0.0 for name in after]
+    gone = Counter(before[source] for source, *_ in order["buffer"] if source not in number_now)
+    owed = [order["owed"][place[name]] if name in place else 0.0 for name in after]
     excess = math.fsum(owed) / len(owed)  # what those that went had owed to them or owed to others
-    return plan | {
-        "drawn_at": [plan["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
+    return order | {
+        "drawn_at": [order["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
         "owed": [value - excess for value in owed],
-        "buffer": [[number_now[source], *rest] for source, *rest in plan["buffer"] if source in number_now],
-        "window": [] if gone else plan["window"],  # its packs have gaps: what is left of it is packed anew
-        "drawn": {name: count - gone[name] for name, count in plan["drawn"].items()},
-        "dropped": plan["dropped"] | {f"{name}: data changed": count for name, count in gone.items()},
+        "buffer": [[number_now[source], *rest] for source, *rest in order["buffer"] if source in number_now],
+        "window": [] if gone else order["window"],  # its packs have gaps: what is left of it is packed anew
+        "drawn": {name: count - gone[name] for name, count in order["drawn"].items()},
+        "dropped": order["dropped"] | {f"{name}: data changed": count for name, count in gone.items()},
     }
 
 

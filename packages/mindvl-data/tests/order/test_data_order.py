@@ -33,7 +33,7 @@ from mindvl_data.order.shuffle import EpochOrder, permute
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.order.subset import Subset
 from mindvl_data.shards.files import ShardFiles
-from mindvl_data.tracker import PLAN_VERSION
+from mindvl_data.tracker import ORDER_VERSION
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -52,22 +52,22 @@ def make_data_order(tokenizer: Tokenizer) -> Iterator[Callable[..., DataOrder]]:
     files.close()
 
 
-def samples(planner: DataOrder, steps: int) -> list[OrderedSample]:
-    planned = [planner.next_step() for _ in range(steps)]
-    return [sample for step in planned if step is not None for pack in step.packs for sample in pack]
+def samples(data_order: DataOrder, steps: int) -> list[OrderedSample]:
+    ordered = [data_order.next_step() for _ in range(steps)]
+    return [sample for step in ordered if step is not None for pack in step.packs for sample in pack]
 
 
 def test_the_text_share_holds(make_data_order: Callable[..., DataOrder], make_config: MakeConfig) -> None:
-    planner = make_data_order(make_config(text_share=0.2))
-    samples(planner, 60)
-    drawn = planner.drawn
+    data_order = make_data_order(make_config(text_share=0.2))
+    samples(data_order, 60)
+    drawn = data_order.drawn
     assert drawn["text"] / drawn.total() == pytest.approx(0.2, abs=1 / drawn.total())
 
 
 def test_weights_can_count_tokens(make_data_order: Callable[..., DataOrder], make_config: MakeConfig) -> None:
-    planned = samples(make_data_order(make_config(weight_unit="tokens")), 80)
+    ordered = samples(make_data_order(make_config(weight_unit="tokens")), 80)
     tokens: Counter[int] = Counter()
-    for sample in planned:
+    for sample in ordered:
         tokens[sample.source] += sample.length
     assert tokens[0] / tokens.total() == pytest.approx(0.5, abs=0.03)  # the buffer holds the rest
 
@@ -76,15 +76,15 @@ def test_each_epoch_of_a_source_has_another_order(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
     config = make_config(max_epochs=2)
-    planned = samples(make_data_order(config), 500)
-    by_epoch = [[(s.shard, s.sample_index) for s in planned if (s.source, s.epoch) == (1, epoch)] for epoch in (0, 1)]
+    ordered = samples(make_data_order(config), 500)
+    by_epoch = [[(s.shard, s.sample_index) for s in ordered if (s.source, s.epoch) == (1, epoch)] for epoch in (0, 1)]
     assert sorted(by_epoch[0]) == sorted(by_epoch[1])
     assert by_epoch[0] != by_epoch[1]
 
 
-def plan_to_the_end(planner: DataOrder) -> list[OrderedStep]:
+def order_to_the_end(data_order: DataOrder) -> list[OrderedStep]:
     steps = []
-    while (step := planner.next_step()) is not None:
+    while (step := data_order.next_step()) is not None:
         steps.append(step)
     return steps
 
@@ -102,25 +102,25 @@ def test_a_plan_can_be_taken_up_from_any_state(
     config = make_config(max_epochs=2, weight_unit=weight_unit)
     fresh = make_data_order(config)
     start = fresh.state()
-    steps = plan_to_the_end(fresh)
+    steps = order_to_the_end(fresh)
     assert len(steps) > 8  # two windows and a part of one
     states = [start, *(step.state_after for step in steps)]
     for at, state in enumerate(states):  # at the borders of windows and inside them
         again = make_data_order(config)
         again.load_state(stored(state))
         assert stored(again.state()) == stored(state)
-        assert plan_to_the_end(again) == steps[at:]
+        assert order_to_the_end(again) == steps[at:]
         assert again.state() == steps[-1].state_after
 
 
 def test_a_state_does_not_change_when_the_plan_goes_on(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
-    planner = make_data_order(make_config())
-    first = planner.next_step()
+    data_order = make_data_order(make_config())
+    first = data_order.next_step()
     assert first is not None
     kept = json.dumps(first.state_after)
-    samples(planner, 12)
+    samples(data_order, 12)
     assert json.dumps(first.state_after) == kept
 
 
@@ -129,7 +129,7 @@ def test_an_epoch_holds_every_sample_once_whatever_the_steps_are(
 ) -> None:
     config = make_config(max_epochs=1)
     for global_batch_size in (1, 2, 3, 5, 8, 60):
-        steps = plan_to_the_end(make_data_order(config, global_batch_size))
+        steps = order_to_the_end(make_data_order(config, global_batch_size))
         used = Counter((s.source, s.shard, s.sample_index) for step in steps for pack in step.packs for s in pack)
         assert len(used) == used.total() == 100
         packs = [pack for step in steps for pack in step.packs]
@@ -143,15 +143,15 @@ def test_ranks_that_come_and_go_see_the_same_steps(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
     config = make_config()
-    planner = make_data_order(config, 30)
-    expected = [planner.next_step() for _ in range(6)]
+    data_order = make_data_order(config, 30)
+    expected = [data_order.next_step() for _ in range(6)]
     state, seen = make_data_order(config, 30).state(), []
     for dp_size in (2, 3, 5, 10, 1, 6):  # one step with each number of ranks, restarted in between
         by_rank = []
         for rank in range(dp_size):
-            planner = make_data_order(config, 30)
-            planner.load_state(stored(state))
-            step = planner.next_step()
+            data_order = make_data_order(config, 30)
+            data_order.load_state(stored(state))
+            step = data_order.next_step()
             assert step is not None
             by_rank.append(packs_of_rank(step.packs, dp_rank=rank, dp_size=dp_size))
         state = step.state_after
@@ -164,10 +164,10 @@ def test_when_an_epoch_is_over_the_next_one_begins(
 ) -> None:
     config = make_config()
     only_text = replace(config, sources=(config.sources[1],))
-    planner = make_data_order(only_text)
-    while min(cursor[0] for cursor in planner.state()["drawn_at"]) < 3:
-        assert planner.next_step() is not None
-    used = Counter((s.epoch, s.shard, s.sample_index) for s in samples(planner, 200))
+    data_order = make_data_order(only_text)
+    while min(cursor[0] for cursor in data_order.state()["drawn_at"]) < 3:
+        assert data_order.next_step() is not None
+    used = Counter((s.epoch, s.shard, s.sample_index) for s in samples(data_order, 200))
     assert max(used.values()) == 1
 
 
@@ -176,16 +176,16 @@ def test_the_balance_window_moves_packs_and_changes_none(
 ) -> None:
     config = make_config()
     plain = replace(config, packing=replace(config.packing, balance_steps=1))
-    packs = [[pack for _ in range(4) for pack in take_step(planner).packs]
-            for planner in (make_data_order(config, 8), make_data_order(plain, 8))]  # fmt: skip
+    packs = [[pack for _ in range(4) for pack in take_step(data_order).packs]
+            for data_order in (make_data_order(config, 8), make_data_order(plain, 8))]  # fmt: skip
     assert packs[0] != packs[1]
     assert sorted(packs[0]) == sorted(packs[1])
     pairs = [[abs(patches(one) - patches(other)) for one, other in batched(side)] for side in packs]
     assert sum(pairs[0]) < sum(pairs[1])
 
 
-def take_step(planner: DataOrder) -> OrderedStep:
-    step = planner.next_step()
+def take_step(data_order: DataOrder) -> OrderedStep:
+    step = data_order.next_step()
     assert step is not None
     return step
 
@@ -206,18 +206,18 @@ def test_first_and_fraction_use_the_same_samples_in_every_epoch(
     config = replace(
         config, sources=(replace(images, first=40, fraction=0.5, max_epochs=3), replace(text, first=7, max_epochs=3))
     )
-    planned = samples(make_data_order(config), 999)
+    ordered = samples(make_data_order(config), 999)
     for source, count in ((0, 20), (1, 7)):
         by_epoch = [
-            {(s.shard, s.sample_index) for s in planned if (s.source, s.epoch) == (source, epoch)} for epoch in range(3)
+            {(s.shard, s.sample_index) for s in ordered if (s.source, s.epoch) == (source, epoch)} for epoch in range(3)
         ]
         assert by_epoch[0] == by_epoch[1] == by_epoch[2]
         assert len(by_epoch[0]) == count
-        assert sum(s.source == source for s in planned) == 3 * count
-    assert {(s.shard, s.sample_index) for s in planned if s.source == 1} == {(0, pack) for pack in range(7)}
-    assert all(16 * s.shard + s.sample_index < 40 for s in planned if s.source == 0)
+        assert sum(s.source == source for s in ordered) == 3 * count
+    assert {(s.shard, s.sample_index) for s in ordered if s.source == 1} == {(0, pack) for pack in range(7)}
+    assert all(16 * s.shard + s.sample_index < 40 for s in ordered if s.source == 0)
     other_seed = samples(make_data_order(replace(config, seed=9)), 999)
-    assert {s[0:4] for s in other_seed} == {s[0:4] for s in planned}
+    assert {s[0:4] for s in other_seed} == {s[0:4] for s in ordered}
 
 
 @pytest.mark.parametrize("done", [2, 4, 5, 7])  # inside windows and between them
@@ -225,13 +225,13 @@ def test_a_changed_source_goes_on_with_its_next_epoch_and_the_others_lose_nothin
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig, done: int
 ) -> None:
     config = make_config(max_epochs=3)
-    planner = make_data_order(config)
-    before = [take_step(planner) for _ in range(done)]
+    data_order = make_data_order(config)
+    before = [take_step(data_order) for _ in range(done)]
     state = stored(before[-1].state_after)
     again = make_data_order(config)
     again.load_state(state, changed_sources={"text"})
     middle = stored(again.state())
-    after = plan_to_the_end(again)
+    after = order_to_the_end(again)
     used = [sample for step in (*before, *after) for pack in step.packs for sample in pack]
     images = Counter(sample for sample in used if sample.source == 0)
     assert (len(images), images.total()) == (180, 180)  # three epochs, each sample once
@@ -249,17 +249,17 @@ def test_a_changed_source_goes_on_with_its_next_epoch_and_the_others_lose_nothin
     assert all(all(step.packs) for step in after[:-1])
     resumed = make_data_order(config)
     resumed.load_state(middle)
-    assert plan_to_the_end(resumed) == after
+    assert order_to_the_end(resumed) == after
 
 
 def test_a_changed_source_without_a_next_epoch_ends(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
-    planner = make_data_order(make_config(max_epochs=1))
-    state = stored(take_step(planner).state_after)
+    data_order = make_data_order(make_config(max_epochs=1))
+    state = stored(take_step(data_order).state_after)
     again = make_data_order(make_config(max_epochs=1))
     again.load_state(state, changed_sources={"text"})
-    assert all(sample.source == 0 for step in plan_to_the_end(again) for pack in step.packs for sample in pack)
+    assert all(sample.source == 0 for step in order_to_the_end(again) for pack in step.packs for sample in pack)
 
 
 def test_a_step_has_the_same_packs_for_any_number_of_ranks() -> None:
@@ -271,9 +271,9 @@ def test_a_step_has_the_same_packs_for_any_number_of_ranks() -> None:
 
 
 def test_no_pack_passes_the_patch_limit(make_data_order: Callable[..., DataOrder], make_config: MakeConfig) -> None:
-    planner = make_data_order(make_config(packing=PackingConfig(seq_length=256, max_patches=60, buffer_size=16)))
+    data_order = make_data_order(make_config(packing=PackingConfig(seq_length=256, max_patches=60, buffer_size=16)))
     for _ in range(30):
-        step = planner.next_step()
+        step = data_order.next_step()
         assert step is not None
         assert all(sum(s.patches for s in pack) <= 60 for pack in step.packs)
         assert all(sum(s.length for s in pack) <= 256 for pack in step.packs)
@@ -301,7 +301,7 @@ def test_one_source_alone_is_read_shard_after_shard(
 ) -> None:
     config = make_config()
     source: SourceConfig = replace(config.sources[0], max_epochs=1)
-    planner = make_data_order(
+    data_order = make_data_order(
         replace(
             config,
             sources=(source,),
@@ -309,7 +309,7 @@ def test_one_source_alone_is_read_shard_after_shard(
             packing=PackingConfig(seq_length=256, buffer_size=1, balance_steps=1),
         )
     )
-    order = [s.shard for s in samples(planner, 100)]
+    order = [s.shard for s in samples(data_order, 100)]
     assert sum(a != b for a, b in pairwise(order)) == 3
 
 
@@ -330,9 +330,9 @@ def test_the_largest_sample_fits_whichever_shard_holds_it(
         image=ImageConfig(min_pixels=28 * 28, max_pixels=112 * 112),
         packing=PackingConfig(seq_length=128, buffer_size=8),
     )
-    planner = make_data_order(config)
-    assert len(samples(planner, 60)) == 40
-    assert not planner.dropped
+    data_order = make_data_order(config)
+    assert len(samples(data_order, 60)) == 40
+    assert not data_order.dropped
 
 
 def test_a_sample_above_what_packs_may_have_is_used_among_text_alone(
@@ -350,23 +350,23 @@ def test_a_sample_above_what_packs_may_have_is_used_among_text_alone(
         image=ImageConfig(min_pixels=28 * 28, max_pixels=336 * 336),
         packing=PackingConfig(seq_length=1024, buffer_size=16),
     )
-    planner = make_data_order(config)
-    assert planner.max_patches < 576  # 336 x 336 pixels
+    data_order = make_data_order(config)
+    assert data_order.max_patches < 576  # 336 x 336 pixels
     found = []
-    while (step := planner.next_step()) is not None:
+    while (step := data_order.next_step()) is not None:
         found += [[sample.patches for sample in pack] for pack in step.packs]
     assert sum(map(len, found)) == 600
-    assert [pack for pack in found if sum(pack) > planner.max_patches] == [[576]]
-    assert not planner.dropped
+    assert [pack for pack in found if sum(pack) > data_order.max_patches] == [[576]]
+    assert not data_order.dropped
 
 
 def test_samples_are_reported_once_they_are_in_a_pack(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
-    planner = make_data_order(make_config())
-    placed = Counter(make_config().sources[sample.source].name for sample in samples(planner, 3))
-    assert planner.figures(planner.state())["samples_by_source"] == placed
-    assert planner.drawn.total() > placed.total()
+    data_order = make_data_order(make_config())
+    placed = Counter(make_config().sources[sample.source].name for sample in samples(data_order, 3))
+    assert data_order.figures(data_order.state())["samples_by_source"] == placed
+    assert data_order.drawn.total() > placed.total()
 
 
 def test_other_derived_figures_than_at_the_checkpoint_are_refused(
@@ -383,12 +383,12 @@ def test_other_derived_figures_than_at_the_checkpoint_are_refused(
 
 
 def test_another_order_needs_another_version(each_sum: Callable[[], Iterator[None]]) -> None:
-    """Fails when anything that decides the order changes: raise PLAN_VERSION then, and put the new digest here.
+    """Fails when anything that decides the order changes: raise ORDER_VERSION then, and put the new digest here.
 
     The order has to be the same on every Python and numpy, so the digest is one for all of them.
     """
     for _ in each_sum():
-        assert (PLAN_VERSION, digest_of_the_order()) == (6, "1900130177df7bfe")
+        assert (ORDER_VERSION, digest_of_the_order()) == (6, "1900130177df7bfe")
 
 
 def digest_of_the_order() -> str:
@@ -440,9 +440,9 @@ def test_a_whole_plan_does_not_depend_on_how_this_python_adds(
     config = make_config(sources=sources)
     found = []
     for _ in each_sum():
-        planner = make_data_order(config)
+        data_order = make_data_order(config)
         found.append(
-            [sample for _ in range(40) if (step := planner.next_step()) for pack in step.packs for sample in pack]
+            [sample for _ in range(40) if (step := data_order.next_step()) for pack in step.packs for sample in pack]
         )
     assert len(found) == 2
     assert found[0] == found[1]

@@ -105,9 +105,9 @@ def test_a_million_samples_of_many_sources_take_little_memory(
     tracemalloc.start()
     try:
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
-        planner = DataOrder(config, sources, global_batch_size=8)
+        data_order = DataOrder(config, sources, global_batch_size=8)
         for _ in range(4):
-            assert planner.next_step() is not None
+            assert data_order.next_step() is not None
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -54,7 +54,7 @@ def check_data_order(state: dict[str, Any]) -> None:
     if other is None:
         return
     details: list[Any] = [None] * len(checksums)  # a few kilobytes per rank, once, because the run ends here
-    dist.all_gather_object(details, {**state["identities"], "mixture figures": state["plan"].get("derived")})
+    dist.all_gather_object(details, {**state["identities"], "mixture figures": state["order"].get("derived")})
     expected, actual = details[0], details[other]
     differences = [
         f"{name} is {actual.get(name)} instead of {expected.get(name)}"

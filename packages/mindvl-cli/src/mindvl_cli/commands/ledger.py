@@ -177,7 +177,7 @@ def _about_checkpoint(figures: dict[str, Any]) -> str:
 
 
 def _about_samples(figures: dict[str, Any]) -> str:
-    ordered = f"in the data order {figures['verified']['planned']:,}, " if "verified" in figures else ""
+    ordered = f"in the data order {figures['verified']['samples']:,}, " if "verified" in figures else ""
     causes = ", ".join(f"{count:,} {cause}" for cause, count in figures["skipped"].items() if count)
     skipped = sum(figures["skipped"].values())
     later = figures["after_checkpoint"]

@@ -95,7 +95,7 @@ class Account:
         self.changes: list[Change] = []
         self.num_steps = 0
         self._links, self._state = links, state
-        self._saved_step = 0 if state is None else int(state["plan"]["step"])
+        self._saved_step = 0 if state is None else int(state["order"]["step"])
         self._uses = [_uses_by_step(link) for link in links]
         self._first: AuditLine | None = None
         self._first_step = self._last_step = 0
@@ -201,7 +201,7 @@ class Account:
                 }
                 for name, count in self._samples.items()
             },
-            "dropped": {} if self._state is None else dict(self._state["plan"]["dropped"]),
+            "dropped": {} if self._state is None else dict(self._state["order"]["dropped"]),
             "failed_samples": failed.total(),
             "changes": self.changes,
         }
@@ -214,15 +214,15 @@ class Account:
                 uses[step] = [use for use in uses[step] if use.offset >= line.before.get(use.file, 0)]
         if not (here := uses.pop(line.step, None)):
             return []
-        planned = {(source, epoch, shard, pack) for uses in line.packs for source, epoch, shard, pack in uses}
-        anywhere = {(source, shard, pack): (source, epoch, shard, pack) for source, epoch, shard, pack in planned}
+        ordered = {(source, epoch, shard, pack) for uses in line.packs for source, epoch, shard, pack in uses}
+        anywhere = {(source, shard, pack): (source, epoch, shard, pack) for source, epoch, shard, pack in ordered}
         found: dict[tuple[str, int | None, str, int], LoggedUse] = {}
         for use in here:
             sample = use.sample
             name = (sample.source, sample.epoch, sample.shard, sample.sample_index)
             if sample.epoch is None:  # an older line
                 name = anywhere.get((sample.source, sample.shard, sample.sample_index), name)
-            if name not in planned:
+            if name not in ordered:
                 self._disagreements.append(
                     f"{use.file}:{use.line}: step {line.step} has no sample {sample.sample_index} of {sample.shard} of "
                     f"{sample.source}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from mindvl_data.audit_lines import AuditLine, is_closed, read_part
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Link, records_beside
-from mindvl_data.ledger.replan import LogSpan
+from mindvl_data.ledger.replay import LogSpan
 from mindvl_data.log_parts import log_files
 
 _MOST_PARENTS = 100

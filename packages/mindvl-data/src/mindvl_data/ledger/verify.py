@@ -19,14 +19,14 @@ from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Account, Link, TrainingRecords
 from mindvl_data.ledger.chain import chain_of, spans_of
-from mindvl_data.ledger.replan import PROBLEMS_NAMED, LogSpan, Replanned, Replanning, is_raise, plain, replan
+from mindvl_data.ledger.replay import PROBLEMS_NAMED, LogSpan, ReplayJob, ReplayResult, is_raise, plain, replay
 from mindvl_data.ledger.usage import EpochUse, UsableSamples
 from mindvl_data.order.data_order import DataOrder
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.process import end_with_parent
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import Tokenizer, load_tokenizer
-from mindvl_data.tracker import changed_data, check_state, differences, identities, open_state, saved_plan
+from mindvl_data.tracker import changed_data, check_state, differences, identities, open_state, saved_order
 
 Progress = Callable[[int, int], None]  # (done, total) in steps
 _MOST_PROCESSES = 16
@@ -124,18 +124,18 @@ class _Check:
         links: Sequence[Link],
         state: dict[str, Any] | None,
     ) -> None:
-        self._config, self._packs_per_step, self._links, self._state = config, global_batch_size, links, state
+        self._config, self._global_batch_size, self._links, self._state = config, global_batch_size, links, state
         self._sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
         self._largest_sample = DataOrder(config, self._sources, global_batch_size=global_batch_size).largest_sample
         self._identities = identities(config, self._sources, tokenizer, global_batch_size)
-        self._saved = None if state is None else saved_plan(state)
+        self._saved = None if state is None else saved_order(state)
         self.account = Account(links, state)
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
         self._whole_from = dict.fromkeys((source.name for source in self._sources), 0)  # first epoch the log has whole
         self._usable: dict[str, UsableSamples] = {}
         self._closed: Counter[str] = Counter()  # epochs of a source that were looked at
         self._finished: Counter[str] = Counter()  # and found to be whole
-        self._last_step, self._compared, self._planned = 0, 0, 0
+        self._last_step, self._compared, self._num_samples = 0, 0, 0
         self._ended: dict[str, Any] | None = None  # where the data order stood after the last span
         self._is_whole = True  # no step is missing or repeated so far
         self._num_problems = 0
@@ -156,11 +156,11 @@ class _Check:
                 progress(min(done, num_steps), num_steps)
 
         with ExitStack() as stack:
-            futures: list[Future[Replanned] | None] = [None] * len(spans)
+            futures: list[Future[ReplayResult] | None] = [None] * len(spans)
             if num_processes > 1 and sum(job is not None for job in jobs) > 1:
                 pool = ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=end_with_parent)
                 stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-                futures = [None if job is None else pool.submit(replan, job) for job in jobs]
+                futures = [None if job is None else pool.submit(replay, job) for job in jobs]
             for (link, span), job, future in zip(spans, jobs, futures, strict=True):
                 before = self.account.num_steps
                 for line in span.lines():
@@ -169,7 +169,7 @@ class _Check:
                     report(self.account.num_steps - before)
                     continue
                 if future is None:
-                    found = replan(job, report)
+                    found = replay(job, report)
                 else:
                     found = _result_of(future)
                     report(self.account.num_steps - before)
@@ -186,14 +186,14 @@ class _Check:
         """What was found."""
         return {
             "steps": self._compared,
-            "planned": self._planned,
+            "samples": self._num_samples,
             "finished_epochs": dict(self._finished),
             "num_problems": self._num_problems,
             "problems": self._problems,
             "notes": self._notes,
         }
 
-    def _jobs(self, spans: Sequence[LogSpan]) -> list[Replanning | None]:
+    def _jobs(self, spans: Sequence[LogSpan]) -> list[ReplayJob | None]:
         """What to plan again of each span; None: nothing, because the data it was planned with are gone."""
         heads: list[AuditLine | None] = []
         marks: list[tuple[int, int, AuditLine]] = []  # span, number in it, mark
@@ -213,7 +213,7 @@ class _Check:
                 f"this configuration has {' '.join(names)}: nothing after it could be compared"
             )
             return [None] * len(spans)
-        jobs: list[Replanning | None] = []
+        jobs: list[ReplayJob | None] = []
         for number, (span, head) in enumerate(zip(spans, heads, strict=True)):
             if number < first_span:
                 jobs.append(None)
@@ -226,17 +226,17 @@ class _Check:
                 and (at, place) > (number, 0)
                 and (at, place) > (first_span, first_mark)
             )
-            plan = None if head is None or head.kind == "packs" else head.plan
-            if plan is not None and head is not None and head.sources != names:
+            order = None if head is None or head.kind == "packs" else head.order
+            if order is not None and head is not None and head.sources != names:
                 self.problem(f"{head.where}: has the sources {' '.join(head.sources)}, the run has {' '.join(names)}")
                 jobs.append(None)
                 continue
             jobs.append(
-                Replanning(
+                ReplayJob(
                     config=self._config,
-                    global_batch_size=self._packs_per_step,
+                    global_batch_size=self._global_batch_size,
                     span=span,
-                    plan=plan,
+                    order=order,
                     first_mark=first_mark if number == first_span else 0,
                     raises=raises,
                     saved=self._saved,
@@ -293,39 +293,39 @@ class _Check:
                 if name in line.change["sources"] and not is_raise(line.change):
                     del self._use[name, epoch]  # its shards may have other names now
         if self._last_step == line.step:
-            self._compare_totals(line.plan, line.where)
+            self._compare_totals(line.order, line.where)
         if not is_raise(line.change) if line.kind == "change" else self._last_step != line.step:
             # Limits that follow from the data may have changed too, so of no source the epoch begun then can be whole.
             self._whole_from = {
                 name: epoch + (position > 0)
-                for name, (epoch, position) in zip(line.sources, line.plan["drawn_at"], strict=True)
+                for name, (epoch, position) in zip(line.sources, line.order["drawn_at"], strict=True)
             }
         self._last_step = line.step
 
-    def _compare_totals(self, plan: Mapping[str, Any], where: str) -> None:
+    def _compare_totals(self, order: Mapping[str, Any], where: str) -> None:
         """Do the lines so far hold as many samples and tokens as the state says?"""
         if not self._is_whole:
             return
         samples, tokens = self.account.totals()
-        told = plan["totals"].get("samples", 0), sum(plan["tokens_by_source"].values())
+        told = order["totals"].get("samples", 0), sum(order["tokens_by_source"].values())
         if (samples, tokens) != told:
             self.problem(
                 f"{where}: {told[0]} samples of {told[1]} tokens are counted up to step {self._last_step}, the log "
                 f"holds {samples} of {tokens}"
             )
 
-    def _take(self, job: Replanning, found: Replanned) -> None:
+    def _take(self, job: ReplayJob, found: ReplayResult) -> None:
         """The result of a span, which must begin where the one before ended."""
         self._compared += found.num_steps
-        self._planned += found.num_samples
+        self._num_samples += found.num_samples
         self._num_problems += found.num_problems - len(found.problems)
         for text in found.problems:
             self.problem(text)
-        before, self._ended = self._ended, found.plan
-        if before is not None and job.plan is not None and _comparable(before) != _comparable(plain(job.plan)):
+        before, self._ended = self._ended, found.order
+        if before is not None and job.order is not None and _comparable(before) != _comparable(plain(job.order)):
             self.problem(f"{job.span.file}:1: begins at another place of the plan than the log before it ends")
-        if found.plan is not None:
-            self._close_epochs(found.plan)
+        if found.order is not None:
+            self._close_epochs(found.order)
 
     def _close_epochs(self, state: dict[str, Any]) -> None:
         """Look at the epochs of which nothing can come any more: drawn to the end, and nothing of them waits."""
@@ -353,7 +353,7 @@ class _Check:
             self.problem(problem)
         if self._state is None:
             return
-        saved_step = self._state["plan"]["step"]
+        saved_step = self._state["order"]["step"]
         if saved_step > self._last_step:
             self.problem(f"steps {self._last_step + 1} to {saved_step} of the checkpoint are not in the log")
         elif saved_step < self._last_step:
@@ -379,11 +379,11 @@ class _Check:
             self.problem(str(error), first=True)  # it explains the others
 
 
-def _comparable(plan: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in plan.items() if name != "derived"}  # unknown after changed data
+def _comparable(order: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in order.items() if name != "derived"}  # unknown after changed data
 
 
-def _result_of(future: Future[Replanned]) -> Replanned:
+def _result_of(future: Future[ReplayResult]) -> ReplayResult:
     try:
         return future.result()
     except BrokenExecutor as error:

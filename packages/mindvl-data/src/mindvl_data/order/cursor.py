@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A position in the endless (or capped) stream of samples of one source.
 
-Comes after shuffle and lengths; the planner has one for each source. Lengths are looked up for a block of positions
+Comes after shuffle and lengths; the data_order has one for each source. Lengths are looked up for a block of positions
 at once, so that each shard of the block is opened once; the first blocks are small, so that a mixture of hundreds of
 sources starts at once.
 """

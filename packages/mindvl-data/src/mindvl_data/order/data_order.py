@@ -53,15 +53,15 @@ class DataOrder:
 
         files, tokenizer = ShardFiles(), load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
-        planner = DataOrder(config, sources, global_batch_size=64)
-        while (step := planner.next_step()) is not None:
+        data_order = DataOrder(config, sources, global_batch_size=64)
+        while (step := data_order.next_step()) is not None:
             for pack in packs_of_rank(step.packs, dp_rank=0, dp_size=8):
                 samples = [sources[s.source].read(s.shard, s.sample_index) for s in pack]
 
     Args:
         sources: In the order of `config.sources`.
         global_batch_size: Packs of one optimizer step, over all ranks.
-        on_draw: Called with each sample when it is drawn, and how many packs this planner had packed; for statistics.
+        on_draw: Called with each sample when it is drawn, and how many packs this data_order had packed; for statistics.
 
     Attributes:
         shares: What the mixture asks of each source, in samples or tokens as `config.weight_unit` says; sums to 1.
@@ -112,7 +112,7 @@ class DataOrder:
     def next_step(self) -> OrderedStep | None:
         """The next step, or None when every source is used up."""
         if not self._window:
-            self._plan_window()
+            self._pack_window()
         if not self._window:
             return None
         packs = self._window.pop(0)
@@ -140,7 +140,7 @@ class DataOrder:
         }
 
     def load_state(self, state: dict[str, Any], changed_sources: Collection[str] = frozenset()) -> None:
-        """Continue from a `state()` of a planner with the same configuration and index; only for a fresh planner.
+        """Continue from a `state()` of a data_order with the same configuration and index; only for a fresh data_order.
 
         Args:
             changed_sources: Names of sources whose data is not what it was. They go on at the start of their next
@@ -228,7 +228,7 @@ class DataOrder:
             for sample in pack:
                 self._tokens_by_source[self._sources[sample.source].name] += sample.length
 
-    def _plan_window(self) -> None:
+    def _pack_window(self) -> None:
         """Pack the packs of a window and deal them to steps.
 
         At the very end of the data the last step has fewer packs, and empty ones after them: no sample is lost.

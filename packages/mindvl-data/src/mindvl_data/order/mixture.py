@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which source comes next: of those that are behind their share, the one that would be a whole sample behind first.
 
-Used by the planner. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
+Used by the data_order. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
 "The chairman assignment problem", 1980), where independent draws wander off with the square root of the length, and
 plain largest-deficit can pass one sample. Where weights count tokens, a sample of average length stands for one.
 

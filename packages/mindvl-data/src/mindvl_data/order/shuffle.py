@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A keyed order of the samples of a source that can be entered anywhere.
 
-Used by the planner. Two levels: shards are permuted, then samples inside windows of the resulting stream, so that
+Used by the data_order. Two levels: shards are permuted, then samples inside windows of the resulting stream, so that
 neighbours in the order lie in few shards. Each level is a Feistel network with cycle walking (Luby and Rackoff 1988;
 Black and Rogaway 2002): no table of the size of the data, no generator state.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One source of the mixture: its index, its rules, and the lengths that follow from them.
 
-Comes after index and measuring, before the planner, which knows samples only through it. It keeps nothing by sample:
+Comes after index and measuring, before the data_order, which knows samples only through it. It keeps nothing by sample:
 lengths are read for the rows that are wanted, so hundreds of sources of any size cost little memory.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a configuration will give: packing efficiency, visual load, imbalance, waits, shares, drops; from the plan alone.
 
-Stands beside the planner; nothing is decoded, so a thousand packs take seconds.
+Stands beside the data_order; nothing is decoded, so a thousand packs take seconds.
 """
 
 from collections import Counter
@@ -50,13 +50,13 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
     try:
         tokenizer = load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
-        planner = DataOrder(config, sources, global_batch_size=global_batch_size, on_draw=drawn_before.__setitem__)
+        data_order = DataOrder(config, sources, global_batch_size=global_batch_size, on_draw=drawn_before.__setitem__)
         steps: list[tuple[Pack, ...]] = []
-        while len(steps) * global_batch_size < num_packs and (step := planner.next_step()) is not None:
+        while len(steps) * global_batch_size < num_packs and (step := data_order.next_step()) is not None:
             steps.append(step.packs)
     finally:
         files.close()
-    figures = planner.figures(planner.state())
+    figures = data_order.figures(data_order.state())
     packs = [pack for step in steps for pack in step]
     per_token = config.image.spatial_merge_size**2
     load = np.array([sum(sample.patches for sample in pack) for pack in packs], np.int64).reshape(-1, global_batch_size)
@@ -73,11 +73,11 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
         "rank_imbalance": rank,
         "lockstep_imbalance": lockstep,
         "imbalance": _imbalance_table(load_of_whole, global_batch_size),
-        "visual_load": _load_histogram([pack for pack in packs if pack], per_token, planner.max_patches),
+        "visual_load": _load_histogram([pack for pack in packs if pack], per_token, data_order.max_patches),
         "packing_efficiency_histogram": _efficiency_histogram([pack for pack in packs if pack], packing.seq_length),
         "staleness": _staleness(packs, drawn_before)
         | {"limit": packing.buffer_size + packing.balance_steps * global_batch_size},
-        "sources": _by_source(sources, planner.shares, figures),
+        "sources": _by_source(sources, data_order.shares, figures),
         "weight_unit": config.weight_unit,
     }
 

@@ -2,7 +2,7 @@
 """Plan the steps of one file of an audit log again and compare: what `verify` does in several processes at once.
 
 Called by ledger.py, for one `LogSpan` each. Every part of a log begins with the state of the data order there, so each
-can be planned by itself; that a part ends where the next one begins is compared by the caller.
+can be step by itself; that a part ends where the next one begins is compared by the caller.
 """
 
 import json
@@ -21,7 +21,7 @@ from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 
-_MOST_MISSING = 1000  # steps that are planned although they are not logged, so that those after them can be compared
+_MOST_MISSING = 1000  # steps that are step although they are not logged, so that those after them can be compared
 PROBLEMS_NAMED = 20  # the others are only counted
 
 
@@ -65,27 +65,27 @@ class LogSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replanning:
+class ReplayJob:
     """What to plan again."""
 
     config: DataConfig  # of the run as it is now
     global_batch_size: int
     span: LogSpan
-    plan: dict[str, Any] | None  # where it begins; None: at the very first step
-    first_mark: int = 0  # nothing is planned before this mark of the span; 1 is the first
+    order: dict[str, Any] | None  # where it begins; None: at the very first step
+    first_mark: int = 0  # nothing is step before this mark of the span; 1 is the first
     raises: tuple[dict[str, Any], ...] = ()  # changes of max_epochs at marks of this span and later ones, in order
     saved: dict[str, Any] | None = None  # the data order's state in the newest checkpoint
 
 
 @dataclass(kw_only=True)
-class Replanned:
+class ReplayResult:
     """What came of it."""
 
     num_steps: int = 0  # compared
     num_samples: int = 0  # of these steps, by the data order
     num_problems: int = 0
     problems: list[str] = field(default_factory=list)
-    plan: dict[str, Any] | None = None  # the state after the last step; None: nothing was planned
+    order: dict[str, Any] | None = None  # the state after the last step; None: nothing was step
 
     def add(self, problem: str) -> None:
         """Name a problem, or count it where enough are named."""
@@ -94,7 +94,7 @@ class Replanned:
             self.problems.append(problem)
 
 
-def replan(job: Replanning, report: Callable[[int], None] = lambda steps: None) -> Replanned:
+def replay(job: ReplayJob, report: Callable[[int], None] = lambda steps: None) -> ReplayResult:
     """Plan the steps of a span again.
 
     Args:
@@ -105,50 +105,50 @@ def replan(job: Replanning, report: Callable[[int], None] = lambda steps: None) 
     """
     files = ShardFiles(job.config.store)
     try:
-        return _Replan(job, files, report).run()
+        return _Replay(job, files, report).run()
     finally:
         files.close()
 
 
-class _Replan:
+class _Replay:
     """One span, line by line."""
 
-    def __init__(self, job: Replanning, files: ShardFiles, report: Callable[[int], None]) -> None:
+    def __init__(self, job: ReplayJob, files: ShardFiles, report: Callable[[int], None]) -> None:
         self._job, self._files, self._report = job, files, report
         self._tokenizer = load_tokenizer(job.config.tokenizer)
         self._raises = list(job.raises)
-        self._found = Replanned()
+        self._found = ReplayResult()
         self._step = 0
-        self._planner: DataOrder | None = None
+        self._data_order: DataOrder | None = None
         self._marks = 0
         if not job.first_mark:
-            self._begin(job.plan, f"{job.span.file}:1")
+            self._begin(job.order, f"{job.span.file}:1")
 
-    def run(self) -> Replanned:
+    def run(self) -> ReplayResult:
         for line in self._job.span.lines():
             if line.kind in ("change", "branch"):
                 self._pass_mark(line)
             elif line.kind == "packs":
-                if self._planner is not None:
+                if self._data_order is not None:
                     self._compare(line)
                 self._report(1)
-        if self._planner is not None:
-            self._found.plan = plain(self._planner.state() if self._state is None else self._state)
+        if self._data_order is not None:
+            self._found.order = plain(self._data_order.state() if self._state is None else self._state)
         return self._found
 
-    def _begin(self, plan: dict[str, Any] | None, where: str) -> None:
+    def _begin(self, order: dict[str, Any] | None, where: str) -> None:
         config = self._job.config
         for change in reversed(self._raises):
             config = without_raise(config, change)
         self._sources = [SourceIndex(source, config, self._tokenizer, self._files) for source in config.sources]
-        self._planner = DataOrder(config, self._sources, global_batch_size=self._job.global_batch_size)
+        self._data_order = DataOrder(config, self._sources, global_batch_size=self._job.global_batch_size)
         self._state: dict[str, Any] | None = None
-        if plan is not None:
+        if order is not None:
             try:
-                self._planner.load_state(plan)
+                self._data_order.load_state(order)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from error
-            self._step = plan["step"]
+            self._step = order["step"]
 
     def _pass_mark(self, line: AuditLine) -> None:
         self._marks += 1
@@ -156,28 +156,28 @@ class _Replan:
             return
         if line.kind == "change" and self._raises and self._raises[0] == line.change:
             self._raises.pop(0)
-        self._begin(line.plan, line.where)
+        self._begin(line.order, line.where)
 
     def _compare(self, line: AuditLine) -> None:
-        assert self._planner is not None
-        planned = None
+        assert self._data_order is not None
+        step = None
         if line.step > self._step + _MOST_MISSING:
             self._found.add(f"step {line.step}: too many steps are missing before it, so nothing after it was compared")
-            self._planner = None
+            self._data_order = None
             return
         while self._step < line.step:
-            planned = self._planner.next_step()
-            if planned is None:
+            step = self._data_order.next_step()
+            if step is None:
                 self._found.add(f"step {line.step} is logged, but the data order ends at step {self._step}")
                 self._step = line.step
                 return
-            self._step = planned.step
-            self._found.num_samples += sum(map(len, planned.packs))
-        if planned is None:
+            self._step = step.step
+            self._found.num_samples += sum(map(len, step.packs))
+        if step is None:
             return  # a repeated step, which the caller names
-        self._state = planned.state_after
+        self._state = step.state_after
         self._found.num_steps += 1
-        expected = logged_step(planned, self._sources)
+        expected = logged_step(step, self._sources)
         if expected["packs"] != line.packs:
             self._found.add(f"step {line.step}: {_first_difference(expected['packs'], line.packs)}")
         elif expected["tokens"] != line.tokens:
@@ -185,8 +185,8 @@ class _Replan:
                 f"step {line.step}: tokens {line.tokens!s:.200} are logged, the plan has {expected['tokens']}"
             )
         saved = self._job.saved
-        if saved is not None and saved["step"] == planned.step and saved != plain(planned.state_after):
-            self._found.add(f"step {planned.step}: the newest checkpoint stands at another place of the plan")
+        if saved is not None and saved["step"] == step.step and saved != plain(step.state_after):
+            self._found.add(f"step {step.step}: the newest checkpoint stands at another place of the plan")
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_raise(change: dict[str, Any]) -> bool:
-    """Whether an accepted change did nothing but raise max_epochs, so that what lies before it can be planned again."""
+    """Whether an accepted change did nothing but raise max_epochs, so that what lies before it can be step again."""
     pairs = change["sources"].values()
     return bool(pairs) and all(None not in pair and "weight=" in pair[0] and "weight=" in pair[1] for pair in pairs)
 

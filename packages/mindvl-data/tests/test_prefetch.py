@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import ahead
-from mindvl_data.ahead import OrderPrefetcher, Workers
+from mindvl_data import prefetch
+from mindvl_data.prefetch import OrderPrefetcher, Workers
 
 
 class Counting:
@@ -25,57 +25,57 @@ class Counting:
         self.threads.add(threading.current_thread().name)
         self.step += 1
         if self.step == self.failing:
-            raise KeyError("broken plan")
+            raise KeyError("broken order")
         return self.step if self.step <= self.last else None
 
 
-def take(planned: OrderPrefetcher, count: int) -> list[Any]:
-    return [planned.next_step() for _ in range(count)]
+def take(prefetcher: OrderPrefetcher, count: int) -> list[Any]:
+    return [prefetcher.next_step() for _ in range(count)]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 def test_steps_come_in_order_and_the_end_stays_the_end(num_steps: int) -> None:
-    planner = Counting(last=6)
-    planned = OrderPrefetcher(planner, num_steps=num_steps)  # type: ignore[arg-type]
-    assert take(planned, 8) == [1, 2, 3, 4, 5, 6, None, None]
-    assert planner.threads == {threading.current_thread().name} if num_steps == 0 else {"mindvl-plan-0"}
-    planned.close()
+    data_order = Counting(last=6)
+    prefetcher = OrderPrefetcher(data_order, num_steps=num_steps)  # type: ignore[arg-type]
+    assert take(prefetcher, 8) == [1, 2, 3, 4, 5, 6, None, None]
+    assert data_order.threads == {threading.current_thread().name} if num_steps == 0 else {"mindvl-order-0"}
+    prefetcher.close()
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_a_failing_plan_fails_at_its_step_with_its_traceback_and_again(num_steps: int) -> None:
-    planned = OrderPrefetcher(Counting(failing=3), num_steps=num_steps)  # type: ignore[arg-type]
-    assert take(planned, 2) == [1, 2]
+    prefetcher = OrderPrefetcher(Counting(failing=3), num_steps=num_steps)  # type: ignore[arg-type]
+    assert take(prefetcher, 2) == [1, 2]
     for _ in range(2):
-        with pytest.raises(KeyError, match="broken plan") as caught:
-            planned.next_step()
-        assert 'raise KeyError("broken plan")' in "".join(traceback.format_exception(caught.value))
-    planned.close()
+        with pytest.raises(KeyError, match="broken order") as caught:
+            prefetcher.next_step()
+        assert 'raise KeyError("broken order")' in "".join(traceback.format_exception(caught.value))
+    prefetcher.close()
 
 
 def test_only_as_many_steps_are_planned_as_were_asked_for() -> None:
-    planner = Counting(last=100)
-    planned = OrderPrefetcher(planner, num_steps=5)  # type: ignore[arg-type]
-    assert not planned.is_ready
-    assert planner.step == 0  # nothing before the first step is wanted: a state may still be loaded
-    take(planned, 2)
-    planned.finish()
-    assert planner.step <= 7
+    data_order = Counting(last=100)
+    prefetcher = OrderPrefetcher(data_order, num_steps=5)  # type: ignore[arg-type]
+    assert not prefetcher.is_ready
+    assert data_order.step == 0  # nothing before the first step is wanted: a state may still be loaded
+    take(prefetcher, 2)
+    prefetcher.finish()
+    assert data_order.step <= 7
 
 
 def test_no_step_is_lost_when_waiting_for_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = OrderPrefetcher(Counting(), num_steps=2)  # type: ignore[arg-type]
-    take(planned, 1)
+    prefetcher = OrderPrefetcher(Counting(), num_steps=2)  # type: ignore[arg-type]
+    take(prefetcher, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(ahead.Future, "result", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(prefetch.Future, "result", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            planned.next_step()
-    assert take(planned, 2) == [2, 3]
-    planned.close()
+            prefetcher.next_step()
+    assert take(prefetcher, 2) == [2, 3]
+    prefetcher.close()
 
 
 def test_closing_leaves_a_job_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
     workers, hang, began = Workers(2, "test"), threading.Event(), threading.Barrier(3)
 
     def job() -> None:
@@ -104,9 +104,9 @@ def test_threads_end_with_the_last_reference() -> None:
 
 HANGING = """
 import threading
-from mindvl_data import ahead
-ahead._PATIENCE_S = 0.05
-workers = ahead.Workers(1, "test")
+from mindvl_data import prefetch
+prefetch._PATIENCE_S = 0.05
+workers = prefetch.Workers(1, "test")
 began = threading.Event()
 workers.submit(lambda: (began.set(), threading.Event().wait()))
 began.wait()

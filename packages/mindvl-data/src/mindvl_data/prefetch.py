@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work done ahead of the training step: threads that run jobs in order, and a plan computed by one of them.
 
-Stands between planner and loader. The threads are daemons that a finalizer stops, so neither `close` nor the end of
+Stands between data_order and loader. The threads are daemons that a finalizer stops, so neither `close` nor the end of
 the interpreter waits for a read that hangs; and no exception is lost: it reaches whoever asks for the result.
 """
 
@@ -66,15 +66,15 @@ class Workers:
 
 
 class OrderPrefetcher:
-    """The steps of a planner, one after another, computed ahead.
+    """The steps of a data_order, one after another, computed ahead.
 
     Args:
         num_steps: Steps planned ahead in a thread of their own; 0: each step when it is asked for, without a thread.
         on_start: Called first in that thread.
     """
 
-    def __init__(self, planner: DataOrder, *, num_steps: int, on_start: Callable[[], None] | None = None) -> None:
-        self._plan = _Plan(planner)
+    def __init__(self, data_order: DataOrder, *, num_steps: int, on_start: Callable[[], None] | None = None) -> None:
+        self._steps = _Steps(data_order)
         self._on_start = on_start
         self._num_steps = num_steps
         self._workers: Workers | None = None  # from the first step on, so that a state can be loaded before
@@ -89,10 +89,10 @@ class OrderPrefetcher:
         """The next step; None at the end of the plan.
 
         Raises:
-            Exception: Whatever the planner raised, with its traceback; then again at every call.
+            Exception: Whatever the data_order raised, with its traceback; then again at every call.
         """
         if not self._num_steps:
-            return self._plan.next_step()
+            return self._steps.next_step()
         self._order()
         step = self._ordered[0].result()  # taken out only once it is there: an interrupt must not skip a step
         self._ordered.popleft()
@@ -105,22 +105,22 @@ class OrderPrefetcher:
             self._workers.close()
 
     def finish(self) -> None:
-        """Stop planning and wait for the step being planned, because it uses what the next planner will use."""
+        """Stop planning and wait for the step being planned, because it uses what the next data_order will use."""
         if self._workers is not None:
             self._workers.finish()
 
     def _order(self) -> None:
         if self._workers is None:
-            self._workers = Workers(1, "mindvl-plan", self._on_start)
+            self._workers = Workers(1, "mindvl-order", self._on_start)
         while len(self._ordered) < self._num_steps:
-            self._ordered.append(self._workers.submit(self._plan.next_step))
+            self._ordered.append(self._workers.submit(self._steps.next_step))
 
 
-class _Plan:
-    """The planner with its end and its failure remembered, as steps are ordered before it is known to have either."""
+class _Steps:
+    """The data_order with its end and its failure remembered, as steps are ordered before it is known to have either."""
 
-    def __init__(self, planner: DataOrder) -> None:
-        self._planner = planner
+    def __init__(self, data_order: DataOrder) -> None:
+        self._data_order = data_order
         self._has_ended = False
         self._error: BaseException | None = None
 
@@ -130,9 +130,9 @@ class _Plan:
         if self._has_ended:
             return None
         try:
-            step = self._planner.next_step()
+            step = self._data_order.next_step()
         except BaseException as error:
-            self._error = error  # the planner stopped half-way through a step: what follows would be another plan
+            self._error = error  # the data_order stopped half-way through a step: what follows would be another plan
             raise
         self._has_ended = step is None
         return step
