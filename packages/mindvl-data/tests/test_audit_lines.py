@@ -19,9 +19,9 @@ def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -
     log.write_text(line + '{"step":2,"packs":[[["pic')
     assert [one.step for one in read_log(log)] == [1]
     log.write_text(line + '{"step":2,"packs":[[["pic\n')
-    with pytest.raises(DataError, match=r"audit\.jsonl:2: line of an audit log is damaged"):
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: the line of the audit log is damaged"):
         list(read_log(log))
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="the audit log does not exist"):
         list(read_log(tmp_path / "nothing.jsonl"))
 
 
@@ -37,7 +37,7 @@ def test_a_cut_off_line_is_not_read_and_a_damaged_one_is_named(tmp_path: Path) -
 def test_a_step_that_no_loader_wrote_is_named(tmp_path: Path, changed: dict[str, Any]) -> None:
     log = tmp_path / "audit.jsonl"
     log.write_text(json.dumps(STEP | changed, separators=(",", ":")) + "\n")
-    with pytest.raises(DataError, match=r"audit\.jsonl:1: line of an audit log is damaged"):
+    with pytest.raises(DataError, match=r"audit\.jsonl:1: the line of the audit log is damaged"):
         list(read_log(log))
 
 
@@ -52,7 +52,7 @@ def test_a_step_that_no_loader_wrote_is_named(tmp_path: Path, changed: dict[str,
 def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     log = tmp_path / "audit.jsonl"
     log.write_bytes(json.dumps(STEP, separators=(",", ":")).encode() + b"\n" + text.encode(errors="replace") + b"\n")
-    with pytest.raises(DataError, match=r"audit\.jsonl:2: (the )?line "):
+    with pytest.raises(DataError, match=r"audit\.jsonl:2: the .*line"):
         list(read_log(log))
 
 

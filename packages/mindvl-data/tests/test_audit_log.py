@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audit log: each step once and in order, through kills and restarts; marks where the plan was left."""
+"""Audit log: each step once and in order, through kills and restarts; marks where the run was branched or the data changed."""
 
 import json
 from collections.abc import Callable
@@ -88,26 +88,28 @@ def test_a_run_that_starts_anew_does_not_erase_the_steps_of_another(make_config:
     state_after(make_config(audit_log=log), packs=6)
     logged = log.read_text()
     for _ in range(2):
-        with pytest.raises(DataError, match=r"holds steps that this run would not.*audit\.jsonl.*Resume.*remove"):
+        with pytest.raises(DataError, match=r"audit\.jsonl: the audit log holds steps of another run.*Resume.*remove"):
             start_anew(make_config(audit_log=log, seed=99))
     assert log.read_text() == logged
     first, rest = logged.split("\n", 1)
     older = json.dumps({key: value for key, value in json.loads(first).items() if key != "order_id"})
-    log.write_text(older.replace(" ", "") + "\n" + rest)  # nothing says which plan it was
-    with pytest.raises(DataError, match="would not log again"):
+    log.write_text(older.replace(" ", "") + "\n" + rest)  # without the hash of the identities
+    with pytest.raises(DataError, match="holds steps of another run"):
         start_anew(make_config(audit_log=log))
     log.write_text('{"step":1,"packs":[[["pic')  # no step is lost with this
     start_anew(make_config(audit_log=log, seed=99))
     assert logged_steps(log) == [1]
 
 
-def test_a_log_with_marks_is_not_erased_even_by_its_own_plan(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_log_with_marks_is_not_erased_even_by_a_run_with_the_same_order(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
     log = tmp_path / "audit.jsonl"
     state_after(make_config(audit_log=log), packs=2)
     mark = {"step": 1, "change": {"who": "me@here"}, "order": {}, "sources": [], "when": "2026-01-01T00:00:00Z"}
     with open(log, "a") as file:
         file.write(json.dumps(mark, separators=(",", ":")) + "\n")
-    with pytest.raises(DataError, match="would not log again"):
+    with pytest.raises(DataError, match="holds steps of another run"):
         start_anew(make_config(audit_log=log))
     assert count_lines(log) == (1, 1)
 
@@ -125,7 +127,9 @@ def test_opening_a_log_that_another_loader_writes_changes_nothing_and_writing_is
         live = log.read_bytes()
         with Loader(config, global_batch_size=2, position_kind="rope") as second:
             assert log.read_bytes() == live
-            with pytest.raises(DataError, match=r"being written by another loader.*audit\.jsonl.*name another"):
+            with pytest.raises(
+                DataError, match=r"audit\.jsonl: the audit log is being written by another loader.*set another"
+            ):
                 next(second), next(second)
             with pytest.raises(DataError, match="being written by another loader"):
                 second.load_state_dict(state)
@@ -171,7 +175,7 @@ def test_a_log_that_cannot_be_written_loses_no_pack_and_no_step(make_config: Mak
         first = next(loader)
     with Loader(full, global_batch_size=1, position_kind="rope") as loader:
         for _ in range(2):
-            with pytest.raises(DataError, match=r"audit log cannot be written: No space left.*/dev/full.*another"):
+            with pytest.raises(DataError, match=r"/dev/full: the audit log cannot be written: No space left.*another"):
                 next(loader)
             assert loader._state["step"] == 0
         loader._audit = None  # there is room again

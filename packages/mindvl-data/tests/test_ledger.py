@@ -286,7 +286,7 @@ def forge_own_log(mark: dict[str, Any]) -> None:
     ("forge", "said"),
     [
         (forget_parent, r"audit\.jsonl:1: a branch without a parent: the log that holds steps 1 to 20 is not named"),
-        (forge_parent, r"audit\.jsonl:1: steps 1 to 20 are in the log of the parent, but: .*No such file"),
+        (forge_parent, r"audit\.jsonl:1: steps 1 to 20 are in the log of the parent, but: .*does not exist"),
         (forge_plan, r"step 21: pack 0 has "),
         (forge_own_log, r"audit\.jsonl:1: a branch without a parent"),
     ],
@@ -342,7 +342,7 @@ def test_changed_data_go_on_once_accepted_and_the_log_says_who_and_what(changing
     config, log = changing
     state = run(config, num_packs=20)
     lose_a_shard(config.sources[0].path)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"^index of images changed .*--accept-data-change"):
+    with pytest.raises(DataError, match=r"^checkpoint: index of images changed .*--accept-data-change"):
         run(config, num_packs=2, state=state)
     for _ in range(2):  # a crash right after it: accepted again, logged once
         changed = run(config, num_packs=200, state=state, who="me@here")
@@ -383,7 +383,7 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
     both = make_config(audit_log=log, num_threads=0)
     alone = replace(both, sources=both.sources[:1])
     state = run(alone, num_packs=20)
-    with pytest.raises(DataError, match=r"index of text \(new\)"):
+    with pytest.raises(DataError, match=r"index of text \(added\)"):
         run(both, num_packs=2, state=state)
     state = run(both, num_packs=100, state=state, who="me@here")
     state = run(replace(both, sources=both.sources[1:]), num_packs=100, state=state, who="you@there")
@@ -401,7 +401,7 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
 
 def test_reading_needs_no_thread_and_no_more_than_a_file(tmp_path: Path) -> None:
     before = threading.active_count()
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="does not exist"):
         consumed(tmp_path / "audit.jsonl")
     (tmp_path / "audit.jsonl").write_text("")
     report = consumed(tmp_path / "audit.jsonl")

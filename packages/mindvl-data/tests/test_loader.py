@@ -40,7 +40,7 @@ from mindvl_data.measure import measure_directory
 from mindvl_data.order.data_order import DataOrder
 from mindvl_data.order.sources import source_rules
 from mindvl_data.pack_builder import PackBuilder
-from mindvl_data.quarantine import read_quarantine
+from mindvl_data.quarantine import FAILED_ELSEWHERE, read_quarantine
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.sealed import seal
 
@@ -174,7 +174,7 @@ def test_a_sample_that_cannot_be_decoded_becomes_a_placeholder_without_loss(
         batches = list(loader)
         assert loader.report()["failed_samples"] == 1
     assert "crc32" in caplog.text
-    assert "shard-000000.tar pack 0" in caplog.text
+    assert "shard-000000.tar: sample 0" in caplog.text
     with Loader(whole, global_batch_size=1, position_kind="rope") as loader:
         for batch, good in zip(batches, loader, strict=True):
             assert batch.cu_seqlens.tolist() == good.cu_seqlens.tolist()
@@ -239,7 +239,7 @@ def test_what_one_process_cannot_decode_the_others_can_leave_out_too(
         agreed = bare.rebuild(others[number], [True] * len(others[number].samples))
         assert agreed.num_loss_tokens == 0
         assert all(flags(agreed))
-        assert {use.reason for use in read_quarantine(log)} == {"a process that trains the same pack cannot use it"}
+        assert {use.reason for use in read_quarantine(log)} == {FAILED_ELSEWHERE}
     with Loader(config, global_batch_size=2, position_kind="mrope", with_pixels=False) as bare:
         other = take(bare, place + 1)[place]
         agreed = bare.rebuild(other, flags(broken))
@@ -281,7 +281,7 @@ def test_too_many_bad_samples_stop_the_run(
     config = make_config(sources=(SourceConfig(name="images", path=tmp_path),))
     with (
         Loader(config, global_batch_size=1, position_kind="rope") as loader,
-        pytest.raises(DataError, match=r"\d+ of \d+ samples could not be decoded"),
+        pytest.raises(DataError, match=r"\d+ of \d+ samples of data-parallel rank 0 failed to decode"),
     ):
         take(loader, 100)
 
@@ -330,7 +330,7 @@ def test_a_closed_loader_refuses_and_does_not_wait(make_config: MakeConfig) -> N
     next(loader)
     loader.close()
     loader.close()
-    with pytest.raises(DataError, match="loader is closed"):
+    with pytest.raises(DataError, match="this loader was closed"):
         next(loader)
 
 
@@ -355,7 +355,7 @@ def test_a_byte_bound_holds_fewer_packs_of_many_images(make_config: MakeConfig) 
     with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         for _ in range(10):
             next(loader)
-            waiting = [entry.num_bytes for entry in loader._waiting]
+            waiting = [entry.num_bytes for entry in loader._pending]
             assert len(waiting) <= 1 or sum(waiting) <= 1.1 * bound
 
 
@@ -436,7 +436,7 @@ def test_a_state_that_was_loaded_in_part_gives_no_pack_until_one_is_loaded(
             with pytest.raises(KeyError, match="drawn"):
                 loader.load_state_dict(state)
         for _ in range(2):
-            with pytest.raises(DataError, match="loaded in part only"):
+            with pytest.raises(DataError, match="loading a state failed halfway"):
                 next(loader)
         loader.load_state_dict(state)
         assert_same(take(loader, 4), expected)

@@ -19,7 +19,9 @@ def test_a_line_there_is_no_room_for_is_cut_off_and_can_be_tried_again(
     log.append({"step": 1})
     with room_for(20):  # the second line fits in part
         for _ in range(2):
-            with pytest.raises(DataError, match=r"audit log cannot be written: File too large.*a\.jsonl.*audit_log"):
+            with pytest.raises(
+                DataError, match=r"a\.jsonl: the audit log cannot be written: File too large.*audit_log"
+            ):
                 log.append({"step": 2})
             assert path.read_text() == '{"step":1}\n'
     log.append({"step": 2})
@@ -54,5 +56,5 @@ def test_a_line_that_an_interrupt_tore_is_cut_off_before_the_next(
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"audit log cannot be written: .*file/a\.jsonl.*data\.audit_log"):
+    with pytest.raises(DataError, match=r"file/a\.jsonl: the audit log cannot be written: .*data\.audit_log"):
         LogFile(tmp_path / "file" / "a.jsonl", "audit")

@@ -188,7 +188,7 @@ def test_a_line_without_end_is_refused_with_little_memory(tmp_path: Path, monkey
     monkeypatch.setattr(log_parts, "MAX_LINE_BYTES", 1000)
     log = tmp_path / "audit.jsonl"
     log.write_bytes(b'{"step":1,"packs":[' + b"[" * 5000)
-    with pytest.raises(DataError, match=r"audit\.jsonl:1: the line has no end after 1001 bytes"):
+    with pytest.raises(DataError, match=r"audit\.jsonl:1: the line does not end after 1001 bytes"):
         list(read_log(log))
 
 
@@ -200,7 +200,7 @@ def test_a_rotation_that_finds_no_room_is_tried_again(
     next_path(log).mkdir()  # in the way
     state = run(config, 12)
     assert closed_parts(log) == []
-    assert "stays in one part for now" in caplog.text
+    assert "current part of the log is continued" in caplog.text
     next_path(log).rmdir()
     run(config, 1, state=state)
     assert [path.name for path in log_files(log)] == ["audit.000001.jsonl.gz", "audit.jsonl"]

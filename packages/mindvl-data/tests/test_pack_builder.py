@@ -36,7 +36,7 @@ MakeConfig = Callable[..., DataConfig]
 
 
 class Workshop:
-    """A maker of packs, and the packs of the first steps of its plan."""
+    """A pack builder, and the packs of the first steps of its plan."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, steps: int = 4) -> None:
         measuring, self.files = ShardFiles(), ShardFiles()
@@ -45,7 +45,7 @@ class Workshop:
         )
         measuring.close()
         sources = [SourceIndex(s, config, tokenizer, self.files) for s in config.sources]
-        self.maker = PackBuilder(config, sources, tokenizer=tokenizer, files=self.files, position_kind="rope")
+        self.builder = PackBuilder(config, sources, tokenizer=tokenizer, files=self.files, position_kind="rope")
         ordered = [data_order.next_step() for _ in range(steps)]
         self.packs: list[Pack] = [pack for step in ordered if step is not None for pack in step.packs]
 
@@ -63,7 +63,7 @@ def test_a_pack_reads_the_bytes_of_its_samples_and_no_others(
     indexes = [open_index(directory) for directory in shard_directories.values()]
     for pack in workshop.packs:
         before = workshop.files.report()["bytes_read"]
-        workshop.maker.make(1, pack)
+        workshop.builder.build(1, pack)
         read = workshop.files.report()["bytes_read"] - before
         entries = [indexes[s.source].shards[s.shard].samples[s.sample_index] for s in pack]
         extents = sum(int(entry["length"]) + 512 for entry in entries)  # a header before each sample
@@ -72,18 +72,18 @@ def test_a_pack_reads_the_bytes_of_its_samples_and_no_others(
 
 def test_the_bytes_expected_of_a_pack_are_nearly_those_it_has(workshop: Workshop) -> None:
     for pack in workshop.packs:
-        made = workshop.maker.make(1, pack)
-        tensors = [value for value in vars(made.batch).values() if isinstance(value, torch.Tensor)]
-        assert made.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        assert workshop.maker.expected_bytes(pack) == pytest.approx(made.num_bytes, rel=0.1, abs=1000)
+        built = workshop.builder.build(1, pack)
+        tensors = [value for value in vars(built.batch).values() if isinstance(value, torch.Tensor)]
+        assert built.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        assert workshop.builder.expected_bytes(pack) == pytest.approx(built.num_bytes, rel=0.1, abs=1000)
 
 
 def test_an_empty_pack_is_padding(workshop: Workshop) -> None:
-    made = workshop.maker.make(5, ())
-    assert (made.batch.step, made.batch.num_loss_tokens, made.batch.samples, made.failed) == (5, 0, (), ())
+    built = workshop.builder.build(5, ())
+    assert (built.batch.step, built.batch.num_loss_tokens, built.batch.samples, built.failed) == (5, 0, (), ())
 
 
-def test_what_turns_out_other_than_planned_is_told_with_its_place(
+def test_a_sample_that_differs_from_the_index_is_returned_as_failed(
     make_config: MakeConfig, tokenizer: Tokenizer
 ) -> None:
     workshop = Workshop(make_config(), tokenizer)
@@ -91,14 +91,14 @@ def test_what_turns_out_other_than_planned_is_told_with_its_place(
     longer = (*pack[:1], pack[1]._replace(length=pack[1].length + 1), *pack[2:])
     fewer = next((pack, i) for pack in workshop.packs for i, sample in enumerate(pack) if sample.patches)
     smaller = tuple(s._replace(patches=s.patches - 4) if i == fewer[1] else s for i, s in enumerate(fewer[0]))
-    made = workshop.maker.make(2, longer)
-    (failed,) = made.failed
+    built = workshop.builder.build(2, longer)
+    (failed,) = built.failed
     assert (failed.step, failed.sample_index) == (2, pack[1].sample_index)
-    assert failed.reason == f"{pack[1].length} tokens instead of the planned {pack[1].length + 1}"
-    assert [segment.failed for segment in made.batch.samples] == [False, True] + [False] * (len(pack) - 2)
-    assert made.batch.samples[1].length == pack[1].length + 1
-    (failed,) = workshop.maker.make(2, smaller).failed
-    assert "patches instead of the planned" in failed.reason
+    assert failed.reason == f"has {pack[1].length} tokens, but {pack[1].length + 1} were indexed"
+    assert [segment.failed for segment in built.batch.samples] == [False, True] + [False] * (len(pack) - 2)
+    assert built.batch.samples[1].length == pack[1].length + 1
+    (failed,) = workshop.builder.build(2, smaller).failed
+    assert "patches, but" in failed.reason
     workshop.files.close()
 
 
@@ -117,18 +117,18 @@ def test_a_image_damaged_inside_is_bad_and_its_neighbours_are_not(
     index_directory(tmp_path / "shards")
     config = make_config(sources=(SourceConfig(name="photos", path=tmp_path / "shards", max_epochs=1),))
     workshop = Workshop(config, tokenizer)
-    made = [workshop.maker.make(1, pack) for pack in workshop.packs]
-    (failed,) = [sample for one in made for sample in one.failed]
+    built = [workshop.builder.build(1, pack) for pack in workshop.packs]
+    (failed,) = [sample for one in built for sample in one.failed]
     assert (failed.source, failed.shard, failed.sample_index) == (
         "photos",
         open_index(tmp_path / "shards").shards[0].name,
         1,
     )
     assert failed.key
-    assert [s.sample_index for one in made for s in one.batch.samples if s.failed] == [1]
-    assert sum(len(one.batch.samples) for one in made) == 3
+    assert [s.sample_index for one in built for s in one.batch.samples if s.failed] == [1]
+    assert sum(len(one.batch.samples) for one in built) == 3
     patches, _ = to_patches(np.asarray(Image.open(tmp_path / "whole.png")), config.image)
-    found = np.concatenate([one.batch.pixel_values for one in made])
+    found = np.concatenate([one.batch.pixel_values for one in built])
     np.testing.assert_array_equal(found, np.concatenate([patches, patches]))  # no gap where the damaged one was begun
     workshop.files.close()
 
@@ -136,12 +136,12 @@ def test_a_image_damaged_inside_is_bad_and_its_neighbours_are_not(
 def test_a_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenizer: Tokenizer) -> None:
     image = ImageConfig(min_pixels=28 * 28, max_pixels=84 * 84, decode_limit=56 * 84)  # the largest has 84 x 140
     workshop = Workshop(make_config(image=image), tokenizer)
-    made = [workshop.maker.make(1, pack) for pack in workshop.packs]
-    reasons = {sample.reason for one in made for sample in one.failed}
+    built = [workshop.builder.build(1, pack) for pack in workshop.packs]
+    reasons = {sample.reason for one in built for sample in one.failed}
     assert reasons == {
         "image of 84x140 pixels is larger than the decode limit of 4704 pixels. Make it smaller, or raise decode_limit"
     }
-    assert all(segment.source == "images" for one in made for segment in one.batch.samples if segment.failed)
+    assert all(segment.source == "images" for one in built for segment in one.batch.samples if segment.failed)
     workshop.files.close()
 
 
@@ -149,7 +149,7 @@ def test_a_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenize
 def read_once(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
 ) -> tuple[PackBuilder, Pack, list[RawSample]]:
-    """A maker, a pack of three images (PNG, JPEG, WebP), and what is read for it."""
+    """A pack builder, a pack of three images (PNG, JPEG, WebP), and what is read for it."""
     root = tmp_path_factory.mktemp("fuzz")
     turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "4"}]
     for name in ("a.png", "b.jpg", "c.webp"):
@@ -170,7 +170,7 @@ def read_once(
     shard = open_index(root / "shards").shards[0]
     samples = read_samples(shard, [sample.sample_index for sample in pack], workshop.files)
     workshop.files.close()
-    return workshop.maker, pack, [sample for sample in samples if isinstance(sample, RawSample)]
+    return workshop.builder, pack, [sample for sample in samples if isinstance(sample, RawSample)]
 
 
 @st.composite
@@ -185,7 +185,7 @@ def damages(draw: st.DrawFn) -> tuple[int, bool, list[tuple[float, int]], float]
 def test_whatever_bytes_come_a_pack_keeps_its_lengths(
     read_once: tuple[PackBuilder, Pack, list[RawSample]], damage: tuple[int, bool, list[tuple[float, int]], float]
 ) -> None:
-    maker, pack, samples = read_once
+    builder, pack, samples = read_once
     number, in_record, changes, left = damage
     content = bytearray(samples[number].record if in_record else samples[number].media[0])
     for place, value in changes:
@@ -195,11 +195,11 @@ def test_whatever_bytes_come_a_pack_keeps_its_lengths(
     given_samples = [changed if place == number else sample for place, sample in enumerate(samples)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pack_builder, "read_samples", lambda *where: given_samples)
-        made = maker.make(1, pack)
-    assert [segment.length for segment in made.batch.samples] == [sample.length for sample in pack]
-    assert [segment.failed for segment in made.batch.samples] in (
+        built = builder.build(1, pack)
+    assert [segment.length for segment in built.batch.samples] == [sample.length for sample in pack]
+    assert [segment.failed for segment in built.batch.samples] in (
         [place == number for place in range(3)],
         [False] * 3,
     )
-    assert made.batch.cu_seqlens[3] == sum(sample.length for sample in pack)
-    assert len(made.batch.pixel_values) == made.batch.image_grid_thw.prod(dim=1).sum()
+    assert built.batch.cu_seqlens[3] == sum(sample.length for sample in pack)
+    assert len(built.batch.pixel_values) == built.batch.image_grid_thw.prod(dim=1).sum()

@@ -75,7 +75,7 @@ def test_no_step_is_lost_when_waiting_for_it_is_interrupted(monkeypatch: pytest.
 
 
 def test_closing_leaves_a_job_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
     workers, hang, began = Workers(2, "test"), threading.Event(), threading.Barrier(3)
 
     def job() -> None:
@@ -88,7 +88,7 @@ def test_closing_leaves_a_job_that_hangs_behind(monkeypatch: pytest.MonkeyPatch)
     workers.close()
     assert waiting.cancelled()
     assert not any(future.done() for future in running)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match="its threads were stopped"):
         workers.submit(lambda: 1)
     hang.set()
     assert [future.result() for future in running] == [None, None]
@@ -105,7 +105,7 @@ def test_threads_end_with_the_last_reference() -> None:
 HANGING = """
 import threading
 from mindvl_data import prefetch
-prefetch._PATIENCE_S = 0.05
+prefetch._JOIN_TIMEOUT_S = 0.05
 workers = prefetch.Workers(1, "test")
 began = threading.Event()
 workers.submit(lambda: (began.set(), threading.Event().wait()))

@@ -63,7 +63,7 @@ def test_a_loader_is_refused_in_a_fork_and_goes_on_where_it_was_made(make_config
                 "next": lambda: next(loader),
                 "state_dict": loader.state_dict,
                 "load_state_dict": lambda: loader.load_state_dict(state),
-                "again": lambda: loader.rebuild(first, [False] * len(first.samples)),
+                "rebuild": lambda: loader.rebuild(first, [False] * len(first.samples)),
                 "report": loader.report,
                 "is_used_up": loader.is_used_up,
                 "close": loader.close,
@@ -71,7 +71,7 @@ def test_a_loader_is_refused_in_a_fork_and_goes_on_where_it_was_made(make_config
         )
         assert found.pop("close") == "returned None"  # the end of a `with` block in a fork is no error
         expected = (
-            rf"Loader: was made in process {os.getpid()} and is used in its fork \d+, .* Make it inside the process"
+            rf"Loader: was created in process {os.getpid()} and is used in the forked process \d+, .* Create it in"
         )
         assert not [name for name, message in found.items() if not re.match(expected, message)]
         assert next(loader).step in (1, 2)
@@ -91,7 +91,7 @@ def test_workers_of_a_dataloader_say_what_to_do(make_config: MakeConfig) -> None
     with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
         next(loader)
         inside = DataLoader(Wrapped(loader), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
-        with pytest.raises(DataError, match="use PackedDataset in workers of a DataLoader"):
+        with pytest.raises(DataError, match="use PackedDataset in DataLoader workers"):
             next(iter(inside))
 
 
@@ -109,7 +109,7 @@ def test_open_files_mapped_indexes_and_threads_are_refused_in_a_fork(shard_direc
                 "threads": lambda: workers.submit(int),
             }
         )
-        assert [name for name, message in found.items() if "is used in its fork" not in message] == []
+        assert [name for name, message in found.items() if "is used in the forked process" not in message] == []
         assert in_fork({"own": lambda: len(ShardFiles().read(path, 0, 4))}) == {"own": "returned 4"}
     finally:
         workers.close()

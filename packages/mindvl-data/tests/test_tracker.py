@@ -69,7 +69,7 @@ def test_a_state_is_small_json_and_does_not_name_directories(make_config: MakeCo
 def test_a_changed_recipe_or_processor_is_refused_by_name(
     make_config: MakeConfig, changes: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(DataError, match=f"{name} changed since the checkpoint"):
+    with pytest.raises(DataError, match=f"checkpoint: {name} changed since it was written"):
         restore(make_config(**changes), state_after(make_config()))
 
 
@@ -128,12 +128,12 @@ def test_tokenizer_and_template_are_refused_each_by_its_name(make_config: MakeCo
         document["model"]["merges"].pop()
 
     other = write_tokenizer(config.tokenizer, tmp_path / "other", drop_a_merge, "tokenizer.json")
-    with pytest.raises(DataError, match=r"^tokenizer changed since the checkpoint"):
+    with pytest.raises(DataError, match=r"^checkpoint: tokenizer changed since it was written"):
         restore(replace(config, tokenizer=other), state)
     shutil.copytree(config.tokenizer, tmp_path / "template")
     for file in (tmp_path / "template").glob("chat_template*"):
         file.write_text(file.read_text() + "\n")
-    with pytest.raises(DataError, match=r"^chat template changed since the checkpoint"):
+    with pytest.raises(DataError, match=r"^checkpoint: chat template changed since it was written"):
         restore(replace(config, tokenizer=tmp_path / "template"), state)
 
 
@@ -150,7 +150,7 @@ NAMES = {"order version": str(ORDER_VERSION), "seed": "3", "settings of a": "wei
 
 def test_changed_data_can_be_accepted_by_somebody() -> None:
     sealed = seal_state(ORDER, NAMES, sources=["a"])
-    with pytest.raises(DataError, match=r"index of a changed .* accept the changed data \(--accept-data-change\)"):
+    with pytest.raises(DataError, match=r"index of a changed .* accept the changed data with --accept-data-change"):
         open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"])
     opened = open_state(sealed, NAMES | {"index of a": "5678"}, sources=["a"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", "5678")}
@@ -171,7 +171,7 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     new = {"order version": str(ORDER_VERSION), "seed": "3"}
     for name, index in (("c", "99"), ("b", "77")):
         new |= {f"settings of {name}": "weight=1.0", f"index of {name}": index}
-    with pytest.raises(DataError, match=r"index of a \(gone\).*index of c \(new\) changed since"):
+    with pytest.raises(DataError, match=r"index of a \(removed\).*index of c \(added\) changed since"):
         open_state(sealed, new, sources=["c", "b"])
     opened = open_state(sealed, new, sources=["c", "b"], accept_change="me@here")
     assert opened.changed == {"a": ("1234", None), "c": (None, "99")}
@@ -223,9 +223,7 @@ def test_another_order_of_sources_is_refused() -> None:
 
 def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions() -> None:
     sealed = seal_state(ORDER, NAMES | {"order version": "5"}, sources=["a"])
-    expected = (
-        rf"decided by version 5 of the order, this mindvl-data decides by version {ORDER_VERSION}.*start a new run"
-    )
+    expected = rf"data order has version 5, and this mindvl-data computes version {ORDER_VERSION}.*start a new run"
     with pytest.raises(DataError, match=expected):
         open_state(sealed, NAMES, sources=["a"], accept_change="me@here")
 
@@ -233,5 +231,5 @@ def test_a_state_of_another_version_of_the_order_is_refused_with_both_versions()
 @pytest.mark.parametrize("name", ["seed", "settings of a"])
 def test_rules_are_never_accepted_even_beside_changed_data(name: str) -> None:
     sealed = seal_state(ORDER, NAMES, sources=["a"])
-    with pytest.raises(DataError, match=rf"^{name} \(.* -> x\) changed"):
+    with pytest.raises(DataError, match=rf"^checkpoint: {name} \(.* -> x\) changed"):
         open_state(sealed, NAMES | {name: "x", "index of a": "5678"}, sources=["a"], accept_change="me@here")

@@ -94,7 +94,7 @@ def test_samples_that_never_reached_an_update_are_counted_with_their_causes(run:
     source, _, shard, pack = lines[2]["packs"][0][0]
     bad = {"step": 3, "source": source, "shard": shard, "sample_index": pack, "key": "k", "reason": "no JPEG"}
     other = dict(zip(("source", "epoch", "shard", "sample_index"), lines[3]["packs"][0][0], strict=True))
-    masked = bad | other | {"step": 4, "reason": "a process that trains the same pack cannot use it"}
+    masked = bad | other | {"step": 4, "reason": "failed to decode on another rank of the model-parallel group"}
     (run / "quarantine.rank00000.jsonl").write_text(json.dumps(bad) + "\n" + json.dumps(masked) + "\n")
     manifest = json.loads((run / "checkpoints" / "step-00000004" / "manifest.json").read_text())
     counted = json.dumps(manifest | {"skipped": 1, "placeholders": 2})

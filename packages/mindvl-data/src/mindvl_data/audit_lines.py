@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the audit log, line by line with bounded memory, and refuse what no loader wrote.
+"""Read the audit log line by line with bounded memory, and refuse lines that no loader writes.
 
-Comes after audit_log.py, which writes it, and before the ledger.
+audit_log.py writes the log; the ledger uses this module to read it.
 """
 
 import json
@@ -17,7 +17,7 @@ from mindvl_data.errors import DataError
 from mindvl_data.log_parts import lines_of, log_files, next_path
 from mindvl_data.state_check import check_change, check_order, unpack_samples
 
-Use = list[Any]  # [source, epoch, shard, pack in shard]
+Use = list[Any]  # [source, epoch, shard, sample_index]
 
 LINE_START = b'{"step":'
 LINE = re.compile(rb'\{"step":(\d{1,18}),"(packs|change|branch|part)":')
@@ -36,37 +36,37 @@ class AuditLine:
     where: str  # file:line
     packs: list[list[Use]] = field(default_factory=list)  # of a step
     tokens: dict[str, int] = field(default_factory=dict)  # of a step, by source
-    before: dict[str, int] = field(default_factory=dict)  # of a step: bytes of quarantine logs at the start
-    change: dict[str, Any] = field(default_factory=dict)  # of a change: who, and what, as the ledger state keeps it
-    order: dict[str, Any] = field(default_factory=dict)  # of a mark: the state the data order continues from
-    sources: list[str] = field(default_factory=list)  # of a mark: the sources that the state counts
-    branch: int = 0  # of a branch: the last step before it that this log holds
-    parent: str | None = None  # of a branch: the audit log with the steps before, relative to this one's directory
+    before: dict[str, int] = field(default_factory=dict)  # of a step: bytes of quarantine logs when the run started
+    change: dict[str, Any] = field(default_factory=dict)  # of a change: user and sources, as in the ledger state
+    order: dict[str, Any] = field(default_factory=dict)  # of a mark: the state from which the data order continues
+    sources: list[str] = field(default_factory=list)  # of a mark: names of the sources, in the order of the state
+    branch: int = 0  # of a branch: the last step before it in this log
+    parent: str | None = None  # of a branch: the audit log of the earlier steps, relative to this log's directory
 
 
 def read_log(path: Path) -> Iterator[AuditLine]:
-    """The whole lines of a log, one by one, over all its parts.
+    """Yield the complete lines of a log, over all its parts.
 
     Raises:
-        DataError: There is no such file, a part is missing, or a line is none of an audit log.
+        DataError: The file or a part does not exist, or a line is not part of an audit log.
     """
     for file in log_files(path):
         yield from read_part(file, is_closed=is_closed(path, file))
 
 
 def is_closed(log: Path, file: Path) -> bool:
-    """Whether a file of a log is a closed part, in which no line is cut off."""
+    """Whether a file of a log is a closed part, in which no line is truncated."""
     return file not in (log, next_path(log))
 
 
 def read_part(file: Path, *, is_closed: bool, only_marks: bool = False) -> Iterator[AuditLine]:
-    """The lines of one file of a log.
+    """Yield the lines of one file of a log.
 
     Args:
-        only_marks: Steps are passed over without reading what they hold.
+        only_marks: Skip steps without parsing them.
 
     Raises:
-        DataError: As read_log.
+        DataError: See read_log.
     """
     for number, text in lines_of(file, may_be_cut_off=not is_closed):
         if text == log_parts.empty_log_line():
@@ -77,10 +77,10 @@ def read_part(file: Path, *, is_closed: bool, only_marks: bool = False) -> Itera
 
 
 def count_lines(path: Path) -> tuple[int, int]:
-    """(steps, marks) of a log, without reading what they hold; headers of parts are neither.
+    """Return the number of (steps, marks) of a log without parsing them; headers of parts are neither.
 
     Raises:
-        DataError: There is no such file.
+        DataError: The file does not exist.
     """
     counts = Counter[bytes]()
     for file in log_files(path):
@@ -108,7 +108,7 @@ def _parse(where: str, text: bytes) -> AuditLine:
         if kind != "packs" and "plan" in line:
             raise _former_version(where)
         if line["step"] != int(found[1]) or type(line["when"]) is not str:
-            raise ValueError("step or time is given twice, or is no step or time")
+            raise ValueError("step or when is repeated or has the wrong type")
         if kind == "packs":
             _check_step(line)
             return AuditLine(
@@ -118,7 +118,7 @@ def _parse(where: str, text: bytes) -> AuditLine:
         return _mark(line, kind, where)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{where}: line of an audit log is damaged ({type(error).__name__}: {str(error)[:200]}). "
+            f"{where}: the line of the audit log is damaged ({type(error).__name__}: {str(error)[:200]}). "
             "Restore the file from a copy."
         ) from error
 
@@ -131,7 +131,7 @@ def _former_version(where: str) -> DataError:
 
 
 def _check_step(line: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError for a step that no loader writes."""
+    """Raise ValueError or TypeError if no loader writes such a step."""
     for pack in line["packs"]:
         for source, epoch, shard, number in pack:
             if not (
@@ -140,16 +140,16 @@ def _check_step(line: dict[str, Any]) -> None:
                 and 0 <= epoch < _LARGEST
                 and 0 <= number < _LARGEST
             ):
-                raise ValueError(f"{str([source, epoch, shard, number])[:80]} is no sample")
+                raise ValueError(f"{str([source, epoch, shard, number])[:80]} is not a sample")
     for counted in (line["tokens"], line.get("before", {})):
         if type(counted) is not dict or any(type(n) is not int or not 0 <= n < _LARGEST for n in counted.values()):
-            raise ValueError(f"{str(counted)[:80]} are no counts")
+            raise ValueError(f"{str(counted)[:80]} are not counts")
 
 
 def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
     sources = line["sources"]
     if type(sources) is not list or any(type(name) is not str for name in sources):
-        raise ValueError("sources are no names")
+        raise ValueError("sources are not names")
     order = line["order"]
     if isinstance(order, dict) and isinstance(order.get("buffer"), str):
         order = order | {"buffer": unpack_samples(order["buffer"])}

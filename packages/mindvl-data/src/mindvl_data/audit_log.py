@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the audit log: one JSON line for every step, in order, saying which samples it consumed.
+"""Write the audit log: one JSON line per step, in order, with the samples that the step consumed.
 
-Used by the loader of the first data-parallel rank; audit_lines.py reads what is written here, log_parts.py keeps the
-files. Besides steps a log can hold marks, which stand after the step they name and carry the data order's state there:
-the data changed and somebody accepted it, the run was branched off another one whose log holds the steps before, or a
-new part begins.
+Used by the loader of data-parallel rank 0; audit_lines.py reads the log, log_parts.py manages its files. A log also
+contains marks, each after the step it names and with the state of the data order there: a user accepted changed data,
+the run was branched from another run whose log holds the earlier steps, or a new part begins.
 """
 
 import hashlib
@@ -30,21 +29,21 @@ from mindvl_data.state_check import pack_samples
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 10.0  # how long closing waits for a part that is being compressed
+_JOIN_TIMEOUT_S = 10.0  # wait of `close` for a part that is being compressed
 
 
 class AuditLog:
-    """Appends lines. What a stopped run logged beyond the step that its successor starts from is dropped.
+    """Appends lines, and on resume drops the lines after the step at which the run resumes.
 
-    So each step stands there once, in order; a last line cut off by a kill is dropped too. Nothing is dropped before
-    the first write, and a run that starts anew drops only what it is going to log again.
+    So each step is in the log once and in order; a last line truncated by a kill is dropped too. Nothing is dropped
+    before the first write. A run that starts from step 1 drops only lines that it will log again.
 
     Args:
-        identities: As in the ledger state. Their hash stands in the line of step 1.
-        quarantine: Bytes in each quarantine log when this run began.
+        identities: The identities of the ledger state. Their hash is in the line of step 1.
+        quarantine: Size in bytes of each quarantine log when this run started.
 
     Raises:
-        DataError: The file holds something other than an audit log, or cannot be written.
+        DataError: The file is not an audit log, or cannot be written.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class AuditLog:
             raise not_a_line(f"{path}:1", self._file.head(LINE_HEAD))
 
     def record(self, step: OrderedStep) -> None:
-        """Write the step's samples by pack.
+        """Write the samples of a step by pack.
 
         Raises:
-            DataError: The line cannot be written, and nothing of it was; the step can be recorded again. Or the run
-                starts anew, but the log holds what it would not log again.
+            DataError: The line cannot be written; no part of it remains, and the step can be recorded again. Or the run
+                starts from step 1, but the log holds steps of another run.
         """
         if self._is_fresh:
-            self._start_anew()
+            self._start_from_first_step()
         more: dict[str, Any] = {"order_id": self._order_id} if step.step == 1 else {}
         if self._quarantine:
             more["before"] = self._quarantine
@@ -84,10 +83,10 @@ class AuditLog:
             self._close_part(step)
 
     def claim(self, step: int) -> None:
-        """Be the only writer, and check that the log can continue after `step`; nothing in the file is changed.
+        """Lock the log for writing and check that it can continue after `step`; the file is not changed.
 
         Raises:
-            DataError: Another loader writes it, or it holds something other than an audit log.
+            DataError: Another loader writes the log, or it is not an audit log.
         """
         self._file.lock()
         self._find(step)
@@ -101,16 +100,16 @@ class AuditLog:
         parent: str | None = None,
         quarantine: Mapping[str, int] | None = None,
     ) -> None:
-        """Continue after `step`: drop the lines after it, and mark what the steps alone would not explain.
+        """Continue after `step`: drop the lines after it, and add marks for a branch and for changed data.
 
         Args:
-            order: State of the data order after `step`, as it continues from there.
-            changes: All data changes that were accepted so far, each with the step it follows.
-            parent: The audit log of the run whose checkpoint is continued, relative to this log's directory.
-            quarantine: Bytes in each quarantine log: what they say of later steps is of an earlier try.
+            order: State of the data order after `step`, from which it continues.
+            changes: All data changes accepted so far, each with the step it follows.
+            parent: Audit log of the run whose checkpoint is resumed, relative to this log's directory.
+            quarantine: Size in bytes of each quarantine log: their lines of later steps belong to an earlier attempt.
 
         Raises:
-            DataError: As `claim`, or the log cannot be written.
+            DataError: See `claim`, or the log cannot be written.
         """
         self.claim(step)
         found = self._find(step)
@@ -119,23 +118,23 @@ class AuditLog:
         else:
             self._reopen(found)
         self._is_fresh, self._quarantine = False, dict(quarantine or {})
-        place = {"order": order, "sources": [source.name for source in self._sources]}
+        state = {"order": order, "sources": [source.name for source in self._sources]}
         if found.last < step:
             own = parent is not None and (self._path.parent / parent).resolve() == self._path.resolve()
             named = {} if parent is None or own else {"parent": parent}
-            self._append({"step": step, "branch": found.last, **named, **place})
+            self._append({"step": step, "branch": found.last, **named, **state})
         for change in changes:
             if change["step"] == step:
-                self._append({"step": step, "change": change, **place})
+                self._append({"step": step, "change": change, **state})
 
     def sync(self) -> None:
-        """Have it on disk before a checkpoint says that the steps were done."""
+        """Write the log to disk; called before a checkpoint records the steps as done."""
         self._file.sync()
 
     def close(self) -> None:
-        """Close the file; a part that is being compressed is waited for, but not for long."""
+        """Close the file; waits a few seconds at most for a part that is being compressed."""
         if self._compressing is not None:
-            self._compressing.join(_PATIENCE_S)
+            self._compressing.join(_JOIN_TIMEOUT_S)
         self._file.close()
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -143,7 +142,7 @@ class AuditLog:
         self._file.append(line)
 
     def _close_part(self, step: OrderedStep) -> None:
-        """Begin a new part; where that fails the old one grows on, and the next step tries again."""
+        """Begin a new part; on failure the old part is continued and the next step tries again."""
         number = len(closed_parts(self._path)) + 1
         header = {
             "step": step.step,
@@ -155,7 +154,7 @@ class AuditLog:
         try:
             self._file.replace(next_path(self._path), [as_line(header)], keep_as=part_path(self._path, number))
         except DataError as error:
-            logger.warning("%s The log stays in one part for now.", error)
+            logger.warning("%s The current part of the log is continued.", error)
             return
         self._wait()
         self._compressing = threading.Thread(
@@ -168,8 +167,8 @@ class AuditLog:
             self._compressing.join()
             self._compressing = None
 
-    def _start_anew(self) -> None:
-        """Drop what a run of the very same plan logged before it had a checkpoint; refuse to drop anything else."""
+    def _start_from_first_step(self) -> None:
+        """Drop the lines of a run with the same data order that has no checkpoint yet; refuse to drop any others."""
         self._file.lock()
         closed = closed_parts(self._path)
         with log_parts.open_part(closed[0] if closed else self._path) as file:
@@ -178,17 +177,17 @@ class AuditLog:
                 first = file.readline(log_parts.MAX_LINE_BYTES)
         if first.endswith(b"\n") and (_order_id(first) != self._order_id or count_lines(self._path)[1]):
             raise DataError(
-                f"audit log holds steps that this run would not log again, as it starts anew. {self._path}. "
-                "Resume the run that wrote it, name another data.audit_log, or remove the file."
+                f"{self._path}: the audit log holds steps of another run, and this run starts from step 1. "
+                "Resume the run that wrote it, set another data.audit_log, or remove the file."
             )
         if closed:
-            self._reopen(_Place(part=1, size=0, last=0))
+            self._reopen(_Position(part=1, size=0, last=0))
         else:
             self._file.cut(0)
         self._is_fresh = False
 
-    def _find(self, last_step: int) -> "_Place":
-        """The end of the whole lines up to `last_step`, without marks there."""
+    def _find(self, last_step: int) -> "_Position":
+        """The end of the complete lines up to `last_step`, without marks after it."""
         closed = closed_parts(self._path)
         if not closed or log_files(self._path)[-1] == self._path:
             found = self._find_in_newest(last_step)
@@ -205,13 +204,13 @@ class AuditLog:
                     break
                 size, last = size + len(text), step
             if size:
-                return _Place(part=number, size=size, last=last)
-        return _Place(part=1, size=0, last=0)
+                return _Position(part=number, size=size, last=last)
+        return _Position(part=1, size=0, last=0)
 
-    def _find_in_newest(self, last_step: int) -> "_Place":
-        """The same in the file that is written; from its end, because that is near."""
+    def _find_in_newest(self, last_step: int) -> "_Position":
+        """The same in the newest file, searched backwards because the step is usually near its end."""
         if not self._file.size():
-            return _Place(part=None, size=0, last=0)  # an empty file cannot be mapped
+            return _Position(part=None, size=0, last=0)  # an empty file cannot be mapped
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             keep, last = content.rfind(b"\n") + 1, 0
             while keep:
@@ -223,31 +222,31 @@ class AuditLog:
                     raise not_a_line(f"{self._path}:{number}", text)
                 last = int(found[1]) if found else 0
                 if last < last_step or (last == last_step and (found is None or found[2] in (b"packs", b"part"))):
-                    break  # marks at the very step are made anew from the state that is loaded
+                    break  # marks at this step are written again from the loaded state
                 keep, last = start, 0
-        return _Place(part=None, size=keep, last=last)
+        return _Position(part=None, size=keep, last=last)
 
-    def _reopen(self, place: "_Place") -> None:
-        """Have the beginning of a closed part as the newest file, and nothing after it."""
-        assert place.part is not None
+    def _reopen(self, position: "_Position") -> None:
+        """Make the beginning of a closed part the newest file, and remove everything after it."""
+        assert position.part is not None
         self._wait()
-        part = closed_parts(self._path)[place.part - 1]
-        content = _beginning(part, place.size) if place.size else [log_parts.empty_log_line()]
+        part = closed_parts(self._path)[position.part - 1]
+        content = _beginning(part, position.size) if position.size else [log_parts.empty_log_line()]
         self._file.replace(next_path(self._path), content)
         try:
-            log_parts.remove_closed(self._path, place.part)
+            log_parts.remove_closed(self._path, position.part)
         except OSError as error:
             raise DataError(
-                f"{self._path}: a closed part of the audit log cannot be removed ({error.strerror}). "
+                f"{self._path}: a closed part of the audit log cannot be removed: {error.strerror}. "
                 "Make the directory writable."
             ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    part: int | None  # a closed one; None: the newest file
-    size: int  # bytes of it that stay
-    last: int  # step of the last line in them
+class _Position:
+    part: int | None  # number of a closed part; None: the newest file
+    size: int  # bytes of it that are kept
+    last: int  # step of the last line kept
 
 
 def _beginning(part: Path, size: int) -> Iterator[bytes]:
@@ -258,7 +257,7 @@ def _beginning(part: Path, size: int) -> Iterator[bytes]:
 
 
 def logged_step(step: OrderedStep, sources: Sequence[SourceIndex]) -> dict[str, Any]:
-    """What the log says of a step: its samples by pack, its tokens by source."""
+    """The content of a step's line: its samples by pack, its tokens by source."""
     tokens: Counter[str] = Counter()
     packs: list[list[Use]] = []
     for pack in step.packs:
@@ -276,7 +275,7 @@ def now() -> str:
 
 
 def _order_id(line: bytes) -> Any:
-    """What the line of step 1 says of its plan; None where it says nothing."""
+    """The hash of the identities in the line of step 1; None if it has none."""
     try:
         return json.loads(line).get("order_id")
     except (ValueError, AttributeError, RecursionError):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about data: sources and weights, image budgets, pack sizes.
+"""Configuration of the data: sources and weights, image and video budgets, packing.
 
-Read by the data_order and the loader; YAML becomes these classes in mindvl-cli, never here.
+Used by the data order and the loader. mindvl-cli creates these classes from YAML.
 """
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-MOST_PIXELS = 178_956_970  # of an image; Pillow opens none with more
-# Beyond anything that is trained; a slip of the keyboard is refused before it takes memory or time.
+MOST_PIXELS = 178_956_970  # of an image; Pillow's limit
+# Larger than any useful value, so that a typing error is refused before it costs memory or time.
 _MAX_PIXELS = 1 << 40
 _MAX_SEQ_LENGTH = 1 << 22
 _MAX_COUNT = 1 << 20
@@ -24,7 +24,7 @@ class ImageConfig:
     max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
     patch_size: int = 14  # side of one patch in pixels
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
-    decode_limit: int = 80_000_000  # pixels; larger images, and those that take over 5 bytes for each, are refused
+    decode_limit: int = 80_000_000  # pixels; larger images, and images with more than 5 bytes per pixel, are refused
 
     def __post_init__(self) -> None:
         _check_range(self, 1, 1024, "patch_size", "spatial_merge_size")
@@ -32,11 +32,13 @@ class ImageConfig:
         block = (self.patch_size * self.spatial_merge_size) ** 2
         if not block <= self.min_pixels <= self.max_pixels:
             raise ValueError(
-                f"min_pixels={self.min_pixels} and max_pixels={self.max_pixels} leave no size to choose. "
+                f"min_pixels, max_pixels: {self.min_pixels} and {self.max_pixels} allow no image size. "
                 f"Use {block} <= min_pixels <= max_pixels."
             )
-        if not 0 < self.decode_limit <= MOST_PIXELS:
-            raise ValueError(f"decode_limit={self.decode_limit} pixels. Use 1 to {MOST_PIXELS}, the most Pillow opens.")
+        if self.decode_limit > MOST_PIXELS:
+            raise ValueError(
+                f"decode_limit: must be at most {MOST_PIXELS}, Pillow's limit, got {self.decode_limit}. Lower it."
+            )
 
     @property
     def multiple(self) -> int:
@@ -58,7 +60,7 @@ class VideoConfig:
     max_frames: int = 768  # longer videos are sampled more sparsely
     min_pixels: int = 128 * 28 * 28  # of one frame
     max_pixels: int = 768 * 28 * 28  # of one frame
-    total_pixels: int = 24_576 * 28 * 28  # of all frames, two counted as one; many frames are made smaller
+    total_pixels: int = 24_576 * 28 * 28  # of all frames, counting two as one; many frames are downscaled
 
     def __post_init__(self) -> None:
         _check_range(self, 0.0, 1e4, "fps")
@@ -66,48 +68,48 @@ class VideoConfig:
         _check_range(self, 1, _MAX_PIXELS, "max_pixels", "total_pixels")
         if not self.fps > 0 or not 2 <= self.min_frames <= self.max_frames:
             raise ValueError(
-                f"fps={self.fps}, min_frames={self.min_frames}, max_frames={self.max_frames} leave no choice. "
+                f"fps, min_frames, max_frames: {self.fps}, {self.min_frames}, {self.max_frames} allow no number of frames. "
                 "Use fps > 0 and 2 <= min_frames <= max_frames."
             )
         if not 28 * 28 <= self.min_pixels <= self.max_pixels or self.total_pixels < self.min_pixels:
             raise ValueError(
-                f"min_pixels={self.min_pixels}, max_pixels={self.max_pixels}, total_pixels={self.total_pixels} leave "
-                "no size to choose. Use 784 <= min_pixels <= max_pixels, and total_pixels of at least min_pixels."
+                f"min_pixels, max_pixels, total_pixels: {self.min_pixels}, {self.max_pixels}, {self.total_pixels} allow no "
+                "frame size. Use 784 <= min_pixels <= max_pixels, and total_pixels of at least min_pixels."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRules:
-    """Everything that turns a sample of one source into tokens and patches, besides the tokenizer."""
+    """Settings that convert a sample of one source into tokens and patches, besides the tokenizer."""
 
     image: ImageConfig
     video: VideoConfig = field(default_factory=VideoConfig)
-    max_tokens: int | None = None  # whole turns beyond this are left out; None: the sample stays as it is
+    max_tokens: int | None = None  # turns beyond this are removed; None: no turn is removed
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackingConfig:
-    """The two budgets of a pack."""
+    """Token and patch budget of a packed sequence (pack), and how packs are assigned to steps."""
 
-    seq_length: int  # tokens in a pack, padding included
-    max_patches: int | None = None  # patches in a pack; None: 1.25 times what the mixture asks for on average
-    buffer_size: int = 256  # samples the packer chooses from; bounds how long a sample can wait
-    pad_multiple: int = 8  # packs are padded to a multiple of this
-    overflow: Literal["drop", "trim_turns"] = "drop"  # a sample longer than a pack: left out, or its last turns are
-    balance_steps: int = 4  # steps whose packs are dealt together so that ranks see equal image loads; 1: none
+    seq_length: int  # tokens in a pack, including padding
+    max_patches: int | None = None  # patches in a pack; None: 1.25 times the average of the mixture
+    buffer_size: int = 256  # samples from which the packer chooses; limits how long a sample can wait
+    pad_multiple: int = 8  # packs are padded to a multiple of this many tokens
+    overflow: Literal["drop", "trim_turns"] = "drop"  # drop a sample longer than a pack, or remove its last turns
+    balance_steps: int = 4  # steps whose packs are distributed together to balance the image load of ranks; 1: off
     balance_width: int = (
-        8  # packs that run side by side when loads are balanced; part of the recipe, not of the cluster
+        8  # packs assumed to run in parallel when loads are balanced; independent of the number of ranks
     )
 
     def __post_init__(self) -> None:
         _check_range(self, 1, _MAX_COUNT, "pad_multiple", "balance_width")
         _check_range(self, 0, _MAX_SEQ_LENGTH, "seq_length")
         _check_range(self, 0, _MAX_PIXELS, "max_patches")
-        _check_range(self, 1, 1 << 16, "buffer_size")  # each sample is chosen among all of these
-        _check_range(self, 1, 1 << 10, "balance_steps")  # all of these are planned before the first is trained
+        _check_range(self, 1, 1 << 16, "buffer_size")  # the packer searches all of these for each sample
+        _check_range(self, 1, 1 << 10, "balance_steps")  # all of these are packed before the first is trained
         if self.seq_length <= 0 or self.seq_length % self.pad_multiple:
             raise ValueError(
-                f"seq_length={self.seq_length} is not a positive multiple of pad_multiple={self.pad_multiple}. "
+                f"seq_length: must be a positive multiple of pad_multiple={self.pad_multiple}, got {self.seq_length}. "
                 f"Use {max(1, self.seq_length // self.pad_multiple) * self.pad_multiple}."
             )
 
@@ -119,13 +121,13 @@ class SourceConfig:
     name: str  # appears in reports, logs and the ledger
     path: (
         str | Path
-    )  # directory of indexed shards, or an address as s3://bucket/photos (str first: a Path eats a slash)
+    )  # directory of indexed shards, or an address such as s3://bucket/photos (str first: Path removes a slash)
     weight: float = 1.0  # share of the mixture, relative to the other sources
-    max_epochs: int | None = None  # how often each sample may be used; None: as often as the mixture asks
+    max_epochs: int | None = None  # limit of uses per sample; None: no limit
     min_pixels: int | None = None  # overrides image.min_pixels for this source
     max_pixels: int | None = None  # overrides image.max_pixels for this source
-    first: int | None = None  # use only this many samples, the first in the order of the index
-    fraction: float | None = None  # use only this share of the samples, the same ones in every epoch
+    first: int | None = None  # use only the first samples in the order of the index
+    fraction: float | None = None  # use only this share of the samples, the same in every epoch
 
     def __post_init__(self) -> None:
         if isinstance(self.path, str) and "://" not in self.path:
@@ -134,20 +136,20 @@ class SourceConfig:
         _check_range(self, 0.0, 1e15, "weight")
         if (self.first is not None and self.first < 1) or (self.fraction is not None and not 0 < self.fraction <= 1):
             raise ValueError(
-                f"first={self.first} and fraction={self.fraction} of source {self.name!r} use nothing. "
-                "Use first >= 1 and 0 < fraction <= 1, or leave them out."
+                f"source {self.name!r}: first={self.first} and fraction={self.fraction} select no sample. "
+                "Use first >= 1 and 0 < fraction <= 1, or omit them."
             )
         if not self.weight > 0:
             raise ValueError(
-                f"weight={self.weight} of source {self.name!r} is not positive. Remove the source instead."
+                f"source {self.name!r}: weight must be positive, got {self.weight}. Remove the source instead."
             )
 
 
 def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
-    """The image budget of one source: the mixture's, with the source's own limits where it has any.
+    """The image budget of one source: that of the mixture, overridden by the limits of the source.
 
     Raises:
-        ValueError: The limits leave no size to choose; the message names the source.
+        ValueError: The limits allow no image size; the message names the source.
     """
     try:
         return replace(
@@ -161,14 +163,14 @@ def source_image(image: ImageConfig, source: SourceConfig) -> ImageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """How shards in an object store are read (sources whose path is an address)."""
+    """Access to shards in an object store (sources whose path is an address)."""
 
-    cache: Path | None = None  # directory that keeps what was fetched; needed for sources in an object store
-    cache_bytes: int = 100 * 10**9  # the least recently used is removed beyond this
-    retries: int = 5  # of one request, waiting twice as long each time
+    cache: Path | None = None  # directory for fetched data; required for sources in an object store
+    cache_bytes: int = 100 * 10**9  # size of the cache; the least recently used data are removed beyond it
+    retries: int = 5  # of one request; the delay doubles each time
     timeout_s: float = 30.0  # of one request, which fetches at most 16 MiB
-    # for fsspec's file system, by protocol, such as {"s3": {"endpoint_url": ...}}; secrets are better left to the
-    # machine, as a recipe is saved with every checkpoint
+    # Options of fsspec's file system by protocol, such as {"s3": {"endpoint_url": ...}}. Keep secrets in the
+    # configuration of the machine: a recipe is saved with every checkpoint.
     options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -180,35 +182,35 @@ class StoreConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Everything that decides which sample is trained on when; the plan is a pure function of it and the index."""
+    """Configuration of the data; the data order is a pure function of it and the index."""
 
     sources: tuple[SourceConfig, ...]  # the mixture
-    tokenizer: Path  # directory with tokenizer files and a chat template, as transformers saves them
+    tokenizer: Path  # directory with tokenizer files and a chat template, saved by transformers
     packing: PackingConfig  # budgets of a pack
     image: ImageConfig = field(default_factory=ImageConfig)  # budgets of an image
     video: VideoConfig = field(default_factory=VideoConfig)  # budgets of a video
     store: StoreConfig = field(default_factory=StoreConfig)  # how object stores are read
     seed: int = 0  # decides the order of samples
-    weight_unit: Literal["samples", "tokens"] = "samples"  # what the weights count
-    text_share: float | None = None  # share of text-only sources, e.g. 0.2; None: as the weights say
-    shuffle_window: int = 65_536  # samples shuffled together after shards were shuffled; bounds how far reads spread
+    weight_unit: Literal["samples", "tokens"] = "samples"  # unit of the weights
+    text_share: float | None = None  # total share of text-only sources, e.g. 0.2; None: given by the weights
+    shuffle_window: int = 65_536  # samples shuffled together after the shards; limits the number of shards being read
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
-    prefetch_packs: int = 8  # packs made ahead of the training step
-    prefetch_bytes: int = 1 << 30  # decoded bytes that wait at most; one pack is always made
-    order_ahead_steps: int = 16  # steps planned ahead in the background
-    # the run stops when a rank could not decode more than this share of its samples, counted since it was started
+    prefetch_packs: int = 8  # packs built ahead of the training step
+    prefetch_bytes: int = 1 << 30  # limit of decoded bytes built ahead; one pack is always built
+    order_ahead_steps: int = 16  # steps of the data order computed ahead by a thread
+    # the run stops when more than this share of the samples of a rank failed to decode since it was started
     max_failed_share: float = 0.01
-    audit_log: Path | None = None  # one JSON line for every step handed out; a log belongs to one run
-    quarantine_log: Path | None = None  # one JSON line for every sample that could not be decoded
+    audit_log: Path | None = None  # one JSON line per step; a log belongs to one run
+    quarantine_log: Path | None = None  # one JSON line per sample that failed to decode
 
     def __post_init__(self) -> None:
         _coerce_paths(self, "tokenizer", "audit_log", "quarantine_log")
         names = [source.name for source in self.sources]
         if not names:
-            raise ValueError("sources is empty. Name at least one directory of indexed shards.")
+            raise ValueError("sources: the list is empty. Add at least one directory of indexed shards.")
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"sources {twice} appear twice. Give every source its own name.")
+            raise ValueError(f"sources: the names {twice} are used twice. Give every source a unique name.")
         for source in self.sources:
             source_image(self.image, source)
         _check_range(self, 0.0, 1.0, "text_share", "max_failed_share")
@@ -219,11 +221,11 @@ class DataConfig:
 
 
 def _check_range(config: object, low: float, high: float, *names: str) -> None:
-    """Refuse fields outside of [low, high]; None is always allowed, NaN never."""
+    """Refuse fields outside [low, high]; None is allowed, NaN is not."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise ValueError(f"{name}={value} must be between {low} and {high}.")
+            raise ValueError(f"{name}: must be between {low} and {high}, got {value}. Use a value in this range.")
 
 
 def _coerce_paths(config: Any, *names: str) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of this package: one base, one child that the run survives.
+"""The errors of this package: a base class, and one subclass that does not stop a run.
 
-Messages say where, what is wrong with the value, and what to do. Secrets in addresses never become part of one.
+Messages have the form `WHERE: WHAT IS WRONG, WITH THE VALUE. WHAT TO DO.` Secrets in addresses are redacted.
 """
 
 import re
 
-# Every repetition is bounded where a match may fail after it, so that hostile text takes linear time.
+# Every repetition that a failing match may follow is bounded, so that matching takes linear time on any text.
 _SECRETS = (
     # user and password before the host of an address, with or without slashes in the password
     (re.compile(r"(?<=://)[^/?#\s'\"<>]{0,1000}@"), "***@"),
@@ -19,7 +19,7 @@ _SECRETS = (
         ),
         r"\1***",
     ),
-    # settings, as libraries print them
+    # settings as printed by libraries
     (re.compile(r"(?i)(['\"](?:key|secret|token|password|passwd)['\"]\s{0,9}:\s{0,9}['\"])[^'\"]+"), r"\1***"),
     (
         re.compile(
@@ -34,18 +34,21 @@ _SECRETS = (
 
 
 def redact(text: str) -> str:
-    """The text with passwords, keys, tokens and signatures replaced by ***, for messages and logs."""
+    """Replace passwords, keys, tokens and signatures in a text by ***, for messages and logs."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
 
 
 class DataError(Exception):
-    """A file, recipe or state that the user has to correct before going on."""
+    """A file, recipe or state that the user must correct."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(redact(message))
 
 
 class SampleError(DataError):
-    """One sample that cannot be used; the loader counts it by source and puts a zero-loss placeholder in its place."""
+    """A sample that fails to decode; the loader counts it and replaces it by a placeholder without loss tokens.
+
+    The message describes the problem only; the caller adds the shard and the sample.
+    """

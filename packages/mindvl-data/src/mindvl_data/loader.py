@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader: plan, make packs, hand them out, in order, on one screen.
+"""Loader: an iterator over the packed sequences (packs) of one data-parallel rank.
 
-The front of this package: an iterator over the packed packs of one data-parallel rank. Steps are planned in one
-thread and packs made in others, ahead of the training step; the order is always the plan's. The only state is the
-plan's, so a resumed run gives the very same packs.
+The entry point of this package. One thread computes the data order and other threads build packs, both ahead of the
+training step; packs are always returned in the data order. The only state is that of the data order, so a resumed run
+returns bitwise identical packs.
 """
 
 import os
@@ -30,63 +30,63 @@ from mindvl_data.tokenization import load_tokenizer
 from mindvl_data.tracker import Change, identities, open_state, seal_state
 from mindvl_data.types import Batch, SampleReference
 
-_MAX_FAILED_UNCHECKED = 16  # before the share of bad samples means anything
+_MAX_FAILED_UNCHECKED = 16  # up to this many failed samples their share is not checked: it is not yet meaningful
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AssignedPack:
-    """A pack that this process has to hand out."""
+    """A pack assigned to this process."""
 
     step: OrderedStep
-    is_last: bool  # of this rank's packs of the step
+    is_last: bool  # whether it is this rank's last pack of the step
     pack: Pack
     state: dict[str, Any]  # the planner's, after the newest step that is complete once this pack is handed out
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PendingPack(_AssignedPack):
-    """A pack in the making, or made."""
+    """A pack that is being built, or was built and not yet returned."""
 
     expected_bytes: int
-    made: Future[BuiltPack] | None = None  # None: it is made when it is asked for
+    built: Future[BuiltPack] | None = None  # None: it is built when it is requested
 
     @property
     def num_bytes(self) -> int:
-        """Bytes it takes or will take: guessed from the plan until it is there."""
-        if self.made is None or not self.made.done() or self.made.exception() is not None:
+        """Size in bytes; an estimate from the data order until the pack is built."""
+        if self.built is None or not self.built.done() or self.built.exception() is not None:
             return self.expected_bytes
-        return self.made.result().num_bytes
+        return self.built.result().num_bytes
 
 
 class Loader:
-    """Iterates over packed packs; `global_batch_size / dp_size` of them make one optimizer step on this rank.
+    """Iterates over packed sequences; `global_batch_size / dp_size` of them form one optimizer step on this rank.
 
-    It is itself a loader, with its own threads: use it in place of torch's DataLoader, not inside one. Every process
-    of a data-parallel rank makes one (tensor-parallel peers the same one, but only one of them with logs), takes its
-    packs with `next`, and saves `state_dict()` with its checkpoint:
+    Use it in place of torch's DataLoader, not inside one: it has its own threads. Every process of a data-parallel
+    rank creates one (with the same arguments on all ranks of a model-parallel group, but with logs on only one of
+    them), takes its packs with `next`, and saves `state_dict()` with its checkpoint:
 
         loader = Loader(config, global_batch_size=32, dp_rank=rank, dp_size=world_size, position_kind="rope")
-        loader.load_state_dict(saved)                       # to go on; any other number of ranks will do
+        loader.load_state_dict(saved)                       # to resume, with any number of ranks
         packs = [next(loader).to(device) for _ in range(32 // world_size)]
         model(**packs[0].model_inputs())
-        saved = loader.state_dict()                         # after the optimizer's step; plain JSON values
+        saved = loader.state_dict()                         # after the optimizer step; plain JSON values
 
-    The packs of a step are the same for any number of ranks and threads, and a rank reads only what its own packs need.
+    The packs of a step are the same for any number of ranks and threads. A rank reads only the samples of its own packs.
 
     Args:
-        global_batch_size: Packs of one step over all data-parallel ranks.
-        dp_rank, dp_size: The data-parallel coordinate, given by the trainer.
-        position_kind: "rope" counts tokens; "mrope" and "mrope_all_axes" give visual tokens their place in the image
-            and differ after a video, see positions.py.
-        vocab_size: Tokens in the model's embedding: a pack with an id beyond it is refused. None: only
-            negative ids are.
-        with_pixels: False leaves out the patches of packs and decodes nothing, for processes that need the text only.
-        on_thread_start: Called first in each thread that plans or makes packs, such as to bind it to cores.
-        worker: Number of this process and their count where several processes make the packs of this rank in turn
-            (packed_dataset.py); it hands out every num_workers-th pack of the rank.
+        global_batch_size: Packed sequences per optimizer step, over all data-parallel ranks.
+        dp_rank, dp_size: Data-parallel rank of this process and number of data-parallel ranks.
+        position_kind: "rope" counts tokens; "mrope" and "mrope_all_axes" encode the position of visual tokens in the
+            image and differ after a video, see positions.py.
+        vocab_size: Number of rows of the model's embedding: a pack with a larger token id is refused. None: only
+            negative ids are refused.
+        with_pixels: False omits the patches of packs and decodes nothing, for processes that need only the text.
+        on_thread_start: Called at the start of each thread, for example to bind it to cores.
+        worker: Index and number of the processes that build the packs of this rank in turn (packed_dataset.py); this
+            process returns every num_workers-th pack of the rank.
 
     Raises:
-        DataError: A source is not indexed, or the settings do not fit each other.
+        DataError: A source is not indexed, or two settings contradict each other.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Loader:
     ) -> None:
         if global_batch_size < 1 or dp_size < 1 or global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise DataError(
-                f"global_batch_size={global_batch_size} cannot be dealt to dp_rank={dp_rank} of dp_size={dp_size}. Loader. "
-                "Use a multiple of dp_size, which is at least 1 and above dp_rank."
+                f"Loader: global_batch_size={global_batch_size} cannot be divided among dp_size={dp_size} data-parallel "
+                f"ranks with dp_rank={dp_rank}. Use a multiple of dp_size, and 0 <= dp_rank < dp_size."
             )
         self._process = OwnProcess("Loader")
         self._config = config
@@ -141,43 +141,42 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next pack of this rank; StopIteration once every source with an epoch cap is used up.
+        """Return the next pack of this rank; StopIteration when all sources reached `max_epochs`.
 
         Raises:
-            DataError: Data cannot be read, too many samples cannot be used, or a log cannot be written. The loader
-                stays where it failed: the pack is tried again by the next call, or by a loader that goes on from the
-                state.
+            DataError: Data cannot be read, too many samples failed to decode, or a log cannot be written. The position
+                does not change: the next call, or a loader that resumes from the state, builds the pack again.
         """
         self._process.check()
         if self.is_used_up():
             raise StopIteration
         first = self._pending[0]
-        made = self._builder.make(first.step.step, first.pack) if first.made is None else first.made.result()
-        self._record_failed(made.failed, num_samples=len(made.batch.samples))
+        built = self._builder.build(first.step.step, first.pack) if first.built is None else first.built.result()
+        self._record_failed(built.failed, num_samples=len(built.batch.samples))
         if first.is_last and self._audit is not None:
             self._audit.record(first.step)
-        # Only now: an interrupt while waiting, or a log that cannot be written, must not lose a pack.
+        # Only after the log was written: an interrupt or a full disk must not lose a pack.
         self._pending.popleft()
         if self._returned and self._returned[0][0] != first.step.step:
             self._returned.clear()
-        self._returned.append((first.step.step, made.batch.samples, first.pack))
-        self._num_samples += len(made.batch.samples)
-        self._num_failed += len(made.failed)
+        self._returned.append((first.step.step, built.batch.samples, first.pack))
+        self._num_samples += len(built.batch.samples)
+        self._num_failed += len(built.failed)
         self._state = first.state
         self._prepare(wait=False)
-        return made.batch
+        return built.batch
 
     def is_used_up(self) -> bool:
-        """Whether `next` would end: no pack is left. Waits until the next step is planned.
+        """Whether no pack is left, so that `next` raises StopIteration. Waits for the next step of the data order.
 
-        After the last pack of a step every rank gets the same answer.
+        After the last pack of a step the result is the same on every rank.
 
         Raises:
             DataError: As `next`.
         """
         self._process.check()
         if self._is_closed:
-            raise DataError("loader is closed. Loader. Make a new one.")
+            raise DataError("Loader: this loader was closed. Create a new one.")
         if self._failure is not None:
             raise self._failure
         self._is_untouched = False
@@ -185,33 +184,33 @@ class Loader:
         return not self._pending
 
     def rebuild(self, batch: Batch, failed: Sequence[bool]) -> Batch:
-        """A pack of the newest step once more, with placeholders for these samples, as if they could not be decoded.
+        """Build a pack of the newest step again, with placeholders for the given samples.
 
-        Processes that train the same packs need it: where one of them cannot use a sample, none may. Without pixels
-        nothing is decoded, so that such a process learns of a damaged image only from the others.
+        If a sample fails to decode on one rank, every rank of its model-parallel group must mask it. A loader without
+        pixels decodes nothing, so its process needs the flags of the other ranks.
 
         Args:
-            batch: As it was handed out, or moved to a device.
+            batch: The pack as it was returned, or a copy on a device.
             failed: One flag per sample of the pack, including the samples that had failed before.
 
         Raises:
-            DataError: Too many samples cannot be used, or the log cannot be written.
+            DataError: Too many samples failed to decode, or the log cannot be written.
         """
         self._process.check()
         pack = next(pack for _, samples, pack in self._returned if samples is batch.samples)
-        made = self._builder.make(
+        built = self._builder.build(
             batch.step, pack, refused=[place for place, has_failed in enumerate(failed) if has_failed]
         )
         known = {(s.source, s.shard, s.sample_index) for s in batch.samples if s.failed}
-        new = tuple(use for use in made.failed if (use.source, use.shard, use.sample_index) not in known)
+        new = tuple(s for s in built.failed if (s.source, s.shard, s.sample_index) not in known)
         self._record_failed(new, num_samples=0)
         self._num_failed += len(new)
-        return made.batch
+        return built.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last complete step handed out; JSON values, the same on every rank.
+        """The position after the last step whose packs were all returned; JSON values, the same on every rank.
 
-        The audit log is on disk up to that step when this returns.
+        When this method returns, the audit log is on disk up to that step.
         """
         self._process.check()
         if self._audit is not None and not self._is_closed:
@@ -221,30 +220,28 @@ class Loader:
     def load_state_dict(
         self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
     ) -> None:
-        """Go on exactly after the step that `state` was taken at, whatever the number of ranks was.
+        """Continue exactly after the step at which `state` was taken, for any number of ranks.
 
-        In the middle of a run it waits for the step being planned, however long a read of it takes: what that read
-        uses is used by the new plan too. A new loader never waits.
+        A loader that already returned packs first waits, without a time limit, for the step that its data order is
+        computing, because the new data order uses the same files. A new loader never waits.
 
         Args:
-            accept_change: Who accepts that data changed, such as user@host. Sources whose index, `first` or
-                `fraction` changed then go on at the start of their next epoch; sources may come and go. It is kept in
-                the state and in the audit log.
-            parent_log: The audit log of the run that saved the state. Where this loader writes another one, a mark
-                in it names the parent, which holds the steps before.
+            accept_change: The user who accepts that data changed, for example user@host; recorded in the state and in
+                the audit log. Sources whose index, `first` or `fraction` changed continue at the start of their next
+                epoch; sources may be added or removed.
+            parent_log: Audit log of the run that saved the state. If this loader writes another log, a mark in it
+                names the parent's log, which holds the earlier steps.
 
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor, or the audit
-                log cannot go on from it: the loader goes on as if nothing had been asked. Or the log cannot be
-                written: the loader gives no pack until a state is loaded.
+                log cannot continue from it; the loader then continues as before. Or the log cannot be written; the
+                loader then returns no pack until a state is loaded.
         """
         self._process.check()
         opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
         if self._audit is not None:
             self._audit.claim(opened.order["step"])
-        self._failure = DataError(
-            "a state was loaded in part only. Loader. Load a state once more, or make a new loader."
-        )
+        self._failure = DataError("Loader: loading a state failed halfway. Load a state again, or create a new loader.")
         self._prefetcher.finish()
         data_order = self._data_order if self._is_untouched else self._new_data_order()
         self._is_untouched = False
@@ -264,7 +261,7 @@ class Loader:
         self._start(data_order, changes=changes)
 
     def report(self) -> dict[str, Any]:
-        """Figures of all complete steps, over ranks and restarts; and what this rank did since it started.
+        """Statistics of all complete steps, over ranks and restarts, and of this rank since its start.
 
         Returns:
             The planner's figures; `failed_samples` and `reads` (bytes and requests) of this rank alone.
@@ -278,7 +275,7 @@ class Loader:
     def close(self) -> None:
         """Stop the threads and close all files; waits a few seconds at most for a read that hangs."""
         if not self._process.is_current:
-            return  # a fork has none of the threads, and the files are its parent's
+            return  # a fork has none of the threads, and its parent still uses the files
         self._is_closed = True
         self._prefetcher.close()
         if self._workers is not None:
@@ -296,7 +293,7 @@ class Loader:
         self.close()
 
     def _relative_to_log(self, parent_log: Path | None) -> str | None:
-        """As the audit log names it: runs that are moved together find each other."""
+        """The parent's log relative to the directory of this audit log, so that both runs can be moved together."""
         if parent_log is None or self._config.audit_log is None:
             return None
         return os.path.relpath(parent_log, self._config.audit_log.parent)
@@ -306,31 +303,29 @@ class Loader:
         return DataOrder(self._config, self._sources, global_batch_size=self._global_batch_size)
 
     def _start(self, data_order: DataOrder, *, changes: list[Change]) -> None:
-        """Go on with a data_order that stands where the next pack is wanted."""
-        for waiting in getattr(self, "_pending", ()):
-            if waiting.made is not None:
-                waiting.made.cancel()
+        """Continue with a data order whose next step is the next one to return."""
+        for pending in getattr(self, "_pending", ()):
+            if pending.built is not None:
+                pending.built.cancel()
         self._data_order = data_order
         num_steps = self._config.order_ahead_steps if self._config.num_threads else 0
         self._prefetcher = OrderPrefetcher(data_order, num_steps=num_steps, on_start=self._on_thread_start)
         self._state = self._state_ahead = data_order.state()
         self._changes = changes
-        self._num_assigned: int = 0  # packs of this rank that were planned, those of other workers included
-        self._assigned: deque[_AssignedPack] = deque()  # packs that nobody works on yet
+        self._num_assigned: int = 0  # packs of this rank so far, including those of other workers
+        self._assigned: deque[_AssignedPack] = deque()  # packs that no thread builds yet
         self._pending: deque[_PendingPack] = deque()
-        self._returned: list[
-            tuple[int, tuple[SampleReference, ...], Pack]
-        ] = []  # step, samples and plan of its newest packs
+        self._returned: list[tuple[int, tuple[SampleReference, ...], Pack]] = []  # packs of the newest step
         self._is_over = False
         self._failure = None
         self._num_samples: int = 0
         self._num_failed: int = 0
 
     def _prepare(self, *, wait: bool) -> None:
-        """Have up to `prefetch_packs` packs in the making, within `prefetch_bytes`; one always.
+        """Start building up to `prefetch_packs` packs within `prefetch_bytes`, at least one.
 
         Args:
-            wait: Whether to wait for the plan while no pack waits; else take what is planned already.
+            wait: Whether to wait for the data order if no pack is pending; otherwise use the steps already computed.
         """
         while len(self._pending) < self._config.prefetch_packs and self._has_assigned(wait and not self._pending):
             assigned = self._assigned[0]
@@ -339,8 +334,9 @@ class Loader:
             if self._pending and sum(w.num_bytes for w in self._pending) + expected > self._config.prefetch_bytes:
                 return
             self._assigned.popleft()
-            made = None if self._workers is None else self._workers.submit(partial(self._builder.make, step.step, pack))
-            self._pending.append(_PendingPack(**vars(assigned), expected_bytes=expected, made=made))
+            job = partial(self._builder.build, step.step, pack)
+            built = None if self._workers is None else self._workers.submit(job)
+            self._pending.append(_PendingPack(**vars(assigned), expected_bytes=expected, built=built))
 
     def _has_assigned(self, wait: bool) -> bool:
         while not self._assigned and not self._is_over and (wait or self._prefetcher.is_ready):
@@ -358,14 +354,15 @@ class Loader:
             self._state_ahead = step.state_after
         return bool(self._assigned)
 
-    def _record_failed(self, uses: Sequence[FailedSample], *, num_samples: int) -> None:
-        for sample in uses:
+    def _record_failed(self, failed: Sequence[FailedSample], *, num_samples: int) -> None:
+        for sample in failed:
             if self._quarantine is not None:
                 self._quarantine.record(sample)
-        num_samples, num_failed = self._num_samples + num_samples, self._num_failed + len(uses)
-        if uses and num_failed > max(_MAX_FAILED_UNCHECKED, self._config.max_failed_share * num_samples):
+        num_samples, num_failed = self._num_samples + num_samples, self._num_failed + len(failed)
+        if failed and num_failed > max(_MAX_FAILED_UNCHECKED, self._config.max_failed_share * num_samples):
             self._failure = DataError(
-                f"{num_failed} of {num_samples} samples could not be decoded. "
-                f"data.max_failed_share={self._config.max_failed_share}. The log names them; mend or leave out their source."
+                f"data.max_failed_share: {num_failed} of {num_samples} samples of data-parallel rank {self._dp_rank} failed "
+                f"to decode, and {self._config.max_failed_share} is allowed. The log lists them: correct or remove their "
+                "source."
             )
             raise self._failure

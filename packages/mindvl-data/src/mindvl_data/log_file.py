@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of JSON lines that is only ever extended by whole lines.
+"""An append-only file of JSON lines, extended only by complete lines.
 
-Below the audit log and the quarantine log. A line that could not be written is cut off again, so the same line can be
-tried once more when there is room.
+Used by the audit log and the quarantine log. A line that cannot be written is removed again, so that it can be written
+later when there is room.
 """
 
 import fcntl
@@ -18,58 +18,58 @@ from mindvl_data.log_parts import sync_directory
 
 
 class LogFile:
-    """Opens or makes the file.
+    """Opens or creates the file.
 
     Args:
-        kind: What errors call it, and the setting that names it: "audit" is `data.audit_log`.
+        kind: Name of the log in errors and of its setting: "audit" is `data.audit_log`.
 
     Raises:
-        DataError: Here and in every method: the file cannot be written.
+        DataError: The file cannot be written; also raised by every method.
     """
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
         self._kind = kind
-        self._torn_at: int | None = None  # where a line begins that was perhaps not written to its end
+        self._torn_at: int | None = None  # offset of a line that may be incomplete
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer: what it held of a failed write would be written a second time.
+            # Unbuffered: a buffer would write the rest of a failed write a second time.
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise self._unwritable(error) from error
 
     def fileno(self) -> int:
-        """The file's descriptor, to be mapped."""
+        """The file descriptor, for mmap."""
         return self._file.fileno()
 
     def head(self, num_bytes: int) -> bytes:
-        """The first bytes of the file, as far as it has them."""
-        return os.pread(self.fileno(), min(num_bytes, self.size()), 0)  # a device has no size, but no end either
+        """At most `num_bytes` from the beginning of the file."""
+        return os.pread(self.fileno(), min(num_bytes, self.size()), 0)  # reading a device to its end would not return
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return os.fstat(self.fileno()).st_size
 
     def lock(self) -> None:
-        """Be the only one that writes, until it is closed or the process ends.
+        """Lock the file for writing until it is closed or the process ends.
 
         Raises:
-            DataError: Somebody else is.
+            DataError: Another process holds the lock.
         """
         try:
             fcntl.flock(self.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(self.fileno()), os.stat(self.path)):
-                raise BlockingIOError  # somebody put another file in its place since it was opened
+                raise BlockingIOError  # another file replaced it since it was opened
         except BlockingIOError as error:
             raise DataError(
-                f"{self._kind} log is being written by another loader. {self.path}. "
-                f"End that run, or name another data.{self._kind}_log."
+                f"{self.path}: the {self._kind} log is being written by another loader. "
+                f"End that run, or set another data.{self._kind}_log."
             ) from error
         except OSError:
-            return  # some network file systems have no locks; a run is worth more than this check
+            return  # some network file systems have no locks; the run continues without one
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line, or nothing."""
+        """Write one line completely, or nothing."""
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             self._cut_torn()
@@ -78,12 +78,12 @@ class LogFile:
                 content = content[self._file.write(content) :]
             self._torn_at = None
         except OSError as error:
-            with suppress(OSError):  # if not now, then before the next line
+            with suppress(OSError):  # retried before the next line
                 self._cut_torn()
             raise self._unwritable(error) from error
 
     def end_line(self) -> None:
-        """Have a last line that a kill cut off stay alone."""
+        """Terminate a last line that was truncated by a kill."""
         size = self.size()
         try:
             if size and os.pread(self.fileno(), 1, size - 1) != b"\n":
@@ -92,7 +92,7 @@ class LogFile:
             raise self._unwritable(error) from error
 
     def cut(self, size: int) -> None:
-        """Drop everything from this byte on."""
+        """Truncate the file to `size` bytes."""
         try:
             if size < self.size():
                 self._file.truncate(size)
@@ -100,11 +100,11 @@ class LogFile:
             raise self._unwritable(error) from error
 
     def replace(self, unfinished: Path, content: Iterable[bytes], *, keep_as: Path | None = None) -> None:
-        """Put a new file in place of this one, whole or not at all; it is locked from its first moment on.
+        """Replace this file atomically by a new file, which is locked from its creation on.
 
         Args:
-            unfinished: What the new file is called until it is whole.
-            keep_as: The new name of the file as it was; None: it is removed.
+            unfinished: Name of the new file until it is complete.
+            keep_as: New name of the old file; None: it is removed.
         """
         try:
             self.sync()
@@ -134,7 +134,7 @@ class LogFile:
             sync_directory(self.path.parent)
 
     def sync(self) -> None:
-        """Have it on disk."""
+        """Write the file to disk (fsync)."""
         try:
             os.fsync(self.fileno())
         except OSError as error:
@@ -151,6 +151,6 @@ class LogFile:
 
     def _unwritable(self, error: OSError) -> DataError:
         return DataError(
-            f"{self._kind} log cannot be written: {error.strerror}. {self.path}. "
-            f"Make room there, or name another data.{self._kind}_log."
+            f"{self.path}: the {self._kind} log cannot be written: {error.strerror}. "
+            f"Free disk space, or set another data.{self._kind}_log."
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planned pack -> Batch: read, encode, decode, collate; a sample that cannot be used becomes a placeholder.
+"""Pack of ordered samples -> Batch: read, encode, decode, collate; a sample that fails becomes a placeholder.
 
-Comes after the plan; the loader calls it from its threads. It keeps nothing between packs.
+Comes after the data order; the loader calls it from its threads. It keeps no state between packs.
 """
 
 import logging
@@ -34,7 +34,7 @@ _BYTES_PER_TOKEN = 5 * 8  # ids, labels and three axes of positions, int64
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPack:
-    """A pack as it is handed out, and what was wrong in it."""
+    """A built pack and the samples of it that failed."""
 
     batch: Batch
     failed: tuple[FailedSample, ...]
@@ -42,11 +42,11 @@ class BuiltPack:
 
 
 class PackBuilder:
-    """Makes packs of a plan; any thread may call it.
+    """Builds packs of the data order; safe to call from any thread.
 
     Args:
-        with_pixels: False makes packs with grids and without patches.
-        vocab_size: Tokens in the model's embedding; ids beyond it are refused.
+        with_pixels: False builds packs with grids and without patches.
+        vocab_size: Number of rows of the model's embedding; larger token ids are refused.
     """
 
     def __init__(
@@ -70,37 +70,37 @@ class PackBuilder:
         self._of_thread = threading.local()
 
     def expected_bytes(self, pack: Pack) -> int:
-        """About how many bytes the pack's tensors will have, from the plan alone.
+        """Estimate of the bytes of the pack's tensors, from the data order alone.
 
-        The plan does not tell images from videos, whose patches are twice as large: that is known once it is made.
+        The data order does not distinguish images from videos, whose patches are twice as large.
         """
         patches, tokens = sum(sample.patches for sample in pack), sum(sample.length for sample in pack)
         patches *= self._with_pixels
         return patches * self._config.image.patch_dim + tokens * _BYTES_PER_TOKEN
 
-    def make(self, step: int, pack: Pack, refused: Collection[int] = ()) -> BuiltPack:
-        """The pack as tensors.
+    def build(self, step: int, pack: Pack, masked: Collection[int] = ()) -> BuiltPack:
+        """Build the tensors of a pack.
 
         Args:
-            refused: Places in the pack of samples that count as bad, whatever they are.
+            masked: Indices of samples in the pack that become placeholders because another rank failed on them.
 
         Raises:
-            DataError: A shard cannot be read, or an id lies outside the vocabulary. What is wrong with one sample only
-                is not raised but told.
+            DataError: A shard cannot be read, or a token id lies outside the vocabulary. An error in a single sample is
+                not raised but returned in `BuiltPack.failed`.
         """
-        found = [
-            (ordered, raw, SampleError(FAILED_ELSEWHERE) if place in refused else self._encode(ordered, raw))
-            for place, (ordered, raw) in enumerate(zip(pack, self._read(pack), strict=True))
+        encoded = [
+            (ordered, raw, SampleError(FAILED_ELSEWHERE) if index in masked else self._encode(ordered, raw))
+            for index, (ordered, raw) in enumerate(zip(pack, self._read(pack), strict=True))
         ]
         num_patches = self._with_pixels * sum(
             image_patches(raw, encoding)
-            for _, raw, encoding in found
+            for _, raw, encoding in encoded
             if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
         )
         room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
-        made = [self._use(ordered, raw, encoding, room, step) for ordered, raw, encoding in found]
+        decoded = [self._decode(ordered, raw, encoding, room, step) for ordered, raw, encoding in encoded]
         batch = collate(
-            PackedSample(samples=tuple(m[0] for m in made), references=tuple(m[1] for m in made)),
+            PackedSample(samples=tuple(d[0] for d in decoded), references=tuple(d[1] for d in decoded)),
             step=step,
             position_kind=self._position_kind,
             pad_id=self._tokenizer.pad_id,
@@ -114,21 +114,22 @@ class PackBuilder:
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         return BuiltPack(
-            batch=batch, failed=tuple(m[2] for m in made if m[2] is not None), num_bytes=sum(t.nbytes for t in tensors)
+            batch=batch,
+            failed=tuple(d[2] for d in decoded if d[2] is not None),
+            num_bytes=sum(t.nbytes for t in tensors),
         )
 
     def _read(self, pack: Pack) -> list[RawSample | SampleError]:
-        """The bytes of all samples of the pack, in its order; those of one shard are read together."""
+        """Read all samples of the pack, in its order; samples of one shard are read together."""
         by_shard: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for place, ordered in enumerate(pack):
-            by_shard[ordered.source, ordered.shard].append(place)
-        found: dict[int, RawSample | SampleError] = {}
-        for (source, shard), places in by_shard.items():
+        for number, ordered in enumerate(pack):
+            by_shard[ordered.source, ordered.shard].append(number)
+        read: dict[int, RawSample | SampleError] = {}
+        for (source, shard), numbers in by_shard.items():
             index = self._sources[source].index.shards[shard]
-            found.update(
-                zip(places, read_samples(index, [pack[p].sample_index for p in places], self._files), strict=True)
-            )
-        return [found[place] for place in range(len(pack))]
+            raw = read_samples(index, [pack[n].sample_index for n in numbers], self._files)
+            read.update(zip(numbers, raw, strict=True))
+        return [read[number] for number in range(len(pack))]
 
     def _scratch(self) -> Scratch:
         if not hasattr(self._of_thread, "scratch"):
@@ -137,7 +138,7 @@ class PackBuilder:
         return scratch
 
     def _encode(self, ordered: OrderedSample, raw: RawSample | SampleError) -> Encoding | SampleError:
-        """Without pixels, so that the room for the pack's patches is known before the first is decoded."""
+        """Encode without pixels, so that the memory for the pack's patches can be allocated before decoding."""
         if isinstance(raw, SampleError):
             return raw
         try:
@@ -145,12 +146,12 @@ class PackBuilder:
         except SampleError as error:
             return error
         if encoding.num_tokens != ordered.length:
-            return SampleError(f"{encoding.num_tokens} tokens instead of the planned {ordered.length}")
+            return SampleError(f"has {encoding.num_tokens} tokens, but {ordered.length} were indexed")
         if encoding.num_patches > ordered.patches:
-            return SampleError(f"{encoding.num_patches} patches instead of the planned {ordered.patches}")
+            return SampleError(f"has {encoding.num_patches} patches, but {ordered.patches} were indexed")
         return encoding
 
-    def _use(
+    def _decode(
         self,
         ordered: OrderedSample,
         raw: RawSample | SampleError,
@@ -171,8 +172,8 @@ class PackBuilder:
             )
         except SampleError as error:
             logger.warning(
-                "bad sample: %s. source %s, %s pack %d, key %r. A zero-loss placeholder takes its place.",
-                error, source.name, shown(shard.path), ordered.sample_index, key,
+                "%s: sample %d (source %s, key %r) failed to decode: %s. A placeholder without loss tokens replaces it.",
+                shown(shard.path), ordered.sample_index, source.name, key, error,
             )  # fmt: skip
             failed = FailedSample(
                 step=step, source=source.name, shard=shard.name, sample_index=ordered.sample_index, key=key, reason=str(error),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of the process id, for objects whose threads, locks and open files a fork leaves behind; the end of pools.
+"""Refuse the use of objects in a forked process, and end the processes of a pool with their parent.
 
-Below everything that holds such things. Only the calling thread exists in a forked process: a lock that another thread
-held is never released there, and work given to a thread is never done. Without the check such a process hangs silently.
+A forked process has only the calling thread: a lock held by another thread is never released there, and jobs submitted
+to a thread are never run. Without the check such a process would hang.
 """
 
 import multiprocessing
@@ -13,10 +13,10 @@ from mindvl_data.errors import DataError
 
 
 class OwnProcess:
-    """Remembers the process in which an object was made.
+    """The process in which an object was created.
 
     Args:
-        what: What errors call the object, such as "Loader".
+        what: Name of the object in errors, such as "Loader".
     """
 
     def __init__(self, what: str) -> None:
@@ -25,25 +25,25 @@ class OwnProcess:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the process, and not a fork of it."""
+        """Whether the calling process is this process and not a fork of it."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Refuse to be used in a fork.
+        """Refuse the use in another process.
 
         Raises:
-            DataError: This is another process.
+            DataError: The calling process is a fork.
         """
         if not self.is_current:
             raise DataError(
-                f"{self._what}: was made in process {self._pid} and is used in its fork {os.getpid()}, where its "
-                "threads, locks and files cannot work. Make it inside the process that uses it, use the start method "
-                "`spawn`, or use PackedDataset in workers of a DataLoader."
+                f"{self._what}: was created in process {self._pid} and is used in the forked process {os.getpid()}, where "
+                "its threads, locks and files do not work. Create it in the process that uses it, use the start method "
+                "`spawn`, or use PackedDataset in DataLoader workers."
             )
 
 
 def end_with_parent() -> None:
-    """For a process of a pool, which would wait for work for ever after its parent was killed."""
+    """Initializer of a pool's processes: exit when the parent was killed instead of waiting for work forever."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:

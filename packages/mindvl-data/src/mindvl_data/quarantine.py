@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quarantine log: which samples could not be used at run time, and why.
+"""The quarantine log: which samples failed to decode at run time, and why.
 
-Stands beside the loader. Each data-parallel rank appends to a file of its own, a line for every use of a bad sample.
-The files are never shortened: a sample that was bad stays bad whichever checkpoint a run goes back to. Readers count
-each sample once.
+Written by the loader. Each data-parallel rank appends to its own file, one line per use of a failed sample. The files
+are never truncated: a sample that failed fails again after a resume from any checkpoint. Readers count each sample once.
 """
 
 import json
@@ -15,12 +14,14 @@ from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import lines_of
 
-FAILED_ELSEWHERE = "a process that trains the same pack cannot use it"  # the reason where only a peer met the damage
+FAILED_ELSEWHERE = (
+    "failed to decode on another rank of the model-parallel group"  # the reason where it did not fail here
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedSample:
-    """A bad sample where it was planned to be used; a placeholder took its place."""
+    """One use of a sample that failed to decode; a placeholder replaced it."""
 
     step: int
     source: str
@@ -28,13 +29,13 @@ class FailedSample:
     sample_index: int  # position inside the shard
     key: str
     reason: str
-    epoch: int | None = None  # None in logs of older versions
+    epoch: int | None = None  # None in logs of earlier versions
 
     def __post_init__(self) -> None:
         whole = (self.step, self.sample_index, self.epoch or 0)
         texts = (self.source, self.shard, self.key, self.reason)
         if any(type(number) is not int or number < 0 for number in whole) or any(type(t) is not str for t in texts):
-            raise TypeError("a field is of another type")
+            raise TypeError("a field has the wrong type")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +43,16 @@ class LoggedUse:
     """A line of a quarantine log."""
 
     sample: FailedSample
-    file: str  # name of the log of its rank
+    file: str  # name of the rank's log
     line: int
-    offset: int  # byte at which the line begins
+    offset: int  # of the first byte of the line
 
 
 class QuarantineLog:
-    """Appends one JSON line for every bad sample that was handed out; the file appears with the first one.
+    """Appends one JSON line per failed sample; the file is created with the first one.
 
     Args:
-        path: The log of a run; the number of the rank goes before its suffix: `quarantine.rank00003.jsonl`.
+        path: Log of the run; the rank is inserted before the suffix: `quarantine.rank00003.jsonl`.
     """
 
     def __init__(self, path: Path, *, dp_rank: int) -> None:
@@ -62,7 +63,7 @@ class QuarantineLog:
         """Write one line.
 
         Raises:
-            DataError: It cannot be written, and nothing of it was.
+            DataError: The line cannot be written; no part of it remains in the file.
         """
         if self._file is None:
             file = LogFile(self._path, "quarantine")
@@ -78,23 +79,23 @@ class QuarantineLog:
 
 
 def quarantine_sizes(path: Path | None) -> dict[str, int]:
-    """Bytes in the logs of all ranks by file name; empty ones are left out.
+    """Size in bytes of the log of each rank, by file name; empty logs are omitted.
 
     Args:
-        path: As given to QuarantineLog.
+        path: The `path` of QuarantineLog.
     """
     files = [] if path is None else sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}"))
     return {file.name: size for file in files if (size := file.stat().st_size)}
 
 
 def read_uses(path: Path) -> Iterator[LoggedUse]:
-    """Every line of the logs of all ranks. Lines that a kill cut off are passed over.
+    """Yield every line of the logs of all ranks, except lines truncated by a kill.
 
     Args:
-        path: As given to QuarantineLog.
+        path: The `path` of QuarantineLog.
 
     Raises:
-        DataError: A line is no line of a quarantine log.
+        DataError: A line is not part of a quarantine log.
     """
     for file in sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}")):
         offset = 0
@@ -102,11 +103,11 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
             try:
                 sample = FailedSample(**json.loads(text))
             except (ValueError, TypeError, RecursionError) as error:
-                if not text.rstrip().endswith(b"}"):  # cut off by a kill, and ended by the next start
+                if not text.rstrip().endswith(b"}"):  # truncated by a kill, and terminated by the next start
                     offset += len(text)
                     continue
                 raise DataError(
-                    f"{file}:{number}: line of a quarantine log is damaged ({type(error).__name__}: "
+                    f"{file}:{number}: the line of the quarantine log is damaged ({type(error).__name__}: "
                     f"{str(error)[:200]}). Restore the file from a copy."
                 ) from error
             yield LoggedUse(sample=sample, file=file.name, line=number, offset=offset)
@@ -114,13 +115,13 @@ def read_uses(path: Path) -> Iterator[LoggedUse]:
 
 
 def read_quarantine(path: Path) -> Iterator[FailedSample]:
-    """Every bad sample of a run once, over all ranks and restarts: its first use.
+    """Yield the first use of every failed sample of a run, over all ranks and restarts.
 
     Args:
-        path: As given to QuarantineLog.
+        path: The `path` of QuarantineLog.
 
     Raises:
-        DataError: As read_uses.
+        DataError: See read_uses.
     """
     seen = set()
     for use in read_uses(path):

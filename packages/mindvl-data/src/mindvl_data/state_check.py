@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a saved state of the data order is one: types, ranges and sums, before anything is done with it.
+"""Check types, ranges and sums of a saved state of the data order before it is used.
 
-Used where a state comes from a file: by tracker.py for the ledger of a checkpoint, by audit_log.py for marks, and by
-the data_order, which knows the sources a state speaks of.
+Used for states read from files: by tracker.py for the ledger of a checkpoint and by audit_lines.py for marks.
 """
 
 import base64
@@ -12,28 +11,28 @@ from typing import Any
 
 import numpy as np
 
-NUM_FIELDS = 6  # of a sample that waits: source, epoch, shard, pack, tokens, patches
+NUM_FIELDS = 6  # of a waiting sample: source, epoch, shard, sample_index, tokens, patches
 _LARGEST = 1 << 62
-_MAX_BYTES = 64 << 20  # of packed samples, unpacked; a window of large steps has one or two million bytes
+_MAX_BYTES = 64 << 20  # of decompressed samples; a window of large steps has one or two million bytes
 
 
 def check_order(order: Any, *, num_sources: int) -> None:
-    """Raise ValueError, KeyError or TypeError for what is no state of a data order over so many sources.
+    """Raise ValueError, KeyError or TypeError unless `order` is a state of a data order over `num_sources` sources.
 
     Args:
-        order: With its buffer unpacked.
+        order: The state, with its buffer unpacked.
     """
     if type(order) is not dict:
-        raise TypeError("order is no object")
+        raise TypeError("order is not an object")
     _whole(order["step"], "step")
     derived = order["derived"]
-    if derived is not None:  # mean tokens, patches per token, most patches, shares of the sources
+    if derived is not None:  # mean tokens, patches per token, patch limit, shares of the sources
         *figures, shares = [*derived, []] if len(derived) == 3 else derived
         if type(derived) is not list or not all(map(_is_finite, [*figures, *shares])):
             raise ValueError(f"derived={_shown(derived)}")
     drawn_at, owed = order["drawn_at"], order["owed"]
     if type(drawn_at) is not list or len(drawn_at) != num_sources:
-        raise ValueError(f"drawn_at does not have one place for each of {num_sources} sources")
+        raise ValueError(f"drawn_at does not have one position for each of {num_sources} sources")
     for epoch, position in drawn_at:
         _whole(epoch, "drawn_at")
         _whole(position, "drawn_at")
@@ -42,27 +41,27 @@ def check_order(order: Any, *, num_sources: int) -> None:
     for name in ("drawn", "dropped", "totals", "tokens_by_source"):
         counts = order[name]
         if type(counts) is not dict:
-            raise TypeError(f"{name} is no object")
+            raise TypeError(f"{name} is not an object")
         for count in counts.values():
             _whole(count, name)
     _check_samples(order, num_sources)
 
 
 def check_change(change: Any) -> None:
-    """Raise ValueError, KeyError or TypeError for what is no accepted change of data."""
+    """Raise ValueError, KeyError or TypeError unless `change` is an accepted change of data."""
     if type(change) is not dict:
-        raise TypeError("change is no object")
+        raise TypeError("change is not an object")
     _whole(change["step"], "change")
     if type(change["who"]) is not str or type(change["when"]) is not str or type(change["sources"]) is not dict:
         raise TypeError("change lacks who, when or sources")
     for old, new in change["sources"].values():
         if not isinstance(old, str | None) or not isinstance(new, str | None):
-            raise TypeError("sources of a change are no identities")
+            raise TypeError("sources of a change are not identities")
 
 
 def pack_samples(samples: list[list[int]]) -> str:
-    """The samples that wait, a window of large steps among them, as text: a tenth of what JSON would take."""
-    columns = np.array(samples, "<i8").reshape(-1, NUM_FIELDS).T  # alike values side by side
+    """Compress waiting samples into base64 text, a tenth of the size of JSON."""
+    columns = np.array(samples, "<i8").reshape(-1, NUM_FIELDS).T  # similar values next to each other
     return base64.b64encode(zlib.compress(columns.tobytes(), 9)).decode()
 
 
@@ -70,17 +69,17 @@ def unpack_samples(text: Any) -> list[list[int]]:
     """The inverse of pack_samples.
 
     Raises:
-        ValueError: The text is something else, or unpacks to more than any state holds.
+        ValueError: The text was not written by pack_samples, or is larger than any state.
     """
     if type(text) is not str:
-        raise ValueError("buffer is no text")
+        raise ValueError("buffer is not text")
     try:
         inflate = zlib.decompressobj()
         content = inflate.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
     except (zlib.error, ValueError) as error:
         raise ValueError(f"buffer cannot be unpacked ({error})") from error
     if not inflate.eof or len(content) % (8 * NUM_FIELDS):
-        raise ValueError("buffer is cut off, or larger than any state")
+        raise ValueError("buffer is truncated, or larger than any state")
     samples: list[list[int]] = np.frombuffer(content, "<i8").reshape(NUM_FIELDS, -1).T.tolist()
     return samples
 
@@ -89,9 +88,9 @@ def _check_samples(order: dict[str, Any], num_sources: int) -> None:
     buffer, window = order["buffer"], order["window"]
     for sample in buffer:
         if len(sample) != NUM_FIELDS or any(type(value) is not int or not 0 <= value < _LARGEST for value in sample):
-            raise ValueError(f"{_shown(sample)} is no sample")
+            raise ValueError(f"buffer: {_shown(sample)} is not a sample")
         if sample[0] >= num_sources:
-            raise ValueError(f"a sample of source {sample[0]}, but there are {num_sources}")
+            raise ValueError(f"buffer: a sample of source {sample[0]}, but there are {num_sources} sources")
     in_window = 0
     for step in window:
         for count in step:

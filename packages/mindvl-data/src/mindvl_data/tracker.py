@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger state: where the plan stands, and the identities of everything it depends on.
+"""The ledger state: the position in the data order, and the identities of everything the order depends on.
 
-Saved with checkpoints. Restoring refuses a mismatch by name; changed data can be accepted by a person, changed rules
-never. The state does not depend on the number of ranks.
+Saved with checkpoints. Restoring refuses every mismatch and names it; a user can accept changed data, but not changed
+settings. The state does not depend on the number of ranks.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from mindvl_data.state_check import check_change, check_order, pack_samples, unp
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 3
-ORDER_VERSION = 6  # of the data order; raised when the same configuration would give another order
+ORDER_VERSION = 6  # raised when the same configuration gives another order
 _VERSION_NAME = "order version"  # in the identities
-_INDEX, _SETTINGS = "index of ", "settings of "  # of a source, in names of identities
+_INDEX, _SETTINGS = "index of ", "settings of "  # prefixes of the identities of a source
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")
 
-Change = dict[str, Any]  # step, who, when, sources: name -> [old, new] identity, None where there is none
+Change = dict[str, Any]  # step, who, when, sources: name -> [old, new] identity, None if absent
 Difference = tuple[str | None, str | None]
 
 
 def identities(
     config: DataConfig, sources: Sequence[SourceIndex], tokenizer: Tokenizer, global_batch_size: int
 ) -> dict[str, str]:
-    """Name -> value or hash of everything that decides the plan. Directories may move; speed settings may change."""
+    """Name -> value or hash of everything the data order depends on, without paths and performance settings."""
     rules: dict[str, Any] = {
         _VERSION_NAME: ORDER_VERSION,
         "global_batch_size": global_batch_size,
@@ -48,7 +48,7 @@ def identities(
         **{name: str(value) for name, value in rules.items()},
         "tokenizer": _digest(tokenizer.backend.to_str()),
         "chat template": _digest(str(tokenizer.hf.chat_template)),
-        "encoding of text": tokenizer.identity[:16],  # the two above and the rules of this package
+        "encoding of text": tokenizer.identity[:16],  # the two above and the encoding rules of this package
         "image and video processor": _digest([dataclasses.asdict(config.image), dataclasses.asdict(config.video)]),
         **{f"settings of {source.name}": _settings(source) for source in config.sources},
         **{
@@ -59,16 +59,16 @@ def identities(
 
 
 def seal_state(
-    order_state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], changes: Sequence[Change] = ()
+    order_state: dict[str, Any], current: dict[str, str], *, sources: Sequence[str], changes: Sequence[Change] = ()
 ) -> dict[str, Any]:
-    """The plan's state with version, identities, accepted changes and checksum.
+    """Add version, identities, accepted changes and a checksum to the state of the data order.
 
     Args:
-        sources: Names in the order of the configuration: the plan's state counts them.
+        sources: Names of the sources in the order of the configuration; the state refers to them by index.
     """
     body = {
         "version": STATE_VERSION,
-        "identities": names,
+        "identities": current,
         "sources": list(sources),
         "changes": list(changes),
         "order": order_state | {"buffer": pack_samples(order_state["buffer"])},
@@ -78,40 +78,42 @@ def seal_state(
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedState:
-    """A state that may be gone on from."""
+    """A checked state from which this run can resume."""
 
-    order: dict[str, Any]  # for the sources of this run
-    changes: list[Change]  # accepted by earlier restarts
+    order: dict[str, Any]  # state of the data order, for the sources of this run
+    changes: list[Change]  # accepted at earlier restarts
     changed: dict[str, Difference]  # source -> old and new identity of its data; empty when nothing changed
 
     @property
     def other_data(self) -> frozenset[str]:
-        """Sources of this run that had other samples before, so that their positions mean nothing any more."""
+        """Sources of this run whose samples changed, so that their positions are no longer valid."""
         return frozenset(n for n, pair in self.changed.items() if None not in pair and not _raises_max_epochs(*pair))
 
 
 def open_state(
-    state: dict[str, Any], names: dict[str, str], *, sources: Sequence[str], accept_change: str | None = None
+    state: dict[str, Any], current: dict[str, str], *, sources: Sequence[str], accept_change: str | None = None
 ) -> OpenedState:
     """Check a sealed state against this run.
 
     Args:
-        names: The identities of this run.
-        sources: The names of its sources, in order.
-        accept_change: Who accepts that the index of a source changed, or that a source came or went; None: nobody.
+        current: Identities of this run.
+        sources: Names of its sources, in order.
+        accept_change: User who accepts that the index of a source changed, or that a source was added or removed;
+            None: changed data are refused.
 
     Raises:
-        DataError: Other version, damaged, or made with another recipe, index, tokenizer or processor.
+        DataError: The state has another version, is damaged, or belongs to another recipe, index, tokenizer or
+            processor.
     """
     check_state(state)
-    different = differences(state["identities"], names)
+    different = differences(state["identities"], current)
     changed = changed_data(different)
     rules = {name: pair for name, pair in different.items() if not _is_about(name, pair, changed)}
     if _VERSION_NAME in rules:
         raise DataError(
-            f"checkpoint: its data order was decided by version {rules[_VERSION_NAME][0]} of the order, this "
-            f"mindvl-data decides by version {ORDER_VERSION}, so other samples would follow. Resume with the "
-            "mindvl-data that wrote the checkpoint, or start a new run from its weights."
+            f"checkpoint: its data order has version {rules[_VERSION_NAME][0]}, and this mindvl-data computes version "
+            f"{ORDER_VERSION}, which selects other samples. Resume with the mindvl-data that wrote the checkpoint, or "
+            "start a new run from its weights."
         )
     orders = [
         [name for name in one if name in other]
@@ -125,12 +127,12 @@ def open_state(
     if state["sources"] != list(sources):
         order = _renumbered(order, state["sources"], sources)
     if any(not _raises_max_epochs(*pair) for pair in changed.values()):
-        order = order | {"derived": None}  # other data ask for other figures
+        order = order | {"derived": None}  # changed data have other averages
     return OpenedState(order=order, changes=state["changes"], changed=changed)
 
 
 def check_state(state: Any) -> None:
-    """Whether this is a whole ledger state of this version, whatever run it is of.
+    """Check that a value is a complete ledger state of this version, of any run.
 
     Raises:
         DataError: It is not.
@@ -149,9 +151,9 @@ def check_state(state: Any) -> None:
     try:
         names, sources = state["identities"], state["sources"]
         if type(names) is not dict or any(type(value) is not str for value in names.values()):
-            raise TypeError("identities are no names with values")
+            raise TypeError("identities are not text by name")
         if type(sources) is not list or any(type(name) is not str for name in sources):
-            raise TypeError("sources are no names")
+            raise TypeError("sources are not names")
         for change in state["changes"]:
             check_change(change)
         check_order(state["order"] | {"buffer": unpack_samples(state["order"]["buffer"])}, num_sources=len(sources))
@@ -162,43 +164,43 @@ def check_state(state: Any) -> None:
 
 
 def saved_order(state: dict[str, Any]) -> dict[str, Any]:
-    """The plan's state out of a sealed one."""
+    """The state of the data order in a sealed state."""
     order: dict[str, Any] = state["order"]
     return order | {"buffer": unpack_samples(order["buffer"])}
 
 
-def differences(saved: dict[str, str], names: dict[str, str]) -> dict[str, Difference]:
-    """Name -> (old, new) of every identity that differs; None where one side has none."""
+def differences(saved: dict[str, str], current: dict[str, str]) -> dict[str, Difference]:
+    """Name -> (old, new) of every identity that differs; None if it is absent."""
     found = {
-        name: (saved.get(name), names.get(name))
-        for name in [*saved, *(name for name in names if name not in saved)]
-        if saved.get(name) != names.get(name)
+        name: (saved.get(name), current.get(name))
+        for name in [*saved, *(name for name in current if name not in saved)]
+        if saved.get(name) != current.get(name)
     }
     if {"tokenizer", "chat template"} & found.keys():
-        found.pop("encoding of text", None)  # follows from them
+        found.pop("encoding of text", None)  # depends on them
     return found
 
 
 def changed_data(different: dict[str, Difference]) -> dict[str, Difference]:
-    """Source -> (old, new) identity, of the sources whose data changed, that came or went, or may be used more often.
+    """Source -> (old, new) identity of sources that changed, were added or removed, or have a larger max_epochs.
 
-    Only these can be accepted. Everything else (recipe, weights, tokenizer, template, processor, version of the plan)
-    decides what a sample or a step is: a run that changes it is another run, which starts from weights alone. A source
-    whose max_epochs was raised goes on where it stands; its pair is (old, new) settings.
+    Only these changes can be accepted. Everything else (recipe, weights, tokenizer, template, processor, version of the
+    order) defines a sample or a step: a run that changes it is a new run, which starts from the weights only. A source
+    with a larger max_epochs continues at its position; its pair is (old, new) settings.
     """
     raised = {n.removeprefix(_SETTINGS): p for n, p in different.items() if _raises_max_epochs(*p)}
     return raised | {n.removeprefix(_INDEX): p for n, p in different.items() if n.startswith(_INDEX)}
 
 
 def _is_about(name: str, pair: Difference, changed: dict[str, Difference]) -> bool:
-    """Whether a difference is one of data: an index, settings of a source that came or went, a raised max_epochs."""
+    """Whether a difference is one of data: an index, an added or removed source, or a larger max_epochs."""
     if name.startswith(_SETTINGS):
         return _raises_max_epochs(*pair) or None in changed.get(name.removeprefix(_SETTINGS), ())
     return name.startswith(_INDEX)
 
 
 def _raises_max_epochs(old: str | None, new: str | None) -> bool:
-    """Whether two settings of a source differ in nothing but a larger max_epochs, or one that was removed."""
+    """Whether two settings of a source differ only in a larger or removed max_epochs."""
     if old is None or new is None:
         return False
     before, after = ([part for part in text.split() if not part.startswith("max_epochs=")] for text in (old, new))
@@ -207,36 +209,34 @@ def _raises_max_epochs(old: str | None, new: str | None) -> bool:
 
 
 def _renumbered(order: dict[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-    """The plan's state with its sources counted as `after` does: new ones at their start, those gone without a trace.
+    """The state with its sources renumbered as in `after`; new sources are at their start, removed ones are deleted.
 
-    What waited of a source that went is counted as dropped, like the data_order does with changed data.
+    Waiting samples of a removed source are counted as dropped, as DataOrder does for changed data.
     """
-    place = {name: number for number, name in enumerate(before)}
-    number_now = {place[name]: number for number, name in enumerate(after) if name in place}
-    gone = Counter(before[source] for source, *_ in order["buffer"] if source not in number_now)
-    owed = [order["owed"][place[name]] if name in place else 0.0 for name in after]
-    excess = math.fsum(owed) / len(owed)  # what those that went had owed to them or owed to others
+    index = {name: number for number, name in enumerate(before)}
+    number_now = {index[name]: number for number, name in enumerate(after) if name in index}
+    removed = Counter(before[source] for source, *_ in order["buffer"] if source not in number_now)
+    owed = [order["owed"][index[name]] if name in index else 0.0 for name in after]
+    excess = math.fsum(owed) / len(owed)  # balance of the removed sources, distributed over the others
     return order | {
-        "drawn_at": [order["drawn_at"][place[name]] if name in place else [0, 0] for name in after],
+        "drawn_at": [order["drawn_at"][index[name]] if name in index else [0, 0] for name in after],
         "owed": [value - excess for value in owed],
         "buffer": [[number_now[source], *rest] for source, *rest in order["buffer"] if source in number_now],
-        "window": [] if gone else order["window"],  # its packs have gaps: what is left of it is packed anew
-        "drawn": {name: count - gone[name] for name, count in order["drawn"].items()},
-        "dropped": order["dropped"] | {f"{name}: data changed": count for name, count in gone.items()},
+        "window": [] if removed else order["window"],  # its packs have gaps: their samples are packed again
+        "drawn": {name: count - removed[name] for name, count in order["drawn"].items()},
+        "dropped": order["dropped"] | {f"{name}: data changed": count for name, count in removed.items()},
     }
 
 
 def _refusal(rules: dict[str, Difference], different: dict[str, Difference], *, may_accept: bool) -> str:
     what = ", ".join(_shown(name, *pair) for name, pair in (rules or different).items())
-    accept = ", accept the changed data (--accept-data-change)" if may_accept else ""
-    return (
-        f"{what} changed since the checkpoint was written. data. Restore what changed{accept}, or start the data anew."
-    )
+    accept = ", accept the changed data with --accept-data-change" if may_accept else ""
+    return f"checkpoint: {what} changed since it was written. Undo the change{accept}, or start a new run from its weights."
 
 
 def _shown(name: str, old: str | None, new: str | None) -> str:
     if old is None or new is None:
-        return f"{name} ({'new' if old is None else 'gone'})"
+        return f"{name} ({'added' if old is None else 'removed'})"
     is_hash = name in _HASHED or name.startswith("index of ")
     return name if is_hash else f"{name} ({old} -> {new})"
 
@@ -247,7 +247,7 @@ def _settings(source: SourceConfig) -> str:
 
 
 def _index_identity(source: SourceConfig, opened: SourceIndex) -> str:
-    """Which samples the source has: its index, and the part of it that is used."""
+    """The samples of a source: its index, and the part of it in use."""
     parts = {"first": source.first, "fraction": source.fraction}
     used = " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
     return f"{opened.index.identity[:16]} {used}".rstrip()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of a sample, in the order in which it takes them: raw, parsed, tokenized, packed, batch.
+"""The stages of a sample in processing order: raw, parsed, tokenized, packed, batch.
 
-Every other file of the package turns one of these into the next.
+Every other file of the package converts one of these into the next.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class MediaSize:
-    """What the index knows of an image or video."""
+    """Size of an image or video, from the index."""
 
-    height: int  # pixels as shown
+    height: int  # pixels, after EXIF rotation
     width: int
     frames: int = 0  # of a video; 0 for an image
     fps: float = 0.0  # frames per second of a video
@@ -35,12 +35,12 @@ class MediaSize:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSample:
-    """The bytes of one sample, as they lie in the shard, and what the index knows of them."""
+    """The bytes of one sample as stored in the shard, and the sizes of its media from the index."""
 
     key: str
     record: bytes  # KEY.json, or KEY.txt of a plain caption
     is_json: bool
-    media: tuple[bytes, ...]  # images and videos in the order in which the text mentions them
+    media: tuple[bytes, ...]  # images and videos in the order of their placeholders in the text
     sizes: tuple[MediaSize, ...]  # of the media, in the same order
 
 
@@ -63,7 +63,7 @@ class Video:
 class Coordinates:
     """A point (x, y) or box (x1, y1, x2, y2) in pixels of the original image, EXIF orientation applied."""
 
-    image: int  # number of the image, videos not counted
+    image: int  # index of the image among the images of the sample, from 0
     values: tuple[float, ...]
 
 
@@ -74,13 +74,13 @@ Part = Text | Image | Video | Coordinates
 class Message:
     role: Role
     parts: tuple[Part, ...]
-    reasoning: str = ""  # `reasoning_content` of the assistant; the template decides where it stands
-    tool_calls: tuple[dict[str, Any], ...] = ()  # of the assistant; the template writes them
+    reasoning: str = ""  # `reasoning_content` of the assistant; its position is decided by the template
+    tool_calls: tuple[dict[str, Any], ...] = ()  # of the assistant; rendered by the template
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a record says, checked. Exactly one of `messages` (chat) and `content` (no template) is filled."""
+    """The checked content of a record: either `messages` (chat) or `content` (no template)."""
 
     messages: tuple[Message, ...] = ()
     content: tuple[Part, ...] = ()
@@ -88,13 +88,13 @@ class Sample:
     num_images: int
     num_videos: int = 0
     has_coordinates: bool
-    min_pixels: int | None = None  # the sample's own image limits; they go before those of source and mixture
+    min_pixels: int | None = None  # image limits of the sample; they override those of source and mixture
     max_pixels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedSample:
-    """One sample as the model sees it; labels already shifted."""
+    """One sample as model inputs, with shifted labels."""
 
     input_ids: NDArray[np.int64]  # [S]
     labels: NDArray[np.int64]  # [S]
@@ -107,7 +107,7 @@ class TokenizedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReference:
-    """Where one part of a pack comes from."""
+    """The origin of one sample of a pack."""
 
     source: str
     epoch: int
@@ -122,7 +122,7 @@ class SampleReference:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSample:
-    """The samples of one pack, in order, with where they come from."""
+    """The samples of one packed sequence, in order, and their origins."""
 
     samples: tuple[TokenizedSample, ...]
     references: tuple[SampleReference, ...]
@@ -130,28 +130,28 @@ class PackedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One packed pack: what the model takes as one microbatch."""
+    """One packed sequence (pack): the inputs of one microbatch."""
 
     input_ids: "torch.Tensor"  # int64 [T]
-    labels: "torch.Tensor"  # int64 [T], shifted inside each segment, IGNORE_INDEX where nothing is learned
+    labels: "torch.Tensor"  # int64 [T], shifted inside each segment, IGNORE_INDEX where there is no loss
     position_ids: "torch.Tensor"  # int64 [3, T]
-    cu_seqlens: "torch.Tensor"  # int32 [num_segments + 1]; padding is its own last segment
+    cu_seqlens: "torch.Tensor"  # int32 [num_segments + 1]; padding is a separate last segment
     max_seqlen: int
     pixel_values: "torch.Tensor"  # uint8 [P, patch_dim], merge-block order
     image_grid_thw: "torch.Tensor"  # int64 [num_images, 3]
-    pixel_values_videos: "torch.Tensor"  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, pack, column)
+    pixel_values_videos: "torch.Tensor"  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, height, width)
     video_grid_thw: "torch.Tensor"  # int64 [num_videos, 3]
     num_loss_tokens: int
     samples: tuple[SampleReference, ...]  # in order, without the padding
     step: int  # the optimizer step this pack belongs to
-    loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset, for its state_dict
+    loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset for its state_dict
     seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid
 
     def to(self, device: "torch.device | str") -> Self:
-        """The same pack with its tensors on `device`.
+        """Return the pack with its tensors on `device`.
 
-        cu_seqlens and the grids stay on the host: the model plans with their values there, and reading them back
-        would make it wait for the device twice in every pack.
+        cu_seqlens and the grids stay on the host: the model reads their values there, and copying them back would
+        synchronize with the device twice per pack.
         """
         import torch  # here, because reading and writing shards uses this module without torch
 
@@ -163,7 +163,7 @@ class Batch:
         return replace(self, **moved)
 
     def model_inputs(self) -> dict[str, Any]:
-        """The keyword arguments of the model's forward."""
+        """Return the keyword arguments of the model's forward."""
         return {
             "input_ids": self.input_ids,
             "labels": self.labels,
@@ -184,26 +184,26 @@ class Batch:
         image_mean: Sequence[float] = IMAGE_MEAN,
         image_std: Sequence[float] = IMAGE_STD,
     ) -> dict[str, Any]:
-        """The keyword arguments of a transformers model, such as Qwen2.5-VL's, on the device of `input_ids`.
+        """Return the keyword arguments of a transformers model such as Qwen2.5-VL, on the device of `input_ids`.
 
-        The model returns the loss of this pack as `model(**batch.to_transformers()).loss`. Samples of the pack do not
-        attend to each other with any attention implementation (eager, sdpa, flash, flex): transformers tells them
-        apart by the text positions. Set `model.config.use_cache` as you like; the arguments turn the cache off.
+        `model(**batch.to_transformers()).loss` is the loss of this pack. Samples of the pack do not attend to each
+        other in any attention implementation (eager, sdpa, flash, flex), because transformers derives the segments
+        from the text positions. The arguments disable the cache, whatever `model.config.use_cache` is.
 
         Args:
-            num_loss_tokens: What the summed loss is divided by: the loss tokens of all packs of the optimizer step
-                over all ranks, so that the losses of the packs add up to the mean; those of this pack when None.
+            num_loss_tokens: Divisor of the summed loss: the loss tokens of all packs of the optimizer step over all
+                ranks, so that the losses of the packs sum to the mean. None: the loss tokens of this pack.
             position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL (position_ids [4, 1, T]), "rope" for models that count
                 tokens, such as an exported MindVL model (position_ids [1, T]). The loader must use the same kind.
-            image_mean, image_std: Of the model's processor; by default those of Qwen2.5-VL.
+            image_mean, image_std: Normalization of the model's processor; default: Qwen2.5-VL's.
 
         Returns:
-            input_ids [1, T], labels [1, T] as transformers has them (not shifted), position_ids, use_cache,
-            num_items_in_batch, and where there are media float32 pixel_values [P, 2 * patch_dim] with image_grid_thw,
+            input_ids [1, T], labels [1, T] (not shifted, as transformers expects), position_ids, use_cache,
+            num_items_in_batch; with media also float32 pixel_values [P, 2 * patch_dim] with image_grid_thw,
             pixel_values_videos [P_videos, 2 * patch_dim] with video_grid_thw.
 
         Raises:
-            DataError: The batch has no pixels, or positions of the other kind.
+            DataError: The batch has no pixels, or its positions are of another kind.
         """
         return transformers_inputs(
             self,
