@@ -199,7 +199,7 @@ class Loader:
         self._process.check()
         pack = next(pack for _, samples, pack in self._returned if samples is batch.samples)
         built = self._builder.build(
-            batch.step, pack, refused=[place for place, has_failed in enumerate(failed) if has_failed]
+            batch.step, pack, masked=[index for index, has_failed in enumerate(failed) if has_failed]
         )
         known = {(s.source, s.shard, s.sample_index) for s in batch.samples if s.failed}
         new = tuple(s for s in built.failed if (s.source, s.shard, s.sample_index) not in known)
