@@ -225,6 +225,7 @@ MEASURE = """
     from mindvl_model import set_up_device
 
     set_up_device()
+    import torch._dynamo  # by the meta device, at its first use: the memory of imports is not measured
     import mindvl_train.weights
     from mindvl_model.hf import export
     from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
