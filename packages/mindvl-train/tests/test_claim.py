@@ -19,7 +19,7 @@ def test_a_killed_process_leaves_no_claim_behind(tmp_path: Path, monkeypatch: py
             os.write(write_end, b"claimed")
             signal.pause()
     os.read(read_end, 7)
-    with pytest.raises(TrainError, match=rf"is being written by another run \(process {pid} on .*another directory"):
+    with pytest.raises(TrainError, match=rf"is locked by another run \(process {pid} on .*another directory"):
         claim.claimed(tmp_path / "run").__enter__()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -29,6 +29,6 @@ def test_a_killed_process_leaves_no_claim_behind(tmp_path: Path, monkeypatch: py
 
 def test_an_out_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(TrainError, match=r"run\.lock: cannot be written .*Set `out` to a directory"):
+    with pytest.raises(TrainError, match=r"run\.lock: is not writable .*Set `out` to a writable directory"):
         claim.claimed(tmp_path / "run").__enter__()
     assert (tmp_path / "run").read_text() == "mine"

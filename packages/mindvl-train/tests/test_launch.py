@@ -58,7 +58,7 @@ def test_a_process_that_fails_is_named_with_its_exit_code_and_the_others_end() -
     fails = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
     started = time.monotonic()
 
-    with pytest.raises(TrainError, match=r"process 1 of 2 ended with exit code 7"):
+    with pytest.raises(TrainError, match=r"rank 1: process ended with exit code 7 \(2 processes\)"):
         launch([sys.executable, "-c", fails], 2, threads_per_process=1)
 
     assert time.monotonic() - started < 30
@@ -114,7 +114,7 @@ def test_failed_processes_are_started_again_as_often_as_asked(tmp_path: Path, ma
     if max_restarts == 2:
         launch(command, 2, threads_per_process=1, max_restarts=2)
     else:
-        with pytest.raises(ProcessError, match="process 0 of 2 ended with exit code 79") as caught:
+        with pytest.raises(ProcessError, match="rank 0: process ended with exit code 79") as caught:
             launch(command, 2, threads_per_process=1, max_restarts=1)
         assert caught.value.exit_code == 79
     assert len(list(tmp_path.iterdir())) == 1 + max_restarts

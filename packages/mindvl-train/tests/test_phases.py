@@ -65,7 +65,7 @@ def test_another_recipe_of_a_finished_stage_is_refused_with_what_differs(stages:
     data = replace(config.data, seed=7)
     other = [replace(stages[0], config=replace(config, data=data))]
     with pytest.raises(
-        TrainError, match=r"data.seed was 0, is 7. Set them back. To train it again, name another `out`"
+        TrainError, match=r"data.seed was 0, is 7. Restore these settings. To train it again, set another `out`"
     ):
         finished_stages(other)
     assert finished_stages(other, data_may_differ=True) == ["first"]
@@ -74,7 +74,7 @@ def test_another_recipe_of_a_finished_stage_is_refused_with_what_differs(stages:
 def test_a_stage_that_finished_before_the_one_it_starts_from_is_refused(stages: list[Stage]) -> None:
     saved(stages[1].config, 4)
     (stages[0].config.out / "checkpoints" / "step-00000004").rename(stages[0].config.out / "elsewhere")
-    with pytest.raises(TrainError, match="'second' has finished, but 'first', which it starts from, has not"):
+    with pytest.raises(TrainError, match="'second' has finished, but stage 'first', which it starts from, has not"):
         finished_stages(stages)
 
 
@@ -82,9 +82,9 @@ def test_a_plan_says_where_a_stage_stands_and_starts() -> None:
     first = StageConfig(name="first", recipe=Path("a.yaml"))
     second = StageConfig(name="second", recipe=Path("a.yaml"), start_from="first")
     plan = PipelineConfig(out=Path("runs"), stages=(first, second))
-    assert plan.place_of(first) == ["out=runs/first"]
-    assert plan.place_of(second) == ["out=runs/second", "init={checkpoint: 'runs/first'}"]
-    with pytest.raises(ValueError, match="start_from='second' of stage 'second' is no earlier stage"):
+    assert plan.path_overrides(first) == ["out=runs/first"]
+    assert plan.path_overrides(second) == ["out=runs/second", "init={checkpoint: 'runs/first'}"]
+    with pytest.raises(ValueError, match="start_from='second' of stage 'second' is not an earlier stage"):
         PipelineConfig(out=Path("runs"), stages=(first, replace(second, start_from="second")))
 
 

@@ -25,7 +25,7 @@ def test_a_signal_is_remembered_inside_the_block_and_handled_as_before_after_it(
         assert seen == [number]  # told once, when the block is over
         os.kill(os.getpid(), number)
         assert seen == [number, number]
-        with stop_requests(hand_on=False):
+        with stop_requests(forward=False):
             os.kill(os.getpid(), number)
         with stop_requests():
             pass

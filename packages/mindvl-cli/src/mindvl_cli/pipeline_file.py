@@ -86,7 +86,7 @@ def load_stages(path: Path, overrides: Sequence[str] = ()) -> "list[Stage]":
     pipeline = load_config(path, PipelineConfig, for_pipeline)
     stages = []
     for stage in pipeline.stages:
-        words = [*pipeline.overrides, *stage.overrides, *for_stages, *pipeline.place_of(stage)]
+        words = [*pipeline.overrides, *stage.overrides, *for_stages, *pipeline.path_overrides(stage)]
         config = load_recipe(path.parent / stage.recipe, words)
         stages.append(Stage(stage.name, stage.start_from, config))
     return stages

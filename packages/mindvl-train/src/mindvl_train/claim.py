@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run at a time in one directory: the first process claims `out` before anything in it is opened.
+"""File lock on the output directory: only one run at a time writes into it.
 
-Comes after the processes have joined and before metrics, run.json and checkpoints are opened, so that a second start is
-refused while the files of the first one are still as they were. The claim is a lock that the system releases when the
-process ends, however it ends.
+Rank 0 takes the lock after the process groups are initialized and before metrics, run.json and checkpoints are opened,
+so that a second run is refused without a change to the files of the first one. The operating system releases the lock
+when the process ends, in any way.
 """
 
 import fcntl
@@ -23,19 +23,19 @@ from mindvl_train.errors import TrainError
 logger = logging.getLogger(__name__)
 
 FILE = "run.lock"
-# How long a claim waits for the former holder. Processes of this machine that were just killed are gone in a moment;
-# a file server keeps the locks of a machine that died for the length of its lease.
-_PATIENCE_S = 5.0
-_PATIENCE_OTHER_HOST_S = 120.0
+# How long to wait for the previous holder. Killed processes of this machine release the lock within moments; a file
+# server keeps the locks of a crashed machine until their lease ends.
+_TIMEOUT_S = 5.0
+_TIMEOUT_OTHER_HOST_S = 120.0
 _POLL_S = 0.2
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Be the only run that writes into a directory, inside the block.
+    """Hold the lock of an output directory inside the block.
 
     Raises:
-        TrainError: Another run writes there, or the directory cannot be written.
+        TrainError: Another run holds the lock, or the directory is not writable.
     """
     path = out / FILE
     try:
@@ -43,7 +43,7 @@ def claimed(out: Path) -> Iterator[None]:
         file = path.open("a+")
     except OSError as error:
         raise TrainError(
-            f"{path}: cannot be written ({error.strerror}). Set `out` to a directory that can be written."
+            f"{path}: is not writable ({error.strerror}). Set `out` to a writable directory."
         ) from error
     with file:
         _lock(file, path)
@@ -57,29 +57,30 @@ def _lock(file: IO[str], path: Path) -> None:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            holder, is_here = _holder(path)
-            if time.monotonic() - began > (_PATIENCE_S if is_here else _PATIENCE_OTHER_HOST_S):
+            holder, is_local = _holder(path)
+            if time.monotonic() - began > (_TIMEOUT_S if is_local else _TIMEOUT_OTHER_HOST_S):
                 raise TrainError(
-                    f"{path.parent}: is being written by another run ({holder}), and nothing in it was changed. "
+                    f"{path.parent}: is locked by another run ({holder}); no file was changed. "
                     "Wait until that run has ended, or set `out` to another directory."
                 ) from None
         except OSError as error:
-            logger.warning("%s: cannot be locked (%s), so a second run on this directory is not noticed", path, error)
+            logger.warning("%s: cannot be locked (%s); a second run in this directory will not be detected", path, error)
             return
         time.sleep(_POLL_S)
-    told = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+    holder_record = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
     try:
         file.truncate(0)
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(holder_record) + "\n")
         file.flush()
-    except OSError as error:  # a full disk: the lock holds without these words
+    except OSError as error:  # a full disk: the lock is held without this record
         logger.warning("%s: cannot be written (%s)", path, error)
 
 
 def _holder(path: Path) -> tuple[str, bool]:
-    """Who holds the lock, in words, and whether it is a process of this machine."""
+    """Description of the lock holder, and whether it is a process of this machine."""
     try:
-        told = json.loads(path.read_text())
-        return f"process {told['pid']} on {told['host']} since {told['since']}", told["host"] == socket.gethostname()
-    except (OSError, ValueError, TypeError, KeyError):  # it is being written
-        return "which process is not known", True
+        record = json.loads(path.read_text())
+        holder = f"process {record['pid']} on {record['host']} since {record['since']}"
+        return holder, record["host"] == socket.gethostname()
+    except (OSError, ValueError, TypeError, KeyError):  # the record is being written
+        return "unknown process", True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one device of each kind can do at best: arithmetic, memory, links. The one table of it.
+"""Table of peak device figures: arithmetic, memory, links.
 
-Read by metrics/ (MFU) and by the planner. Figures are those of the makers for dense matrices, or of the paper, as
-`source` says; none was measured here.
+Used by metrics/ (MFU) and by the layout search. Figures are from data sheets, for dense matrices, or from the paper, as
+`source` says; none was measured in this project.
 """
 
 import re
@@ -18,20 +18,19 @@ _NVIDIA = "NVIDIA data sheet, dense, SXM form"
 class Device:
     """Peak figures of one device; GB is 10^9 bytes, bandwidths are per second and per device."""
 
-    name: str  # also how it is found in what a driver reports: case, blanks and dashes do not count
-    bf16_tflops: float  # dense matrix products in bfloat16
+    name: str  # matched in the driver's device name, without regard to case, blanks and dashes
+    bf16_tflops: float  # dense bf16 matrix products
     memory_gb: float
-    memory_gb_s: float  # between the device and its own memory
-    link_gb_s: float  # to devices of the same machine, one direction, all links together
+    memory_gb_s: float  # bandwidth of device memory
+    link_gb_s: float  # to devices of the same machine, one direction, sum of all links
     network_gb_s: float  # to devices of other machines, one direction
     source: str
 
 
-# The makers give links as the sum of both directions; half of that stands here. The network is that of the usual
-# server: one port for each device, 200 Gbit/s beside A100 and 910B, 400 Gbit/s beside H100 and later.
+# Data sheets give links as the sum of both directions; the table has half of that. The network is that of a common
+# server: one port per device, 200 Gbit/s with A100 and 910B, 400 Gbit/s with H100 and later.
 DEVICES: tuple[Device, ...] = (
-    # The paper names no link but PCIe (64 GB/s both ways). Servers with HCCS between their NPUs do better; say so where
-    # a plan is made.
+    # The paper gives only the PCIe link (64 GB/s both ways). Servers with HCCS between NPUs are faster: set --link-gb-s.
     Device(
         name="910B1",
         bf16_tflops=400,
@@ -77,7 +76,7 @@ DEVICES: tuple[Device, ...] = (
         network_gb_s=50,
         source=_NVIDIA,
     ),
-    # The paper's table gives 600 GB/s of NVLink both ways, NVIDIA's partners 400; the lower one stands here.
+    # The paper gives 600 GB/s of NVLink both ways, NVIDIA's partners 400; the table has the lower value.
     Device(
         name="H800",
         bf16_tflops=989,
@@ -85,7 +84,7 @@ DEVICES: tuple[Device, ...] = (
         memory_gb_s=3350,
         link_gb_s=200,
         network_gb_s=50,
-        source=f"{_PAPER}, but for the link",
+        source=f"{_PAPER}, except for the link",
     ),
     Device(
         name="H200",
@@ -127,9 +126,9 @@ DEVICES: tuple[Device, ...] = (
 
 
 def find_device(name: str) -> Device | None:
-    """The device a user or a driver means, such as "910b2", "Ascend910B2" or "NVIDIA A100-SXM4-80GB"; None: unknown."""
+    """The device of a name from a user or driver, such as "910b2" or "NVIDIA A100-SXM4-80GB"; None: unknown."""
     plain = _plain(name)
-    # The whole word, so that an H200 is no H20 and a 910B2C no 910B2; makers put their own name directly before it.
+    # Match whole words, so that H200 is not H20 and 910B2C is not 910B2; a vendor name may precede without a separator.
     for device in DEVICES:
         if re.search(rf"(?:^|[^a-z0-9]|nvidia|ascend){_plain(device.name)}(?:$|[^a-z0-9])", plain):
             return device
@@ -137,7 +136,7 @@ def find_device(name: str) -> Device | None:
 
 
 def name_of(device: torch.device) -> str:
-    """What the driver calls a device; "cpu" for the CPU."""
+    """Name of a device from its driver; "cpu" for the CPU."""
     if device.type == "cpu":
         return "cpu"
     return str(torch.get_device_module(device).get_device_name(device))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can stop a training run; every message says what, where and what to do."""
+"""Errors of mindvl_train. Every message names the place, the problem and the remedy."""
 
 
 class TrainError(Exception):
-    """A run that cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 class CheckpointError(TrainError):
-    """A checkpoint that is missing, damaged, or belongs to another run."""
+    """A checkpoint is missing, damaged, or belongs to another run."""
 
 
 class ProcessError(TrainError):
-    """A process of a run ended with an error; the message of that process says which."""
+    """A process of a run failed; its own message names the error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -19,12 +19,12 @@ class ProcessError(TrainError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that is not as it was written; an older one may do.
+    """A checkpoint is damaged; an older one may be intact.
 
     Args:
-        damage: What is wrong, where.
+        damage: Path and problem.
     """
 
     def __init__(self, damage: str) -> None:
-        super().__init__(f"{damage}. Name an older checkpoint (--resume PATH, or init.checkpoint).")
+        super().__init__(f"{damage}. Use an older checkpoint (--resume PATH, or init.checkpoint).")
         self.damage = damage

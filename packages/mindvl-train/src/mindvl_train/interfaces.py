@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training needs of data and model; both match these Protocols without importing them."""
+"""Protocols that training requires of data and model; both packages match them without importing them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ class SampleReference(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How often the source was gone through before."""
+        """Number of completed passes over the source before this sample."""
         ...
 
     @property
@@ -29,22 +29,22 @@ class SampleReference(Protocol):
 
     @property
     def sample_index(self) -> int:
-        """Position inside the shard."""
+        """Index in the shard."""
         ...
 
     @property
     def key(self) -> str:
-        """Name of the sample."""
+        """Key of the sample."""
         ...
 
     @property
     def num_images(self) -> int:
-        """Its images."""
+        """Number of images."""
         ...
 
     @property
     def num_videos(self) -> int:
-        """Its videos."""
+        """Number of videos."""
         ...
 
     @property
@@ -54,11 +54,11 @@ class SampleReference(Protocol):
 
 
 class Batch(Protocol):
-    """One pack: packed samples of one microbatch."""
+    """One packed sequence (pack): the samples of one microbatch."""
 
     @property
     def samples(self) -> Sequence[SampleReference]:
-        """Its samples, in order, without the padding."""
+        """The samples in order, without the padding."""
         ...
 
     @property
@@ -76,30 +76,32 @@ class Batch(Protocol):
 
 
 class BatchSource(Protocol):
-    """Packs of this data-parallel rank, in the order of the plan."""
+    """Packs of this data-parallel rank, in data order."""
 
     def __next__(self) -> Batch:
         """The next pack."""
         ...
 
     def is_used_up(self) -> bool:
-        """Whether no pack is left; the same answer on every rank after the last pack of a step."""
+        """Whether no pack is left; the same value on every rank after the last pack of a step."""
         ...
 
     def rebuild(self, batch: Any, failed: Sequence[bool]) -> Batch:
-        """A pack of the newest step once more, with placeholders for these of its samples."""
+        """Build a pack of the newest step again, with placeholders for failed samples."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Enough to continue with the very next step."""
+        """State to continue with the next step."""
         ...
 
     def load_state_dict(
         self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
     ) -> None:
-        """Continue from a state of the same recipe and data; or of other data, which somebody accepts.
+        """Continue from a state of the same recipe and data.
 
-        The audit log of the run that saved the state is named, so that a branch can be followed.
+        Args:
+            accept_change: User who accepts that the data has changed; None: changed data is refused.
+            parent_log: Audit log of the run that saved the state.
         """
         ...
 
@@ -108,5 +110,5 @@ class TrainModel(Protocol):
     """A model, or one pipeline stage of it."""
 
     def __call__(self, **inputs: Any) -> Tensor:
-        """Summed loss of a pack, scalar float32 (hidden states on all but the last stage)."""
+        """Summed loss of a pack, scalar float32 (hidden states on all stages but the last)."""
         ...

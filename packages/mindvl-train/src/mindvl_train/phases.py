@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: several runs in order, each from the weights of an earlier one, as the paper's three phases are.
+"""Pipeline file: training stages in order, each from the weights of an earlier one, such as the paper's three phases.
 
-Comes before run.py, which carries out one run after the other. What has finished is known from the checkpoints alone,
-so a plan that was stopped goes on wherever it is started again.
+Comes before run.py, which runs one stage after the other. Finished stages are recognized by their checkpoints alone, so
+a stopped pipeline resumes wherever it is started again.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-# What may change after a stage has finished, because its weights would be the same: how it was spread, watched and fed.
+# Settings that may change after a stage has finished, because they do not affect its weights.
 _FREE = (
     *("out", "checkpoints", "metrics", "parallel", "recompute", "faults", "ops", "optimizer.offload"),
     *(
@@ -36,21 +36,21 @@ _FREE = (
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One run of a plan."""
+    """One training stage of a pipeline file."""
 
-    name: str  # of its directory below the plan's `out`
-    recipe: Path  # of the run; a relative path starts at the directory of the plan
-    start_from: str | None = None  # an earlier stage, whose last weights replace the recipe's `init`
+    name: str  # of its directory below the `out` of the pipeline file
+    recipe: Path  # recipe of the stage; relative paths start at the directory of the pipeline file
+    start_from: str | None = None  # earlier stage, whose last checkpoint replaces the recipe's `init`
     overrides: tuple[str, ...] = ()  # KEY=VALUE for the recipe, as on the command line
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name={self.name!r} is no name of a directory. Use letters, digits, dots and dashes.")
+            raise ValueError(f"name: must be a directory name, got {self.name!r}. Use letters, digits, dots and dashes.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Runs in order; each gets its directory below `out`."""
+    """A pipeline file: training stages in order, each with its own directory below `out`."""
 
     out: Path  # directory of all stages
     stages: tuple[StageConfig, ...]  # in the order they run
@@ -58,29 +58,29 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         if not self.stages:
-            raise ValueError("stages is empty. Name at least one.")
+            raise ValueError("stages: must have at least one stage.")
         before: list[str] = []
         for stage in self.stages:
             if stage.name in before:
-                raise ValueError(f"two stages are called {stage.name!r}. Give each its own name.")
+                raise ValueError(f"stages: two stages have the name {stage.name!r}. Use unique names.")
             if stage.start_from is not None and stage.start_from not in before:
-                known = f"Use one of {', '.join(before)}." if before else "It is the first: leave start_from out."
+                known = f"Use one of {', '.join(before)}." if before else "Remove start_from from the first stage."
                 raise ValueError(
-                    f"start_from={stage.start_from!r} of stage {stage.name!r} is no earlier stage. {known}"
+                    f"stages: start_from={stage.start_from!r} of stage {stage.name!r} is not an earlier stage. {known}"
                 )
             before.append(stage.name)
 
-    def place_of(self, stage: StageConfig) -> list[str]:
-        """KEY=VALUE for where a stage stands and starts; nothing else may change it."""
-        place = [f"out={self.out / stage.name}"]
+    def path_overrides(self, stage: StageConfig) -> list[str]:
+        """KEY=VALUE overrides for the output directory and the initial checkpoint of a stage."""
+        overrides = [f"out={self.out / stage.name}"]
         if stage.start_from is not None:
-            place.append(f"init={{checkpoint: {str(self.out / stage.start_from)!r}}}")
-        return place
+            overrides.append(f"init={{checkpoint: {str(self.out / stage.start_from)!r}}}")
+        return overrides
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of a plan, with its recipe read."""
+    """One training stage with its loaded recipe."""
 
     name: str
     start_from: str | None
@@ -88,13 +88,13 @@ class Stage:
 
 
 def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -> list[str]:
-    """Names of the stages that have reached the end of their schedule; the others are to be run, in order.
+    """Names of the stages that have reached the end of their schedule.
 
     Args:
-        data_may_differ: Whether somebody accepts that the data section changed since.
+        data_may_differ: Whether a change of the data section is accepted.
 
     Raises:
-        TrainError: A stage finished with another recipe than the plan has now, or before the one it starts from.
+        TrainError: A stage has finished with other settings, or before the stage it starts from.
     """
     finished: list[str] = []
     for stage in stages:
@@ -103,42 +103,42 @@ def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -
             continue
         try:
             manifest = read_manifest(found[-1])
-        except DamagedCheckpointError as error:  # the run goes back to an older checkpoint, or refuses
-            logger.warning("DAMAGED: %s. Stage %r does not count as finished.", error.damage, stage.name)
+        except DamagedCheckpointError as error:  # the run resumes from an older checkpoint, or fails
+            logger.warning("DAMAGED: %s. Stage %r is treated as not finished.", error.damage, stage.name)
             continue
         then: dict[str, Any] = manifest["run"]
         if manifest["step"] < then["schedule"]["steps"]:
             continue
-        again = f"To train it again, name another `out` for the plan, or remove {stage.config.out}"
+        again = f"To train it again, set another `out` in the pipeline file, or remove {stage.config.out}"
         differing = sorted(_differences(then, plain_json(stage.config)))
         if data_may_differ:
             differing = [line for line in differing if not line.startswith("data.")]
         if differing:
             raise TrainError(
-                f"{stage.config.out}: stage {stage.name!r} has finished with other settings than the plan has now: "
-                f"{'; '.join(differing)}. Set them back. {again} and what was started from it."
+                f"{stage.config.out}: stage {stage.name!r} has finished with other settings: {'; '.join(differing)}. "
+                f"Restore these settings. {again} and the stages that start from it."
             )
         if stage.start_from is not None and stage.start_from not in finished:
             raise TrainError(
-                f"{stage.config.out}: stage {stage.name!r} has finished, but {stage.start_from!r}, which it starts "
-                f"from, has not. Put that one's checkpoints back. {again}."
+                f"{stage.config.out}: stage {stage.name!r} has finished, but stage {stage.start_from!r}, which it starts "
+                f"from, has not. Restore the checkpoints of {stage.start_from!r}. {again}."
             )
         finished.append(stage.name)
     return finished
 
 
 def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Dotted names of what decides the weights and differs, with both values."""
+    """Settings that affect the weights and differ, with both values."""
     if path in _FREE:
         return
     if isinstance(then, dict) and isinstance(now, dict):
-        for key in then.keys() & now.keys():  # a setting that only one version of the program knows has its default
+        for key in then.keys() & now.keys():  # a key that only one of them has comes from another version, with its default
             yield from _differences(then[key], now[key], f"{path}.{key}" if path else key)
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for place, (one, other) in enumerate(zip(then, now, strict=True)):
-            yield from _differences(one, other, f"{path}.{place}")
+        for index, (one, other) in enumerate(zip(then, now, strict=True)):
+            yield from _differences(one, other, f"{path}.{index}")
     elif path == "init.checkpoint" and then is not None and now is not None:
-        if Path(then).name != Path(now).name:  # the directory of the whole plan may have moved
+        if Path(then).name != Path(now).name:  # the directory of the pipeline may have been moved
             yield f"{path} was {then}, is {now}"
     elif then != now:
         yield f"{path} was {then}, is {now}"

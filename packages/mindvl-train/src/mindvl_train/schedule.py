@@ -7,7 +7,7 @@ from mindvl_train.config import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, step: int) -> float:
-    """Rate of the update that follows `step` finished ones; step runs from 0 to steps - 1."""
+    """Learning rate of the update after `step` finished ones; step is in [0, steps - 1]."""
     warmup = round(config.steps * config.lr_warmup_ratio)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schedulers send before they take a machine away, and the exit codes by which they know what to do next.
+"""Stop signals of schedulers, and exit codes that tell schedulers what to do next.
 
-Comes around run.py and launch.py. A signal is only remembered: the loop asks after each step, saves and ends, and a
-second one changes nothing, so that it cannot break off the save.
+Used by run.py and launch.py. A signal handler only records the signal: the loop checks for it after each step, saves and
+ends. A second signal has no effect, so that it cannot interrupt the save.
 """
 
 import signal
@@ -10,56 +10,56 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; a scheduler may start the run again
-DATA_USED_UP = 65  # EX_DATAERR: every source has reached its max_epochs before the schedule ended; saved
-STUCK = 79  # the watchdog ended the run; start it again, on other machines if it happens twice
+STOPPED = 75  # EX_TEMPFAIL: stopped by a signal after a save; a scheduler may restart the run
+DATA_USED_UP = 65  # EX_DATAERR: every source reached its max_epochs before the schedule ended; saved
+STUCK = 79  # the watchdog ended the run; restart it, on other machines if it happens twice
 
-# SIGUSR1 is what Slurm is told to send some time before the end (--signal); Kubernetes and preemption send SIGTERM.
+# Slurm sends SIGUSR1 some time before the time limit (--signal); Kubernetes and preemption send SIGTERM.
 SAVE_AND_END = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequests:
-    """Whether somebody asked to save and end."""
+    """Records whether a stop signal was received."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # the first signal that came
+        self.number: int | None = None  # the first signal received
 
     def __call__(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal was received."""
         return self.number is not None
 
-    def note(self, number: int, frame: object) -> None:
-        """Remember it; a signal handler."""
+    def record(self, number: int, frame: object) -> None:
+        """Record the signal; a signal handler."""
         self.number = self.number or number
 
 
 @contextmanager
-def stop_requests(*, hand_on: bool = True) -> Iterator[StopRequests]:
-    """Remember SIGTERM and SIGUSR1 inside the block; what handled them before handles them again after it.
+def stop_requests(*, forward: bool = True) -> Iterator[StopRequests]:
+    """Record SIGTERM and SIGUSR1 inside the block; the previous handlers are restored after it.
 
-    A block inside another one shares its memory, so that what comes between two runs of a plan stops the next one. In
-    other threads than the main one, where Python takes no signals, nothing is ever asked.
+    A nested block shares the record of the outer one, so that a signal between two training stages stops the next one.
+    In threads other than the main thread, where Python handles no signals, no signal is recorded.
 
     Args:
-        hand_on: Call the earlier handler, where Python code is one, at the end of a block in which a signal came: what
-            follows the block must end as well. False for a caller that asks the result of the block.
+        forward: Call the previous handler, if it is Python code, at the end of a block that received a signal, because
+            the code after the block must end as well. False for a caller that checks the record itself.
     """
     outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     if isinstance(outer, StopRequests):
         yield outer
         return
     requests = StopRequests()
-    with handled_by(requests.note) as before:
+    with handled_by(requests.record) as before:
         yield requests
-    if hand_on:
-        tell(before, requests)
+    if forward:
+        forward_signal(before, requests)
 
 
 @contextmanager
 def handled_by(handler: "signal._HANDLER") -> Iterator["dict[int, signal._HANDLER]"]:
-    """Hand SIGTERM and SIGUSR1 to a handler inside the block, which gets the handlers that were there before.
+    """Handle SIGTERM and SIGUSR1 with a handler inside the block; yields the previous handlers.
 
-    Does nothing in other threads than the main one.
+    Does nothing in threads other than the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield {}
@@ -72,14 +72,14 @@ def handled_by(handler: "signal._HANDLER") -> Iterator["dict[int, signal._HANDLE
             signal.signal(number, earlier)
 
 
-def tell(before: "dict[int, signal._HANDLER]", requests: StopRequests) -> None:
-    """Call the handler that was there before, where it is Python code, for a signal that came meanwhile."""
+def forward_signal(before: "dict[int, signal._HANDLER]", requests: StopRequests) -> None:
+    """Call the previous handler, if it is Python code, for a recorded signal."""
     handler = before.get(requests.number or 0)
     if requests.number is not None and callable(handler):
         handler(requests.number, None)
 
 
 def ignore_from_now_on() -> None:
-    """For a process that has saved and only has to exit: a late signal must not change its exit code."""
+    """Ignore stop signals in a process that has saved, so that a late signal does not change its exit code."""
     for number in SAVE_AND_END:
         signal.signal(number, signal.SIG_IGN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes while training and must survive a stop: everything a checkpoint restores."""
+"""Training state: everything that changes during training and is restored from a checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,27 +15,27 @@ _COUNTERS = {"step", "loss_tokens", "tokens", "skipped", "consecutive_skips", "p
 class TrainState:
     """Model, optimizer, data and counters of a run.
 
-    No random state: no layer draws numbers during a step, and the data plan is a function of its seed.
+    There is no random state: no layer draws random numbers, and the data order is a pure function of its seed.
     """
 
-    models: list[torch.nn.Module]  # chunks of the model on this pipeline stage, wrapped in gradient buffers
+    models: list[torch.nn.Module]  # model chunks of this pipeline rank, wrapped in gradient buffers
     optimizer: Any
     source: BatchSource
-    step: int = 0  # finished steps, those that were left out included
+    step: int = 0  # finished steps, including skipped ones
     loss_tokens: int = 0  # loss tokens so far, over all ranks
     tokens: int = 0  # tokens so far, over all ranks, padding included
-    skipped: int = 0  # steps left out because they were bad
+    skipped: int = 0  # skipped anomalous steps
     consecutive_skips: int = 0
-    placeholders: int | None = 0  # samples that could not be used so far, over all ranks; None: an older run lost count
+    placeholders: int | None = 0  # failed samples so far, over all ranks; None: unknown, resumed from an older version
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
-    losses: list[float] = field(default_factory=list)  # their mean losses
+    losses: list[float] = field(default_factory=list)  # mean losses of the same steps
 
     def counters(self) -> dict[str, Any]:
-        """What a manifest keeps, as plain JSON values."""
+        """Counters for the manifest of a checkpoint, as plain JSON values."""
         return {name: getattr(self, name) for name in _COUNTERS}
 
     def restore(self, counters: dict[str, Any]) -> None:
-        """Take the counters of a manifest; those that an older one lacks stay as they are."""
+        """Restore the counters of a manifest; counters missing in an older manifest are unchanged."""
         self.placeholders = None
         for name in _COUNTERS & counters.keys():
             setattr(self, name, counters[name])

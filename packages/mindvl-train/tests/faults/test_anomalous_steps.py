@@ -95,7 +95,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_names_step_and_samples(
     assert message.startswith(
         f"step 42: {why}, so nothing was updated. Rank 0 trained on 2 packs of 2 samples, the first: "
     )
-    assert "pages shard-000000.tar pack 3 (n3)" in message
+    assert "pages shard-000000.tar sample 3 (n3)" in message
     (line,) = written(tmp_path)
     assert (line["step"], line["action"], line["why"]) == (42, "stopped", why)
     assert (state.norms, state.skipped) == ([], 0)
@@ -137,7 +137,7 @@ def test_a_full_disk_does_not_end_a_run_that_leaves_bad_steps_out(
 ) -> None:
     config = FaultsConfig(on_anomalous_step="skip")
     assert decide(fresh(), config, tmp_path / "gone", ranks, [(NAN, 1.0)]) == [False]
-    assert "skipped.jsonl could not be written" in caplog.text
+    assert "skipped.jsonl: cannot be written" in caplog.text
     assert "n3" in caplog.text
 
 

@@ -138,7 +138,7 @@ def _launch(
     threads = max(1, num_cores() // nproc)
     command = [sys.executable, "-m", "mindvl_cli.main", *words]
     try:
-        with stop_requests(hand_on=False):  # the result files hold the outcome
+        with stop_requests(forward=False):  # the result files hold the outcome
             launch(command, nproc, threads_per_process=threads, max_restarts=max_restarts)
     except ProcessError as error:
         click.echo(one_line(error), err=True)
@@ -179,7 +179,7 @@ def _train_stages(
         finished = finished_stages(stages, data_may_differ=accepted_by is not None)
     results: list[dict[str, Any]] = []
     # Between two stages nothing else handles a signal; the next stage then stops at once. The result files hold the outcome.
-    with stop_requests(hand_on=False):
+    with stop_requests(forward=False):
         for stage in stages:
             if stage.name in finished and _result_file(stage).is_file():
                 results.append(json.loads(_result_file(stage).read_text()))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in a run, and how it is noticed: bad steps, stuck ranks, slow ranks."""
+"""Fault detection: anomalous steps, stuck ranks, slow ranks."""

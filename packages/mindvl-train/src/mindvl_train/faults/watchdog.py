@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that a run no longer moves, says which rank is behind and what it was doing, and ends the process.
+"""Watchdog: detects that a run is stuck, logs which rank is behind and in which part of a step, and ends the process.
 
-Runs beside the loop, in a thread of every process. The loop says which part of a step begins; the thread writes that
-to OUT/heartbeat/, one small file per rank, so that a rank that waits can tell for whom. All times are monotonic, or of
-the file system alone, so that a clock that is set changes nothing.
+Runs in a thread of every process. The loop reports the start of each part of a step; the thread writes it to
+OUT/heartbeat/, one small file per rank, so that a waiting rank can name the rank it waits for. All times are monotonic or
+file system times, so that a change of the system clock has no effect.
 """
 
 import faulthandler
@@ -24,44 +24,44 @@ from mindvl_train.signals import STUCK
 
 logger = logging.getLogger(__name__)
 
-# Parts of a step in their order; a rank in an earlier part is behind one in a later part.
+# Parts of a step in order; a rank in an earlier part is behind a rank in a later part.
 PARTS = ("start", "data", "compute", "reduce", "update", "report", "checkpoint")
 
-# Until a first step is done, kernels are compiled and memory pools grow; a save takes as long as its storage does.
-_RARE_FACTOR = 3
+# Kernels are compiled and memory pools grow in the first step; the time of a save depends on the storage.
+_SLOW_FACTOR = 3
 
 
 def outlasting(limit_s: float) -> timedelta:
-    """How long collectives wait: longer than a watchdog of this limit, which says who is behind; they do not."""
-    return timedelta(seconds=(_RARE_FACTOR + 1) * limit_s) if limit_s else timedelta(days=7)
+    """Timeout of collectives: longer than the watchdog's limit, because only the watchdog names the rank that is behind."""
+    return timedelta(seconds=(_SLOW_FACTOR + 1) * limit_s) if limit_s else timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class _Doing:
+class _Activity:
     step: int
     part: str
     since: float  # time.monotonic()
 
 
 class Watchdog:
-    """Told what the process does; ends it when one part takes too long. Use as a context.
+    """Ends the process if one part of a step takes too long. Use as a context manager.
 
     Args:
-        out: Directory of the run; OUT/heartbeat/ and OUT/logs/ are written.
-        is_first_of_machine: Whether it also looks who is behind and shows its stacks; one process of each machine is
-            enough, as every look reads the heartbeats of all.
-        limit_s: Seconds one part of a step may take; three times as many before the first step is done, and a
-            checkpoint; 0: any.
+        out: Output directory; OUT/heartbeat/ and OUT/logs/ are written.
+        is_first_of_machine: Whether this process also reports which rank is behind and prints its stacks; one process
+            per machine is enough, because it reads the heartbeats of all ranks.
+        limit_s: Time limit for one part of a step in seconds; three times that for the first step and for a
+            checkpoint; 0: no limit.
     """
 
     def __init__(
         self, out: Path, *, rank: int, num_ranks: int, limit_s: float, is_first_of_machine: bool = True
     ) -> None:
-        self._speaks = is_first_of_machine
+        self._is_first_of_machine = is_first_of_machine
         self._rank, self._num_ranks, self._limit_s = rank, num_ranks, limit_s
         self._heartbeats = out / "heartbeat"
         self._stacks = out / "logs" / f"stuck-rank-{rank:04d}.txt"
-        self._doing = _Doing(0, "start", time.monotonic())
+        self._activity = _Activity(0, "start", time.monotonic())
         self._interval_s = min(30.0, limit_s / 20)
         self._first_step: int | None = None
         self._end = threading.Event()
@@ -85,53 +85,53 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def begin(self, part: str, step: int) -> None:
-        """A part of a step begins.
+        """Record the start of a part of a step.
 
         Args:
             part: One of PARTS.
-            step: The step that is being made, counted from 1.
+            step: The current step, counted from 1.
         """
         if self._first_step is None:
             self._first_step = step
-        self._doing = _Doing(step, part, time.monotonic())
+        self._activity = _Activity(step, part, time.monotonic())
 
     def _watch(self) -> None:
         while not self._end.wait(self._interval_s):
-            # Fires by itself, in C, when this thread no longer gets its turn: a call that never lets go of Python.
-            faulthandler.dump_traceback_later(_RARE_FACTOR * self._limit_s, exit=True)
+            # A C-level timer that also fires if this thread is blocked by a call that holds the GIL.
+            faulthandler.dump_traceback_later(_SLOW_FACTOR * self._limit_s, exit=True)
             self._beat()
-            doing = self._doing
-            is_started = self._first_step is not None and doing.step > self._first_step
-            is_usual = is_started and doing.part != "checkpoint"
-            allowed_s = self._limit_s * (1 if is_usual else _RARE_FACTOR)
-            if time.monotonic() - doing.since > allowed_s:
-                self._give_up(doing)
+            activity = self._activity
+            is_started = self._first_step is not None and activity.step > self._first_step
+            is_fast_part = is_started and activity.part != "checkpoint"
+            allowed_s = self._limit_s * (1 if is_fast_part else _SLOW_FACTOR)
+            if time.monotonic() - activity.since > allowed_s:
+                self._give_up(activity)
 
     def _beat(self) -> None:
-        doing = self._doing
+        activity = self._activity
         path = self._heartbeats / f"rank-{self._rank:04d}.json"
-        said = {
+        heartbeat = {
             "rank": self._rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "step": doing.step,
-            "part": doing.part,
+            "step": activity.step,
+            "part": activity.part,
         }
         temporary = path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(said) + "\n")
+            temporary.write_text(json.dumps(heartbeat) + "\n")
             os.replace(temporary, path)
         except OSError as error:  # a full disk must not end the run
-            logger.warning("%s: cannot be written (%s); the run goes on", path, error)
+            logger.warning("%s: cannot be written (%s); training continues", path, error)
 
-    def _give_up(self, doing: _Doing) -> None:
-        waited_s = time.monotonic() - doing.since
-        others = f" {self._who_is_behind()}" if self._speaks else ""
+    def _give_up(self, activity: _Activity) -> None:
+        waited_s = time.monotonic() - activity.since
+        others = f" {self._ranks_behind()}" if self._is_first_of_machine else ""
         message = (
-            f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()}) has been in part '{doing.part}' of "
-            f"step {doing.step} for {waited_s:.0f} s, longer than faults.stuck_after_s={self._limit_s:g} allows; "
-            f"it is in {_innermost(self._main)}.{others} All stacks: {self._stacks}. The run ends "
-            f"with exit code {STUCK}; start it again and it goes on from its last checkpoint."
+            f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()}) has been in part '{activity.part}' of "
+            f"step {activity.step} for {waited_s:.0f} s, longer than faults.stuck_after_s={self._limit_s:g}; "
+            f"it is in {_innermost(self._main)}.{others} All stacks: {self._stacks}. The run ends with exit code "
+            f"{STUCK}. Start it again: it resumes from its last checkpoint."
         )
         logger.error("%s", message)
         try:
@@ -141,14 +141,14 @@ class Watchdog:
                 faulthandler.dump_traceback(file)
         except OSError as error:
             logger.error("%s: cannot be written (%s)", self._stacks, error)
-        if self._speaks:
+        if self._is_first_of_machine:
             faulthandler.dump_traceback(sys.__stderr__ or 2)
-        # The launcher ends all processes as soon as one has gone: let those that wait write their stacks too.
+        # The launcher kills all processes as soon as one has ended: wait until the other ranks have written their stacks.
         time.sleep(min(10.0, self._limit_s / 5))
         logging.shutdown()
         os._exit(STUCK)
 
-    def _who_is_behind(self) -> str:
+    def _ranks_behind(self) -> str:
         beats = [_read(self._heartbeats / f"rank-{rank:04d}.json") for rank in range(self._num_ranks)]
         missing = [str(rank) for rank, beat in enumerate(beats) if beat is None]
         if missing:
@@ -157,26 +157,26 @@ class Watchdog:
 
 
 def behind(beats: list[dict[str, Any]], *, silent_s: float) -> str:
-    """One sentence: which ranks the others wait for.
+    """One sentence that names the ranks for which the others wait.
 
     Args:
-        beats: What each rank wrote last, with `modified`, the time its file was written.
-        silent_s: A rank whose file is older than the newest one by more than this shows no sign of life.
+        beats: Last heartbeat of each rank, with `modified`, the modification time of its file.
+        silent_s: A rank whose file is older than the newest one by more than this is considered dead.
     """
     newest = max(beat["modified"] for beat in beats)
     silent = [beat for beat in beats if newest - beat["modified"] > silent_s]
-    place = {beat["rank"]: (beat["step"], PARTS.index(beat["part"])) for beat in beats}
-    last = [beat for beat in beats if place[beat["rank"]] == min(place.values())]
-    named = silent or last
-    if len(named) == len(beats):
+    position = {beat["rank"]: (beat["step"], PARTS.index(beat["part"])) for beat in beats}
+    last = [beat for beat in beats if position[beat["rank"]] == min(position.values())]
+    slowest = silent or last
+    if len(slowest) == len(beats):
         return f"All {len(beats)} ranks are in part '{beats[0]['part']}' of step {beats[0]['step']}."
     shown = "; ".join(
         f"rank {beat['rank']} ({beat['host']}, process {beat['pid']}), "
-        + (f"no sign of life for {newest - beat['modified']:.0f} s, " if silent else "")
+        + (f"no heartbeat for {newest - beat['modified']:.0f} s, " if silent else "")
         + f"last seen in part '{beat['part']}' of step {beat['step']}"
-        for beat in named[:8]
+        for beat in slowest[:8]
     )
-    more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+    more = f" and {len(slowest) - 8} more" if len(slowest) > 8 else ""
     return f"Behind: {shown}{more}."
 
 
@@ -188,10 +188,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _innermost(thread: int) -> str:
-    """The calls a thread is in, innermost first.
+    """The current calls of a thread, innermost first.
 
-    Over gloo a collective is one of them. NCCL and HCCL return at once, and the thread waits where it next reads a
-    result: then their own logs name the collective (docs/guides/cluster.md).
+    With gloo a collective is one of them. NCCL and HCCL collectives return immediately, and the thread waits where it
+    next reads a result: their own logs name the collective (docs/guides/cluster.md).
     """
     frame: FrameType | None = sys._current_frames().get(thread)
     calls: list[str] = []
