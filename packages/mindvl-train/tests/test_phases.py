@@ -94,4 +94,4 @@ def test_a_stage_whose_last_checkpoint_is_damaged_has_not_finished(
     manifest = stages[0].config.out / "checkpoints" / "step-00000004" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"phase": "sft"', '"phase": "sfu"'))
     assert finished_stages(stages) == []
-    assert "manifest.json has another content than what was written" in caplog.text
+    assert "manifest.json has a wrong checksum" in caplog.text

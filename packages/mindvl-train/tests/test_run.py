@@ -128,7 +128,7 @@ def test_a_signal_in_the_last_step_ends_a_finished_run_that_says_so(make_config:
 def test_never_refuses_a_directory_that_holds_a_checkpoint(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=1)
     run_training(config, resume="never")
-    with pytest.raises(TrainError, match="holds step-00000001 already"):
+    with pytest.raises(TrainError, match="already has checkpoint step-00000001"):
         run_training(config, resume="never")
 
 
@@ -140,7 +140,7 @@ def test_a_path_resumes_another_run_in_a_new_directory(
     result = run_training(branch, resume=straight.out / "checkpoints" / "step-00000003")
     expected, actual = read_tensors(straight.checkpoint), read_tensors(result.checkpoint)
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
-    with pytest.raises(CheckpointError, match="no complete checkpoint here"):
+    with pytest.raises(CheckpointError, match="contains no complete checkpoint"):
         run_training(branch, resume=branch.out.with_name("nowhere"))
 
 
@@ -343,7 +343,7 @@ def test_a_second_start_in_one_directory_is_refused_before_it_changes_anything(
 
     with claim.claimed(config.out):  # the first run
         before = files()
-        with pytest.raises(TrainError, match=rf"is being written by another run \(process {os.getpid()} on .*`out`"):
+        with pytest.raises(TrainError, match=rf"is locked by another run \(process {os.getpid()} on .*`out`"):
             run_training(config)
         assert files() == before
     assert run_training(config).finished  # the claim has ended

@@ -42,9 +42,7 @@ def claimed(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     except OSError as error:
-        raise TrainError(
-            f"{path}: is not writable ({error.strerror}). Set `out` to a writable directory."
-        ) from error
+        raise TrainError(f"{path}: is not writable ({error.strerror}). Set `out` to a writable directory.") from error
     with file:
         _lock(file, path)
         yield
@@ -64,10 +62,16 @@ def _lock(file: IO[str], path: Path) -> None:
                     "Wait until that run has ended, or set `out` to another directory."
                 ) from None
         except OSError as error:
-            logger.warning("%s: cannot be locked (%s); a second run in this directory will not be detected", path, error)
+            logger.warning(
+                "%s: cannot be locked (%s); a second run in this directory will not be detected", path, error
+            )
             return
         time.sleep(_POLL_S)
-    holder_record = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+    holder_record = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     try:
         file.truncate(0)
         file.write(json.dumps(holder_record) + "\n")

@@ -45,7 +45,9 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name: must be a directory name, got {self.name!r}. Use letters, digits, dots and dashes.")
+            raise ValueError(
+                f"name: must be a directory name, got {self.name!r}. Use letters, digits, dots and dashes."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,9 @@ def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
     if path in _FREE:
         return
     if isinstance(then, dict) and isinstance(now, dict):
-        for key in then.keys() & now.keys():  # a key that only one of them has comes from another version, with its default
+        for key in (
+            then.keys() & now.keys()
+        ):  # a key that only one of them has comes from another version, with its default
             yield from _differences(then[key], now[key], f"{path}.{key}" if path else key)
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for index, (one, other) in enumerate(zip(then, now, strict=True)):

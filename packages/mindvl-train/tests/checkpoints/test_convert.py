@@ -208,14 +208,14 @@ def test_a_damaged_directory_leaves_nothing_behind(tmp_path: Path) -> None:
         convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run")
     assert not list(tmp_path.glob("run*"))
     (tmp_path / "run").mkdir()
-    with pytest.raises(WeightError, match="run: exists already"):
+    with pytest.raises(WeightError, match="run: already exists"):
         convert_to_checkpoint(ConvertSource(model=directory), tmp_path / "run")
 
 
 def test_half_a_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="give one directory of a whole model"):
+    with pytest.raises(ValueError, match="either one directory of a whole model"):
         ConvertSource()
-    with pytest.raises(ModelError, match="both needed"):
+    with pytest.raises(ModelError, match="both required"):
         convert_to_checkpoint(ConvertSource(vision=Path("nowhere")), Path("absent"))
 
 

@@ -21,7 +21,7 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     assert [path.name for path in complete_checkpoints(directory)] == ["step-00000009", "step-00000100"]
     assert newest_checkpoint(tmp_path) == directory / "step-00000100"
     assert newest_checkpoint(directory / "step-00000009") == directory / "step-00000009"
-    with pytest.raises(CheckpointError, match="no complete checkpoint here"):
+    with pytest.raises(CheckpointError, match="contains no complete checkpoint"):
         newest_checkpoint(directory / "notes")
 
 

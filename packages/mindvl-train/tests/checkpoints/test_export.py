@@ -47,7 +47,7 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     assert torch.equal(small.lm_head.weight, stored["language.output_layer.weight"].bfloat16())
     with pytest.raises(ModelError, match="already exists"):
         export_checkpoint(result.out, directory)
-    with pytest.raises(CheckpointError, match="no complete checkpoint here"):
+    with pytest.raises(CheckpointError, match="contains no complete checkpoint"):
         export_checkpoint(tmp_path, tmp_path / "nothing")
 
 
@@ -77,10 +77,10 @@ def forget(checkpoint: Path) -> None:
     ("damage", "message"),
     [
         (edit, "manifest.json has"),
-        (forget, "files.json does not know manifest.json"),
+        (forget, "files.json does not list manifest.json"),
         (lambda checkpoint: (checkpoint / "ledger.json").unlink(), "ledger.json is missing"),
         (lambda checkpoint: (checkpoint / "files.json").unlink(), "files.json is missing"),
-        (lambda checkpoint: (checkpoint / "manifest.json").write_text("[1]"), "in place of a mapping"),
+        (lambda checkpoint: (checkpoint / "manifest.json").write_text("[1]"), "instead of an object"),
         (lambda checkpoint: (checkpoint / "manifest.json").write_text("[" * 99999), "cannot be read"),
         (lambda checkpoint: (checkpoint / "tensors/__0_0.distcp").open("ab").write(b"x"), "distcp has"),
     ],
@@ -126,7 +126,7 @@ def test_a_forged_manifest_is_a_sentence(trained: Path, tmp_path: Path, data: ob
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (checkpoint / "files.json").unlink()
     seal(checkpoint)  # with checksums that fit
-    with pytest.raises(CheckpointError, match="the section of the run lacks"):
+    with pytest.raises(CheckpointError, match="section run has no valid"):
         export_checkpoint(tmp_path / "run", tmp_path / "model")
 
 

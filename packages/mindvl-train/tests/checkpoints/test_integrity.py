@@ -25,7 +25,7 @@ def test_a_sealed_directory_has_no_damage_until_a_file_changes(tmp_path: Path) -
     assert find_damage(tmp_path) == "tensors/__0_0.distcp is missing"
     large.write_bytes(b"12345")
     write_json(tmp_path / "ledger.json", {"step": 2})
-    assert find_damage(tmp_path) == "ledger.json has another content than what was written"
+    assert find_damage(tmp_path) == "ledger.json has a wrong checksum"
     (tmp_path / "files.json").write_text("[]")
     assert find_damage(tmp_path) == "files.json does not know ledger.json"
     (tmp_path / "files.json").write_text("7")

@@ -164,7 +164,7 @@ def test_a_checkpoint_is_saved_although_an_older_one_cannot_be_removed(
     config = make_config(steps=2, checkpoints=CheckpointConfig(every_steps=1, keep_last=1))
     assert run_training(config).checkpoint.is_dir()
     assert names(config.out / "checkpoints") == ["step-00000001", "step-00000002"]
-    assert "step-00000002 is saved, but an older checkpoint could not be removed" in caplog.text
+    assert "step-00000002: saved, but an older checkpoint could not be removed" in caplog.text
 
 
 def test_whatever_keeps_one_process_from_saving_is_told_to_all(

@@ -93,7 +93,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_names_step_and_samples(
         decide(state, FaultsConfig(), tmp_path, ranks, [(loss, norm)])
     message = str(caught.value)
     assert message.startswith(
-        f"step 42: {why}, so nothing was updated. Rank 0 trained on 2 packs of 2 samples, the first: "
+        f"step 42: {why}; the model was not updated. Rank 0 trained on 2 packs of 2 samples, the first: "
     )
     assert "pages shard-000000.tar sample 3 (n3)" in message
     (line,) = written(tmp_path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers directories to a mindvl checkpoint, one parameter at a time; export.py is the way back.
+"""Convert transformers directories to a mindvl checkpoint, one parameter at a time; export.py does the reverse.
 
-Comes before training: the result is what init.checkpoint takes. Parts may come from several directories, and what no directory
-gives starts at random, as in training.
+Comes before training: the result can be used as init.checkpoint. Parts may come from several directories; parameters
+without a source are initialized randomly, as in training.
 """
 
 import json
@@ -25,26 +25,26 @@ from mindvl_model.weights.layout import Share, cut_of
 from mindvl_model.weights.rules import WeightRule
 
 FILE_BYTES = 4 << 30
-NO_TOKENS = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)  # until the tokenizer says them
+NO_TOKENS = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)  # before the tokenizer is known
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertSource:
-    """Where the parts of a model come from; give `model`, or parts of it."""
+    """Sources of the model parts: either `model`, or `vision` and/or `language`."""
 
-    model: Path | None = None  # a transformers directory of a whole model
-    vision: Path | None = None  # one whose vision encoder is taken
-    language: Path | None = None  # one whose language model is taken
+    model: Path | None = None  # transformers directory of a whole model
+    vision: Path | None = None  # transformers directory of the vision encoder
+    language: Path | None = None  # transformers directory of the language model
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.vision is None and self.language is None):
             raise ValueError(
-                "give one directory of a whole model, or directories of vision and language. Keep one of both."
+                "source: must be either one directory of a whole model, or directories of vision and language."
             )
 
     def directories(self) -> dict[Path, tuple[Part, ...]]:
-        """Which parts each directory gives."""
+        """The parts that are loaded from each directory."""
         if self.model is not None:
             return {self.model: PARTS}
         given: list[tuple[Path | None, Part]] = [(self.vision, "vision"), (self.language, "language")]
@@ -57,12 +57,12 @@ class ConvertSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertReport:
-    """What became of every tensor of the directories and every parameter of the model."""
+    """Result of a conversion: use of every tensor of the directories and source of every parameter."""
 
     checkpoint: Path
     precision: str
     directories: dict[Path, LoadReport]
-    fresh: tuple[str, ...]  # parameters that no directory gives; they start at random
+    fresh: tuple[str, ...]  # parameters without a source, initialized randomly
 
 
 def convert_to_checkpoint(
@@ -76,16 +76,16 @@ def convert_to_checkpoint(
     file_bytes: int = FILE_BYTES,
     progress: Progress = lambda done, total: None,
 ) -> ConvertReport:
-    """Write `out`/checkpoints/step-00000000 from transformers directories; `out` appears whole or not at all.
+    """Write `out`/checkpoints/step-00000000 from transformers directories; `out` is created atomically.
 
     Args:
-        config: The model, in place of the directories' configurations.
-        tokenizer: The one the model will be used with; default: that of the directory with the language model. Tokens
-            beyond the directory's vocabulary get rows at random.
-        dtype: Precision of the checkpoint; default: bf16 where all weights are, else fp32, so that nothing is rounded.
-        seed: Of what starts at random.
-        file_bytes: Size of a tensor file; a larger tensor gets a file of its own.
-        progress: Told how many parameters are written, and how many there are.
+        config: Model configuration; None: from the directories.
+        tokenizer: Tokenizer of the model; None: from the directory of the language model. Embedding rows of tokens
+            outside the directory's vocabulary are initialized randomly.
+        dtype: Precision of the checkpoint; None: bf16 if all weights are bf16, else fp32.
+        seed: Seed of random initialization.
+        file_bytes: Maximum size of a tensor file; a larger tensor has its own file.
+        progress: Called with the number of written parameters and their total number.
 
     Raises:
         ModelError: A directory is damaged, or its tensors do not fit the model; `out` exists or cannot be written.
@@ -97,7 +97,7 @@ def convert_to_checkpoint(
     from mindvl_train.resolved_run import DTYPES
 
     if out.exists():
-        raise WeightError(f"{out}: exists already. Name a new directory or remove it first.")
+        raise WeightError(f"{out}: already exists. Use a new directory, or remove it first.")
     config = _config_of(source, config, tokenizer)
     tokenizer = tokenizer or _tokenizer_of(source)
     given = source.directories()
@@ -106,22 +106,22 @@ def convert_to_checkpoint(
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     with single_process():
-        places = stored_parameters(config, DTYPES[precision])
+        stored = stored_parameters(config, DTYPES[precision])
         from_directory = {rule.param_name: (rule, each) for each in directories.values() for rule in each.rules}
         for name, (rule, directory) in from_directory.items():
-            directory.check(rule, places[name].shape)
-        fresh = sorted(set(places) - set(from_directory))
+            directory.check(rule, stored[name].shape)
+        fresh = sorted(set(stored) - set(from_directory))
 
         def tensors() -> Iterator[tuple[str, int, Tensor]]:
-            for done, (name, place) in enumerate(places.items()):
+            for done, (name, parameter) in enumerate(stored.items()):
                 if name in from_directory:
                     rule, directory = from_directory[name]
-                    yield from _pieces(rule, directory, place.shape[0], place.dtype)
+                    yield from _pieces(rule, directory, parameter.shape[0], parameter.dtype)
                 else:
-                    tensor = torch.empty(place.shape, dtype=place.dtype)
+                    tensor = torch.empty(parameter.shape, dtype=parameter.dtype)
                     initialize_parameter(name, tensor, config, seed)
                     yield name, 0, tensor
-                progress(done + 1, len(places))
+                progress(done + 1, len(stored))
 
         described = {
             "model": plain_json(config),
@@ -130,12 +130,14 @@ def convert_to_checkpoint(
         }
         try:
             save_weights(
-                unfinished / "checkpoints", described, lambda out: write_tensors(out, places, tensors(), file_bytes)
+                unfinished / "checkpoints", described, lambda out: write_tensors(out, stored, tensors(), file_bytes)
             )
             os.replace(unfinished, out)
         except OSError as error:
             what = error.strerror or str(error)[:300]
-            raise WeightError(f"{out}: cannot be written ({what}). Make room or name another directory.") from error
+            raise WeightError(
+                f"{out}: cannot be written ({what}). Free disk space, or use another directory."
+            ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return ConvertReport(
@@ -149,7 +151,7 @@ def convert_to_checkpoint(
 def _pieces(
     rule: WeightRule, directory: DirectorySource, num_experts: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, int, Tensor]]:
-    """A parameter whole, or expert by expert."""
+    """A whole parameter, or the weights of one expert after the other."""
     if cut_of(rule.param_name) != "experts":
         yield rule.param_name, 0, directory.read(rule, dtype)
         return
@@ -159,16 +161,16 @@ def _pieces(
 
 
 def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Path | None) -> MindVLConfig:
-    """The model, with ids and vocabulary of the tokenizer that is named, or that parts need."""
+    """The model configuration with token ids and vocabulary size of the tokenizer."""
     if given is not None:
         config = given
     elif source.model is not None:
         config = config_from_directory(source.model)
-        if tokenizer is None:  # the directory knows its own
+        if tokenizer is None:  # token ids are those of the directory
             return config
     else:
         if source.vision is None or source.language is None:
-            raise ModelError("vision and language are both needed to know the model. Name both, or a size.")
+            raise ModelError("source: vision and language are both required. Set both, or a model size.")
         whole = _json(source.language / "config.json").get("model_type") in WHOLE_MODELS
         config = MindVLConfig(
             vision=config_from_directory(source.vision).vision,
@@ -178,9 +180,7 @@ def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Pat
     tokenizer = tokenizer or _tokenizer_of(source)
     if tokenizer is None:
         if given is None:
-            raise WeightError(
-                f"{source.language}: has no tokenizer, which gives the token ids. Name one (--tokenizer)."
-            )
+            raise WeightError(f"{source.language}: has no tokenizer. Set --tokenizer: it defines the token ids.")
         return config
     loaded = load_tokenizer(tokenizer)
     return for_tokenizer(config, loaded.special_ids, len(loaded.hf))
@@ -201,7 +201,7 @@ def _precision(directories: dict[Path, DirectorySource]) -> Literal["fp32", "bf1
 
 
 def _data(source: ConvertSource, tokenizer: Path | None) -> dict[str, Any]:
-    """What export.py wants to know of a run: tokenizer and image sizes, where the directories say them."""
+    """Tokenizer and image sizes of the directories, for export.py."""
     data: dict[str, Any] = {"tokenizer": None if tokenizer is None else str(tokenizer.absolute()), "image": {}}
     for directory in source.directories():
         for name in ("preprocessor_config.json", "processor_config.json"):
@@ -221,9 +221,9 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text())
     except FileNotFoundError:
-        raise WeightError(f"{file}: there is no such file. Name a transformers model directory.") from None
+        raise WeightError(f"{file}: file does not exist. Use a transformers model directory.") from None
     except (OSError, ValueError) as error:
-        raise WeightError(f"{file}: not JSON ({error}). Fetch the file again.") from error
+        raise WeightError(f"{file}: is not valid JSON ({error}). Download the file again.") from error
     if not isinstance(document, dict):
-        raise WeightError(f"{file}: not a section of keys. Fetch the file again.")
+        raise WeightError(f"{file}: is not a JSON object. Download the file again.")
     return document

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a run's checkpoints: what is in one, and which there are.
+"""The checkpoints of a run: their files, and finding them.
 
 One directory per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, layout, versions,
 parents), `ledger.json` (position in the data), `tensors/` (weights and optimizer, torch's distributed format under
-megatron-core's names) and `files.json` (what all of it was when it was finished). A directory is complete when it has its
-final name; while being written (saving.py) it ends in `.unfinished` and is never chosen. restore.py loads one.
+megatron-core's names) and `files.json` (sizes and checksums of all files). A directory is
+complete when it has its final name; while being written (saving.py) its name ends in `.unfinished` and it is ignored. restore.py loads a checkpoint.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ _VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch
 
 
 def save_weights(directory: Path, described: dict[str, Any], write: Callable[[Path], None]) -> Path:
-    """A checkpoint of weights alone, before the first step, in a new directory that the caller publishes.
+    """Write a checkpoint of step 0 with weights only into a new directory, which the caller renames.
 
     Args:
-        write: Fills tensors/.
+        write: Writes the files of tensors/.
     """
     checkpoint = directory / "step-00000000"
     (checkpoint / "tensors").mkdir(parents=True)
@@ -49,21 +49,21 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """Complete checkpoints of a run, newest first, as the first process sees them; called by every process."""
-    seen = [complete_checkpoints(directory)[::-1]]
-    dist.broadcast_object_list(seen)
-    return seen[0]
+    """Complete checkpoints of a run, newest first, as rank 0 sees them; collective over all ranks."""
+    found = [complete_checkpoints(directory)[::-1]]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written; the first call of whoever reads one.
+    """The manifest of a checkpoint, after a check that its files are intact; call this before reading anything else.
 
     Args:
-        verify: Compare sizes and checksums of all files. False only where another process does so.
+        verify: Compare sizes and checksums of all files. False only if another process does so.
 
     Raises:
-        DamagedCheckpointError: A file is missing or is not as it was written.
-        CheckpointError: The checkpoint is of a format this version does not read, or the disk does not answer.
+        DamagedCheckpointError: A file is missing or damaged.
+        CheckpointError: The format is not supported, or an I/O error occurred.
     """
     manifest = read_json(checkpoint / "manifest.json")
     if manifest.get("format") != FORMAT:
@@ -73,9 +73,9 @@ def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
         )
     try:
         damage = find_damage(checkpoint) if verify else None
-    except OSError as error:  # nothing is known to be wrong with the checkpoint, so no older one takes its place
+    except OSError as error:  # I/O errors are not treated as corruption: no older checkpoint is used instead
         raise CheckpointError(
-            f"{checkpoint}: its files cannot be read now ({error}). Start again; if it stays so, name an older "
+            f"{checkpoint}: I/O error while reading its files ({error}). Start again; if the error persists, use an older "
             "checkpoint."
         ) from error
     missing = [name for name in ("model", "run") if not isinstance(manifest.get(name), dict)]
@@ -87,7 +87,7 @@ def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The newest complete checkpoint of a run directory, or the path itself when it is one.
+    """The newest complete checkpoint of a run directory, or the path itself if it is a checkpoint.
 
     Raises:
         CheckpointError: There is none.
@@ -96,7 +96,9 @@ def newest_checkpoint(path: Path) -> Path:
         return path
     found = complete_checkpoints(path / "checkpoints")
     if not found:
-        raise CheckpointError(f"{path}: no complete checkpoint here. Name a run directory or one of its checkpoints.")
+        raise CheckpointError(
+            f"{path}: contains no complete checkpoint. Use a run directory or one of its checkpoints."
+        )
     return found[-1]
 
 
@@ -112,10 +114,10 @@ def plain_json(value: Any) -> Any:
 
 
 def manifest_of(state: TrainState, described: dict[str, Any], optimizer_steps: int) -> dict[str, Any]:
-    """What a checkpoint of this state says of itself.
+    """The manifest of a checkpoint of this state.
 
     Args:
-        optimizer_steps: Updates the optimizer has made; fewer than state.step where steps were left out.
+        optimizer_steps: Number of optimizer updates; fewer than state.step if steps were skipped.
     """
     device = next(state.models[0].parameters()).device.type
     return {
@@ -134,20 +136,20 @@ def _versions() -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a checkpoint.
+    """Read a JSON file of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: It is not there, or not what was written.
-        CheckpointError: The disk does not answer.
+        DamagedCheckpointError: The file is missing or damaged.
+        CheckpointError: An I/O error occurred.
     """
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:
-        raise DamagedCheckpointError(f"{path}: there is no such file") from None
+        raise DamagedCheckpointError(f"{path}: file does not exist") from None
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: cannot be read ({error})") from error
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read now ({error}). Start again, or look at the disk.") from error
+        raise CheckpointError(f"{path}: I/O error ({error}). Start again, or check the disk.") from error
     if not isinstance(document, dict):
-        raise DamagedCheckpointError(f"{path}: holds {type(document).__name__} in place of a mapping")
+        raise DamagedCheckpointError(f"{path}: is a JSON {type(document).__name__} instead of an object")
     return document

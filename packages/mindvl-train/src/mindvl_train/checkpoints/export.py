@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of any layout to a transformers directory, one parameter at a time; convert.py is the way back.
+"""Export a checkpoint of any parallel layout as a transformers directory; convert.py does the reverse.
 
-Comes after training; needs one process and the memory of two of the largest parameters.
+Comes after training. Needs one process and memory for two of the largest parameters.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def export_checkpoint(
     shard_bytes: int = 4 << 30,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the newest checkpoint of a run directory, or a checkpoint, as a directory that transformers loads.
+    """Export a checkpoint, or the newest checkpoint of a run directory, as a directory that transformers loads.
 
     Args:
-        tokenizer, min_pixels, max_pixels: In place of what the run was trained with.
-        shard_bytes: Size of a weight file; a larger tensor gets a file of its own.
-        progress: Told how many parameters are written, and how many there are.
+        tokenizer, min_pixels, max_pixels: Override the values of the run.
+        shard_bytes: Maximum size of a weight file; a larger tensor has its own file.
+        progress: Called with the number of written parameters and their total number.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged.
@@ -48,23 +48,22 @@ def export_checkpoint(
     config = model_config(manifest)
     image_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     try:
-        stored, told = DTYPES[manifest["run"]["precision"]], manifest["run"]["data"]
-        tokenizer = tokenizer or (None if told["tokenizer"] is None else Path(told["tokenizer"]))
+        stored, data = DTYPES[manifest["run"]["precision"]], manifest["run"]["data"]
+        tokenizer = tokenizer or (None if data["tokenizer"] is None else Path(data["tokenizer"]))
         for name, size in image_sizes.items():
-            known = None if size else told["image"].get(name)
+            known = None if size else data["image"].get(name)
             image_sizes[name] = size if known is None else int(known)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise DamagedCheckpointError(f"{checkpoint}: manifest.json: the section of the run lacks {error!r}") from error
+        raise DamagedCheckpointError(f"{checkpoint}: manifest.json: section run has no valid {error!r}") from error
     if tokenizer is None:
-        raise ModelError(f"{checkpoint}: was converted without a tokenizer. Name one (--tokenizer).")
+        raise ModelError(f"{checkpoint}: was converted without a tokenizer. Set --tokenizer.")
     if None in image_sizes.values():
-        raise ModelError(f"{checkpoint}: was converted without image sizes. Name --min-pixels and --max-pixels.")
+        raise ModelError(f"{checkpoint}: was converted without image sizes. Set --min-pixels and --max-pixels.")
     with single_process():
-        places = stored_parameters(config, stored)
-
+        stored_by_name = stored_parameters(config, stored)
         reader = WeightReader(checkpoint)
         write_hf_directory(
-            lambda name: reader.read(name, places[name]),
+            lambda name: reader.read(name, stored_by_name[name]),
             stored,
             config,
             destination,
@@ -77,5 +76,5 @@ def export_checkpoint(
 
 
 def model_config(manifest: dict[str, Any]) -> MindVLConfig:
-    """The model a manifest describes."""
+    """The model configuration of a manifest."""
     return config_from_json(manifest["model"])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint was when it was finished: sizes of all its files, checksums of the small ones.
+"""Integrity of a checkpoint: sizes of all files and checksums of small files.
 
-Written last, before the directory gets its name; compared before anything of a checkpoint is used (directory.read_manifest).
-The large files hold boxes of tensors with a checksum each, which whoever reads a box compares
-(megatron/tensor_files.py).
+Written last, before the directory is renamed; compared before a checkpoint is used (directory.read_manifest). The large
+files contain tensor chunks, each with a checksum that is compared on read (megatron/tensor_files.py).
 """
 
 import json
@@ -14,11 +13,11 @@ from typing import Any
 
 FILES = "files.json"
 _LARGE = ".distcp"
-_READ = ("manifest.json", "ledger.json", "tensors/.metadata")  # where these exist, files.json must know them
+_READ = ("manifest.json", "ledger.json", "tensors/.metadata")  # must be listed in files.json if they exist
 
 
 def seal(directory: Path) -> None:
-    """Write files.json, and everything but the tensor files, which their writers did, to the disk."""
+    """Write files.json and sync all files; tensor files were synced by their writers."""
     listed: dict[str, dict[str, int]] = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         listed[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size} | _checksum(path)
@@ -29,24 +28,24 @@ def seal(directory: Path) -> None:
 
 
 def find_damage(directory: Path) -> str | None:
-    """What is not as it was written: a sentence that names the file; None where nothing is.
+    """The first missing or changed file, as a sentence; None if the checkpoint is intact.
 
     Raises:
-        OSError: A file is there and cannot be read.
+        OSError: A file exists but cannot be read.
     """
     try:
         listed: dict[str, dict[str, int]] = json.loads((directory / FILES).read_text())
         unknown = [name for name in _READ if name not in listed and (directory / name).exists()]
         if unknown:
-            return f"{FILES} does not know {unknown[0]}"
-        for name, told in listed.items():
+            return f"{FILES} does not list {unknown[0]}"
+        for name, expected in listed.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
-                return f"{FILES} names {name}, which is outside of the checkpoint"
+                return f"{FILES} lists {name}, which is outside the checkpoint"
             size = (directory / name).stat().st_size
-            if size != told["bytes"]:
-                return f"{name} has {size} bytes, but {told['bytes']} were written"
-            if "crc32" in told and _checksum(directory / name) != {"crc32": told["crc32"]}:
-                return f"{name} has another content than what was written"
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes, but {expected['bytes']} were written"
+            if "crc32" in expected and _checksum(directory / name) != {"crc32": expected["crc32"]}:
+                return f"{name} has a wrong checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(directory)} is missing"
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
@@ -55,12 +54,12 @@ def find_damage(directory: Path) -> str | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """One document of a checkpoint."""
+    """Write a JSON file of a checkpoint."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or the names in a directory are on the disk."""
+    """fsync a file or directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

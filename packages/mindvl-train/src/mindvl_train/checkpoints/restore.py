@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint into a run, or its weights alone: any layout, looked at for damage first.
+"""Load a checkpoint, or only its weights, into any parallel layout, after a check for damage.
 
 Comes after the model is built and before the first step; directory.py finds what is read here.
 """
@@ -26,22 +26,22 @@ from mindvl_train.state import TrainState
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-_NOT_LAYOUT = ("overlap",)  # of the section `parallel`: when things are sent, not what is computed where
+_WITHOUT_EFFECT = ("overlap",)  # fields of `parallel` that do not affect results
 
 
 def resume_first(
     found: Sequence[Path], state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
 ) -> Path:
-    """Resume from the first of these that is not damaged; each one passed over is a warning that names it.
+    """Resume from the first intact checkpoint; damaged ones are logged as warnings.
 
     Raises:
-        CheckpointError: All are damaged, or the first whole one is of another model or phase.
+        CheckpointError: All are damaged, or the first intact one is of another model or phase.
     """
     for checkpoint, older in itertools.pairwise(found):
         try:
             resume(checkpoint, state, described, accept_data_change=accept_data_change)
         except DamagedCheckpointError as error:
-            logger.warning("DAMAGED: %s. Going back to %s.", error.damage, older.name)
+            logger.warning("DAMAGED: %s. Trying %s.", error.damage, older.name)
         else:
             return checkpoint
     resume(found[-1], state, described, accept_data_change=accept_data_change)
@@ -51,30 +51,32 @@ def resume_first(
 def resume(
     checkpoint: Path, state: TrainState, described: dict[str, Any], *, accept_data_change: str | None = None
 ) -> None:
-    """Restore everything, so that the next step is the one that would have followed; called by every process.
+    """Restore model, optimizer, data position and counters; collective over all ranks.
 
     Args:
-        accept_data_change: Who accepts that sources changed, came or went since the checkpoint was written.
+        accept_data_change: User who accepts that sources were changed, added or removed since the checkpoint.
 
     Raises:
-        DamagedCheckpointError: The checkpoint is not as it was written.
+        DamagedCheckpointError: The checkpoint is damaged.
         CheckpointError: It is of another model or phase.
     """
-    manifest, ledger = _on_all(lambda: (_read_whole(checkpoint), read_json(checkpoint / "ledger.json")))
+    manifest, ledger = _on_all_ranks(lambda: (_verified_manifest(checkpoint), read_json(checkpoint / "ledger.json")))
     _check_origin(checkpoint, manifest, described)
     _load(checkpoint, state.models, state.optimizer)
     set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
-    _take_up_data(state, ledger, accept_data_change, _audit_log_of(checkpoint, manifest))
+    _restore_data(state, ledger, accept_data_change, _audit_log_of(checkpoint, manifest))
     state.restore(manifest)
-    differing = sorted(_changed(_circumstances(manifest), _circumstances(manifest_of(state, described, 0))))
+    differing = sorted(_changed(_environment_of(manifest), _environment_of(manifest_of(state, described, 0))))
     if differing:
-        logger.info("the same data follows; numbers agree to rounding only (%s)", ", ".join(differing))
+        logger.info(
+            "the run continues with the same data order; results are equal up to rounding (%s)", ", ".join(differing)
+        )
     else:
-        logger.info("the layout is that of %s: what follows is what would have followed, bit for bit", checkpoint.name)
+        logger.info("same parallel layout as %s: the run continues bitwise identically", checkpoint.name)
 
 
 def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[str, Any]) -> None:
-    # through our dataclasses, so that a field newer than the checkpoint counts with its default
+    # Through the dataclasses, so that fields added since the checkpoint have their defaults.
     saved = plain_json(config_from_json(manifest["model"]))
     if saved != described["model"]:
         differing = sorted(
@@ -84,33 +86,33 @@ def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[st
             if saved[part].get(name) != described["model"][part].get(name)
         )
         raise CheckpointError(
-            f"{checkpoint}: saved for another model ({', '.join(differing)} differ). "
-            "Resume with the recipe it was made with, or name another `out`."
+            f"{checkpoint}: was saved for another model ({', '.join(differing)} differ). "
+            "Resume with the recipe of that run, or set another `out`."
         )
     for name in ("phase", "trainable", "precision"):
         before, now = manifest["run"].get(name), described["run"].get(name)
         if before != now:
             raise CheckpointError(
-                f"{checkpoint}: saved by a run with {name}={before}, but this one has {now}. "
-                "Name another `out`, and start from these weights by init.checkpoint."
+                f"{checkpoint}: was saved by a run with {name}={before}, but this run has {name}={now}. "
+                "Set another `out`, and load these weights with init.checkpoint."
             )
     changed = sorted(_changed(manifest["run"], described["run"]))
     if changed:
-        logger.warning("going on with other settings than %s was saved with: %s", checkpoint.name, ", ".join(changed))
+        logger.warning("settings changed since %s: %s", checkpoint.name, ", ".join(changed))
 
 
 def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
-    """Take only the weights of a checkpoint, as the hand-over between phases does; called by every process.
+    """Load only the weights of a checkpoint, as at the start of a later phase; collective over all ranks.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    _on_all(lambda: _read_whole(checkpoint))
+    _on_all_ranks(lambda: _verified_manifest(checkpoint))
     _load(checkpoint, [model], None)
 
 
 class WeightReader:
-    """Single parameters of a checkpoint of any layout, for those who do not want all at once.
+    """Reads single parameters of a checkpoint, saved in any parallel layout.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
@@ -118,23 +120,23 @@ class WeightReader:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        with _reading(checkpoint, "its list of tensors"):
+        with _reading(checkpoint, "the index of its tensors"):
             self._tensors = TensorReader(checkpoint / "tensors")
 
     def read(self, param_name: str, place: StoredParameter) -> Tensor:
-        """A whole parameter."""
+        """Read a whole parameter."""
         with _reading(self._checkpoint, param_name):
             return self._tensors.read(place)
 
 
 @contextmanager
 def _reading(checkpoint: Path, what: str) -> Iterator[None]:
-    """Say of an error what it means for the checkpoint: another model, damage, or a disk that does not answer."""
+    """Convert errors of a read: another model, a damaged checkpoint, or an I/O error."""
     try:
         yield
     except ForeignTensorsError as error:
         raise CheckpointError(
-            f"{checkpoint}: is of another model ({error}). Name a checkpoint of this model, or the model it is of."
+            f"{checkpoint}: is of another model ({error}). Use a checkpoint of this model, or change the model section."
         ) from error
     except torch.OutOfMemoryError:
         raise
@@ -142,22 +144,22 @@ def _reading(checkpoint: Path, what: str) -> Iterator[None]:
         raise DamagedCheckpointError(
             f"{checkpoint}: {what} cannot be read ({type(error).__name__}: {str(error)[:300]})"
         ) from error
-    except OSError as error:  # nothing is known to be wrong with the checkpoint, so no older one takes its place
+    except OSError as error:  # I/O errors are not treated as corruption: no older checkpoint is used instead
         raise CheckpointError(
-            f"{checkpoint}: {what} cannot be read now ({error}). Start again; if it stays so, name an older checkpoint "
-            "with --resume PATH."
+            f"{checkpoint}: I/O error while reading {what} ({error}). Start again; if the error persists, use an older "
+            "checkpoint with --resume PATH."
         ) from error
 
 
-def _circumstances(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for equal bits."""
+def _environment_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Values that must be equal for bitwise identical results."""
     parallel = manifest["run"].get("parallel", {})
-    layout = {name: value for name, value in parallel.items() if name not in _NOT_LAYOUT}
+    layout = {name: value for name, value in parallel.items() if name not in _WITHOUT_EFFECT}
     return {**layout, **{name: manifest.get(name) for name in ("world_size", "device", "versions")}}
 
 
-def _on_all(action: Callable[[], Result]) -> Result:
-    """The same on every process; what one of them meets is an error on all, so that all go on or back together."""
+def _on_all_ranks(action: Callable[[], Result]) -> Result:
+    """Run an action on every rank; an error on one rank is raised on all."""
     damage = other = None
     try:
         result = action()
@@ -173,8 +175,8 @@ def _on_all(action: Callable[[], Result]) -> Result:
     return result
 
 
-def _read_whole(checkpoint: Path) -> dict[str, Any]:
-    """The manifest; of a thousand processes one compares the files, of which there may be a thousand."""
+def _verified_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest; only rank 0 compares the files."""
     return read_manifest(checkpoint, verify=dist.get_rank() == 0)
 
 
@@ -185,31 +187,31 @@ def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | 
         with _reading(checkpoint, "its tensors"):
             TensorReader(checkpoint / "tensors").fill(pieces)
 
-    _on_all(read)
+    _on_all_ranks(read)
 
 
 def _audit_log_of(checkpoint: Path, manifest: dict[str, Any]) -> Path:
-    """Where the run that saved a checkpoint logged its steps."""
+    """The audit log of the run that saved a checkpoint."""
     named = manifest["run"].get("data", {}).get("audit_log")
     return checkpoint.parent.parent / "audit.jsonl" if named is None else Path(named)
 
 
-def _take_up_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None, parent_log: Path) -> None:
-    """The position in the data; when one process cannot go on there, none does."""
+def _restore_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None, parent_log: Path) -> None:
+    """Restore the position in the data; if one rank fails, all raise."""
     error: Exception | None = None
     try:
         state.source.load_state_dict(ledger, accept_change=accept_change, parent_log=parent_log)
-    except Exception as problem:  # of whatever package the data is
+    except Exception as problem:  # any error of the data package
         error = problem
-    said = first_message(None if error is None else str(error))
+    message = first_message(None if error is None else str(error))
     if error is not None:
         raise error
-    if said is not None:
-        raise CheckpointError(said)
+    if message is not None:
+        raise CheckpointError(message)
 
 
 def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Dotted names of the values that differ, with both."""
+    """Dotted names of differing values, with both values."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in before.keys() | now.keys():
             yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints saved whole or not at all, in the foreground or beside training.
+"""Atomic checkpoints, saved synchronously or asynchronously.
 
-Comes after a step; directory.py finds and restore.py loads what is saved here. Every process writes its own boxes of the
-tensors and a list of them; when all lists are there, the first process joins them and gives the directory its name. In
-the background a thread does so from a copy in host memory. It uses no collective, which could meet one of training;
-whether it failed is agreed upon when the next checkpoint begins, or at the end.
+Comes after a step; directory.py finds and restore.py loads checkpoints. Every rank writes its own tensor chunks and a list
+of them; when all lists exist, rank 0 joins them and renames the directory. An asynchronous save does this in a thread,
+from a copy in host memory. The thread uses no collective, which could interleave with those of training; its errors are
+exchanged at the next save, or at the end of the run.
 """
 
 import logging
@@ -33,24 +33,24 @@ from mindvl_train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
-# How long training waits for files that are being written before it gives up, and a run that ends with an error for
-# those of other processes, which may be gone.
-PATIENCE_S = 1500.0
-_LAST_PATIENCE_S = 60.0
+# How long training waits for an asynchronous save, and how long a failing run waits for files of other processes,
+# which may have ended.
+TIMEOUT_S = 1500.0
+_LAST_TIMEOUT_S = 60.0
 Result = TypeVar("Result")
 
 
 class Saver:
-    """Saves a run's checkpoints under one directory. Every process has one and calls it at the same points.
+    """Saves the checkpoints of a run. Every rank has one; `save` and `finish` are collective over all ranks.
 
-    At the end of its with block the last checkpoint is complete.
+    The last checkpoint is complete at the end of the with block.
 
     Args:
-        described: What manifests say of the run: configuration and parents, plain JSON values.
+        described: Configuration and parents of the run for manifests, as plain JSON values.
     """
 
     def __init__(self, directory: Path, config: CheckpointConfig, described: dict[str, Any]) -> None:
-        self.stall_s = 0.0  # how long the last save kept training waiting
+        self.stall_s = 0.0  # how long training waited for the last save
         self._directory, self._config, self._described = directory, config, described
         self._copies: list[Tensor] = []
         self._writing: _Writing | None = None
@@ -66,16 +66,16 @@ class Saver:
             self._close()
 
     def save(self, state: TrainState) -> Path:
-        """Save the state; drop older checkpoints than are to be kept, and later ones.
+        """Save the state, and remove old checkpoints by the configuration, and all later ones.
 
-        Later ones exist only when the run went back to an older checkpoint: they are of the branch it left.
+        Later checkpoints exist only if the run was resumed from an older one; they belong to the abandoned branch.
 
         Returns:
-            The checkpoint's name. In the background it is there only after the next `finish` or `save`.
+            Path of the checkpoint. An asynchronous save is complete only after the next `finish` or `save`.
 
         Raises:
-            CheckpointError: This checkpoint, or the one before in the background, could not be written by some process.
-                Nothing of it is left, and older ones are as they were.
+            CheckpointError: A rank could not write this checkpoint, or that of the previous asynchronous save. Its files
+                are removed; older checkpoints are unchanged.
         """
         began = time.monotonic()
         self.finish()
@@ -94,17 +94,17 @@ class Saver:
             self._writing = None
         self.stall_s = time.monotonic() - began
         if writing.is_first:
-            done = "is being written" if self._config.async_save else "is saved"
-            logger.info("%s %s; training waited %.2f s", writing.name, done, self.stall_s)
+            done = "saving asynchronously" if self._config.async_save else "saved"
+            logger.info("%s: %s; training waited %.2f s", writing.name, done, self.stall_s)
         return writing.final
 
     @property
     def failed(self) -> bool:
-        """Whether a checkpoint in the background failed on this process; the next `finish` says so on all."""
+        """Whether an asynchronous save failed on this rank; the next `finish` raises on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
     def finish(self) -> None:
-        """Wait for the checkpoint in the background, if there is one.
+        """Wait for the asynchronous save, if there is one.
 
         Raises:
             CheckpointError: As save.
@@ -112,48 +112,52 @@ class Saver:
         writing, thread = self._writing, self._thread
         if writing is None or thread is None:
             return
-        # First the writers, so that the first process does not wait for the list of one that failed.
-        writing.is_written.wait(PATIENCE_S)
-        late = None if writing.is_written.is_set() else f"its files are not written after {PATIENCE_S:.0f} s"
+        # The writers first, so that rank 0 does not wait for the list of a rank that failed.
+        writing.is_written.wait(TIMEOUT_S)
+        late = None if writing.is_written.is_set() else f"writing its files took more than {TIMEOUT_S:.0f} s"
         try:
-            self._agree(lambda: writing.say_error(late))
-            thread.join(PATIENCE_S)
-            self._agree(lambda: writing.say_error(f"no end after {PATIENCE_S:.0f} s" if thread.is_alive() else None))
+            self._agree(lambda: writing.raise_error(late))
+            thread.join(TIMEOUT_S)
+            self._agree(
+                lambda: writing.raise_error(
+                    f"publishing it took more than {TIMEOUT_S:.0f} s" if thread.is_alive() else None
+                )
+            )
         finally:
             self._writing = self._thread = None
 
     def _close(self) -> None:
-        """When the run ends with an error: let the checkpoint in the background end, alone and not for long."""
+        """At the end of a failed run: wait a limited time for the asynchronous save, without collectives."""
         if self._thread is not None and self._writing is not None:
-            self._writing.give_up_at = time.monotonic() + _LAST_PATIENCE_S
-            self._thread.join(_LAST_PATIENCE_S + 1)
+            self._writing.give_up_at = time.monotonic() + _LAST_TIMEOUT_S
+            self._thread.join(_LAST_TIMEOUT_S + 1)
 
     def _agree(self, action: Callable[[], Result]) -> Result:
-        """Do something on every process, and raise on all when it failed on one, whatever it was."""
+        """Run an action on every rank; an error on one rank is raised on all."""
         assert self._writing is not None
         error: str | None = None
         try:
             result = action()
-        except Exception as problem:  # the others would wait for this process for ever
-            error = _words(problem)
-        said = first_message(error)
-        if said is None:
+        except Exception as problem:  # the other ranks would wait for this rank forever
+            error = _describe(problem)
+        message = first_message(error)
+        if message is None:
             return result
         writing, self._writing = self._writing, None
         writing.give_up_at = 0.0
         if self._thread is not None:
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
             self._thread = None
         if writing.is_first:
             shutil.rmtree(writing.unfinished, ignore_errors=True)
         kept = complete_checkpoints(self._directory)
         raise CheckpointError(
-            f"{writing.final}: could not be saved ({said}). Look at the disk's free space; "
-            + (f"the run can go on from {kept[-1].name}." if kept else "there is no older checkpoint.")
+            f"{writing.final}: could not be saved ({message}). Check the free disk space; "
+            + (f"the run can resume from {kept[-1].name}." if kept else "there is no older checkpoint.")
         )
 
     def _contents(self, state: TrainState) -> tuple[list[Piece], dict[str, dict[str, Any]]]:
-        """This process's part of the tensors, and what is written once."""
+        """The tensor chunks of this rank, and the JSON files that are written once."""
         pieces = owned_pieces(state.models, state.optimizer)
         documents = {
             "ledger.json": state.source.state_dict(),
@@ -162,7 +166,7 @@ class Saver:
         return self._copied(pieces) if self._config.async_save else pieces, documents
 
     def _copied(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces in host memory of our own, which is kept for the next time."""
+        """Copies of the pieces in host memory that is reused by the next save."""
         if [copy.shape for copy in self._copies] != [piece.content.shape for piece in pieces]:
             self._copies = [
                 torch.empty(
@@ -189,9 +193,9 @@ class _Writing:
     name: str
     rank: int = field(default_factory=dist.get_rank)
     world_size: int = field(default_factory=dist.get_world_size)
-    is_written: threading.Event = field(default_factory=threading.Event)  # or failed, by this process
+    is_written: threading.Event = field(default_factory=threading.Event)  # or failed, on this rank
     error: str | None = None
-    give_up_at: float | None = None  # on the monotonic clock: no longer wait for other processes
+    give_up_at: float | None = None  # monotonic time after which to stop waiting for other ranks
 
     @property
     def is_first(self) -> bool:
@@ -210,7 +214,7 @@ class _Writing:
         return self.unfinished / "written"
 
     def prepare(self) -> None:
-        """Make the directory; what an attempt before left is not mistaken for ours."""
+        """Create the directory, and remove unfinished directories of earlier attempts."""
         if self.is_first:
             for left in self.directory.glob("step-*.unfinished"):
                 shutil.rmtree(left)
@@ -218,25 +222,25 @@ class _Writing:
             (self.unfinished / "tensors").mkdir()
 
     def run(self, pieces: list[Piece], documents: dict[str, dict[str, Any]]) -> None:
-        """Write and publish; the whole life of the thread."""
+        """Write and publish; the function of the thread."""
         try:
             self.write(pieces)
             self.is_written.set()
             if self.is_first:
                 self._wait_for_lists()
             self.publish(documents)
-        except Exception as error:  # whatever it is, training must hear of it
-            self.error = _words(error)
+        except Exception as error:  # reported at the next save
+            self.error = _describe(error)
         finally:
             self.is_written.set()
 
-    def say_error(self, late: str | None) -> None:
-        """Raise what went wrong in the thread."""
+    def raise_error(self, late: str | None) -> None:
+        """Raise the error of the thread."""
         if self.error or late:
             raise CheckpointError(self.error or late)
 
     def write(self, pieces: list[Piece]) -> None:
-        """The boxes of this process, and the list of them."""
+        """Write the chunks of this rank and the list of them."""
         with ChunkWriter(self.unfinished / "tensors", self.rank) as writer:
             for piece in pieces:
                 writer.add(piece)
@@ -245,11 +249,11 @@ class _Writing:
     def _wait_for_lists(self) -> None:
         while len(list(self.lists.glob("*.json"))) < self.world_size:
             if self.give_up_at is not None and time.monotonic() > self.give_up_at:
-                raise CheckpointError("another process did not write its part")
+                raise CheckpointError("another rank did not write its part")
             time.sleep(0.05)
 
     def publish(self, documents: dict[str, dict[str, Any]]) -> None:
-        """When all lists are there: join them, name the directory, drop what is no longer kept."""
+        """Join the lists of all ranks, rename the directory, remove checkpoints that are no longer kept."""
         if not self.is_first:
             return
         lists = [read_list(self.lists / f"{rank:05d}.json") for rank in range(self.world_size)]
@@ -259,31 +263,31 @@ class _Writing:
             write_json(self.unfinished / name, document)
         seal(self.unfinished)
         if self.final.exists():
-            _drop(self.final)
+            _remove(self.final)
         os.replace(self.unfinished, self.final)
         sync(self.directory)
         try:
-            for left in self._to_drop():
-                _drop(left)
-        except OSError as error:  # this checkpoint is safe, and the next one tries again
-            logger.warning("%s is saved, but an older checkpoint could not be removed (%s)", self.final, error)
+            for old in self._to_remove():
+                _remove(old)
+        except OSError as error:  # this checkpoint is complete; the next save tries again
+            logger.warning("%s: saved, but an older checkpoint could not be removed (%s)", self.final, error)
 
-    def _to_drop(self) -> list[Path]:
+    def _to_remove(self) -> list[Path]:
         found = complete_checkpoints(self.directory)
-        place = found.index(self.final) + 1
+        end = found.index(self.final) + 1
         every = self.config.keep_every_steps
-        older = found[: max(0, place - self.config.keep_last)]
-        return [path for path in older if every is None or int(path.name[5:]) % every] + found[place:]
+        older = found[: max(0, end - self.config.keep_last)]
+        return [path for path in older if every is None or int(path.name[5:]) % every] + found[end:]
 
 
-def _words(error: Exception) -> str:
-    """What went wrong; the type too, unless the words come from the system, from torch (of a full disk) or from us."""
-    speaks_for_itself = isinstance(error, OSError | RuntimeError | CheckpointError) and str(error)
-    return str(error)[:300] if speaks_for_itself else f"{type(error).__name__}: {str(error)[:300]}"
+def _describe(error: Exception) -> str:
+    """The message of an error, with its type unless it is an error of the system, of torch (full disk) or of ours."""
+    is_clear = isinstance(error, OSError | RuntimeError | CheckpointError) and str(error)
+    return str(error)[:300] if is_clear else f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _drop(checkpoint: Path) -> None:
-    """Take its name away before its files, so that a kill in between leaves nothing that looks complete."""
+def _remove(checkpoint: Path) -> None:
+    """Rename a checkpoint before its files are removed, so that a kill in between leaves no incomplete checkpoint."""
     dropped = checkpoint.with_name(f"{checkpoint.name}.dropped.unfinished")
     os.replace(checkpoint, dropped)
     shutil.rmtree(dropped)
