@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from mindvl_model import set_up_device
-from mindvl_train.metrics.collectives import notice_collectives
+from mindvl_train.metrics.collectives import watch_collectives
 from mindvl_train.parallel_state import process_groups
 
 
@@ -16,7 +16,7 @@ def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_a
     told: list[str] = []
     values = torch.ones(3)
     with process_groups(set_up_device(), seed=0):
-        restore = notice_collectives(told.append, lambda: told.append("end"))
+        restore = watch_collectives(told.append, lambda: told.append("end"))
         dist.all_reduce(values)
         assert told == ["communication", "end"] * 2  # the call and the wait
         told.clear()
@@ -40,7 +40,7 @@ def test_torch_is_left_as_it_was() -> None:
 
     before = methods()
     with process_groups(set_up_device(), seed=0):
-        restore = notice_collectives(lambda kind: None, lambda: None)
+        restore = watch_collectives(lambda kind: None, lambda: None)
         assert all(one is not other for one, other in zip(methods(), before, strict=True))
         restore()
         assert methods() == before

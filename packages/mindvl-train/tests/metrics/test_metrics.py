@@ -21,7 +21,7 @@ from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.megatron.groups import destroy_groups
 from mindvl_train.metrics.metrics import Metrics
-from mindvl_train.metrics.pack_tally import RunFacts
+from mindvl_train.metrics.pack_counts import RunFacts
 from mindvl_train.parallel_state import process_groups
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport

@@ -116,7 +116,7 @@ def test_the_log_also_tells_what_is_only_sometimes_there(caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, logger="mindvl_train.metrics.sinks"):
         Log().write(REPORT | {"mfu": 0.4, "mtp_loss": {"1": 2.5}, "routers": routers, "step_split": split})
     assert caplog.messages[0].endswith(
-        "10 tokens/s, MFU 40.0 %, next tokens 2.500, busiest expert 2.25 times the mean, in layer 4, "
+        "10 tokens/s, MFU 40.0 %, MTP loss 2.500, busiest expert 2.25 times the mean, in layer 4, "
         "data wait 30 % of the step"
     )
 
@@ -127,7 +127,7 @@ def test_asking_for_weights_and_biases_where_it_is_not_installed_names_the_field
 ) -> None:
     config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
     config.out.mkdir()
-    with pytest.raises(TrainError, match=r"metrics\.wandb_project=vl, but wandb is not installed"):
+    with pytest.raises(TrainError, match=r"metrics\.wandb_project: is vl, but wandb is not installed"):
         open_sinks(config, 0)
 
 

@@ -4,7 +4,8 @@
 One directory per checkpoint, `step-00000100`: `manifest.json` (format, counters, configuration, layout, versions,
 parents), `ledger.json` (position in the data), `tensors/` (weights and optimizer, torch's distributed format under
 megatron-core's names) and `files.json` (sizes and checksums of all files). A directory is
-complete when it has its final name; while being written (saving.py) its name ends in `.unfinished` and it is ignored. restore.py loads a checkpoint.
+complete when it has its final name; while being written (saving.py) its name ends in `.unfinished` and it is ignored.
+restore.py loads a checkpoint.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices every collective, and every wait for one, of a step that is measured.
+"""Detects every collective, and every wait for one, during a timed step.
 
-torch has no hook for this that works with every backend, so for the length of that step the methods of its process
-groups and of their handles are wrapped. Used by step_clock.py.
+torch has no hook for this that works with every backend, so the methods of process groups and of their handles are
+wrapped during that step. Used by step_clock.py.
 """
 
 import threading
@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup, Work
 
 Kind = Literal["pipeline", "communication"]
 
-# As far as this version of torch has them; sends and receives are what pipeline stages wait for.
+# Methods that exist in the installed torch are wrapped; sends and receives are pipeline communication.
 _POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
 _CALLS = (
     *sorted(_POINT_TO_POINT),
@@ -42,33 +42,33 @@ _CALLS = (
 )
 
 
-def notice_collectives(enter: Callable[[Kind], None], leave: Callable[[], None]) -> Callable[[], None]:
-    """Tell of the collectives of the calling thread and of its backward passes.
+def watch_collectives(enter: Callable[[Kind], None], leave: Callable[[], None]) -> Callable[[], None]:
+    """Watch the collectives of the calling thread and of its backward passes.
 
     Args:
-        enter: Called before a collective is begun, and before it is waited for.
+        enter: Called before a collective is started, and before a wait for it.
         leave: Called after either.
 
     Returns:
-        What ends it and leaves torch as it was.
+        A function that restores the methods of torch.
     """
     owner = threading.current_thread()
-    last = ""  # name of the call before this one
-    kinds: dict[int, Kind] = {}  # of handles, by id; an id that is used again is written again
+    last = ""  # name of the previous call
+    kinds: dict[int, Kind] = {}  # kind by id of the handle; overwritten when an id is reused
 
-    def is_ours() -> bool:
-        # Backward of an accelerator runs in threads that Python did not start; a save in the background is no step.
+    def is_watched_thread() -> bool:
+        # Backward passes run in threads that Python did not start; the thread of an asynchronous save is not watched.
         thread = threading.current_thread()
         return thread is owner or isinstance(thread, threading._DummyThread)
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal last
-            if not is_ours():
+            if not is_watched_thread():
                 return original(group, *args, **kwargs)
-            # A batch of sends and receives has one handle, which the end of the batch gives.
-            of_stages = name in _POINT_TO_POINT or (name == "_end_coalescing" and last in _POINT_TO_POINT)
-            kind: Kind = "pipeline" if of_stages else "communication"
+            # A batch of sends and receives has one handle, returned at the end of the batch.
+            is_pipeline = name in _POINT_TO_POINT or (name == "_end_coalescing" and last in _POINT_TO_POINT)
+            kind: Kind = "pipeline" if is_pipeline else "communication"
             last = name
             enter(kind)
             try:
@@ -82,7 +82,7 @@ def notice_collectives(enter: Callable[[Kind], None], leave: Callable[[], None])
 
     def watched_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_ours():
+            if not is_watched_thread():
                 return original(handle, *args, **kwargs)
             enter(kinds.get(id(handle), "communication"))
             try:
@@ -92,7 +92,7 @@ def notice_collectives(enter: Callable[[Kind], None], leave: Callable[[], None])
 
         return wait
 
-    # From vars, because what getattr gives is bound to nothing and would not bind again when it is put back.
+    # From vars, because an attribute from getattr would not be bound to instances after it is restored.
     before: list[tuple[Any, str, Any]] = [(Work, "wait", vars(Work)["wait"])]
     before += [(ProcessGroup, name, vars(ProcessGroup)[name]) for name in _CALLS if name in vars(ProcessGroup)]
     for kind, name, _ in before:

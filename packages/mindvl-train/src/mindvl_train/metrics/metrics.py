@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a run: gathered every step without further waits for the device, reduced over ranks once per report.
+"""Metrics of a run: accumulated every step without device synchronization, reduced over ranks once per report.
 
-Comes after the step; sinks.py writes what this makes. docs/reference/metrics.md defines every number.
+Comes after the step; sinks.py writes the reports. docs/reference/metrics.md defines every metric.
 """
 
 import logging
@@ -23,7 +23,7 @@ from mindvl_model.counts import num_mtp_layers
 from mindvl_model.parameters import PARTS
 from mindvl_train.megatron.checkpoint import unwrap
 from mindvl_train.megatron.part_norms import squared_norms
-from mindvl_train.metrics.pack_tally import MODALITIES, PackCounts, PackTally, RunFacts
+from mindvl_train.metrics.pack_counts import MODALITIES, PackCounter, PackCounts, RunFacts
 from mindvl_train.metrics.step_clock import PHASES, StepClock
 from mindvl_train.metrics.step_split import RankTime, split_step
 from mindvl_train.parallel_state import ParallelState
@@ -36,10 +36,10 @@ _ROUTER_FIGURES = ("load", "entropy", "bias_low", "bias_high", "aux_loss")
 
 
 class Sink(Protocol):
-    """Takes one report; exists on the first rank only."""
+    """Writes reports; exists on rank 0 only."""
 
     def write(self, report: dict[str, Any]) -> None:
-        """Write one report: numbers by name, and dictionaries of numbers."""
+        """Write one report: numbers by name, and groups of numbers as dictionaries."""
         ...
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Sink(Protocol):
 
 
 class Metrics:
-    """Sums since the last report."""
+    """Accumulates metrics since the last report."""
 
     def __init__(
         self,
@@ -61,70 +61,70 @@ class Metrics:
         self.sinks, self.every_steps, self._ranks, self._facts = sinks, every_steps, ranks, facts
         self._models: list[Any] = [unwrap(model) for model in models]
         self._clock = StepClock(ranks.device, self._models)
-        # NPUs reduce no float64; one report's sums are well inside float32.
+        # NPUs do not reduce float64; the sums of one report fit into float32.
         self._dtype = torch.float32 if ranks.device.type == "npu" else torch.float64
         for model in self._models:
-            model.take_segment_losses()  # of whoever ran the model before
+            model.take_segment_losses()  # losses of earlier runs of the model
         self._steps = 0
         self._counts = [0, 0]  # loss tokens, tokens
-        self._tally = PackTally(facts)
-        self._start_anew()
+        self._counter = PackCounter(facts)
+        self._reset()
 
     def begin(self, part: str, step: int) -> None:
-        """A part of a step begins; the step that comes before a report is measured."""
+        """Called at the start of each part of a step; the step before a report is timed."""
         if part == "data" and step % self.every_steps == 0:
             self._clock.start()
         self._clock.begin(part)
 
     def add(self, state: TrainState, step: StepReport, *, report_now: bool) -> float | None:
-        """Count one step and report when it is due; returns the mean loss since the last report when it was."""
+        """Add one step, and report if it is due; returns the mean loss since the last report, or None without a report."""
         self._clock.stop()
         self._loss_sum += step.loss_sum
         counted = (step.num_loss_tokens, step.num_tokens)
         self._counts = [before + now for before, now in zip(self._counts, counted, strict=True)]
         self._steps += 1
-        self._tally.add_step(step.packs)
+        self._counter.add_step(step.packs)
         self._take_losses(step)
         if state.step % self.every_steps == 0 or report_now:
             return self._report(state, step)
         return None
 
     def add_save(self, seconds: float) -> None:
-        """A checkpoint kept training waiting; that is told apart from steps."""
+        """Add the time that training waited for a save; it is excluded from the time of steps."""
         self._saving_s += seconds
 
     def close(self) -> None:
         """Close every sink."""
         self._clock.stop()
         for sink in self.sinks:
-            self._told(sink.close)
+            self._call_sink(sink.close)
 
-    def _told(self, tell: Callable[..., None], *report: dict[str, Any]) -> None:
-        """Numbers that a full disk does not take must not end the run."""
+    def _call_sink(self, method: Callable[..., None], *report: dict[str, Any]) -> None:
+        """Call a method of a sink; an I/O error does not end the run."""
         try:
-            tell(*report)
+            method(*report)
         except OSError as error:
-            logger.warning("a report could not be written (%s); the run goes on", error)
+            logger.warning("metrics: a report could not be written (%s); training continues", error)
 
     def _take_losses(self, step: StepReport) -> None:
-        """What the models kept of a step; those of a step that was left out are dropped, as they may be no numbers."""
+        """Take the losses of a step from the models; those of a skipped step are dropped, because they may not be finite."""
         by_pack = [losses for model in self._models for losses in model.take_segment_losses()]
-        of_mtp = [tally for model in self._models if (tally := model.take_mtp_loss()) is not None]
+        of_mtp = [loss for model in self._models if (loss := model.take_mtp_loss()) is not None]
         if not step.was_applied:
             return
-        for tally in of_mtp:
-            self._mtp += tally
+        for mtp_loss in of_mtp:
+            self._mtp += mtp_loss
         for pack, losses in zip(step.packs, by_pack, strict=True) if by_pack else ():
-            self._classes += self._tally.classes(pack)
+            self._classes += self._counter.classes(pack)
             self._segment_losses.append(losses[:, : len(pack.samples)])
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._ranks.device)
         self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._ranks.device)
         self._counts = [0, 0]
-        self._tally = PackTally(self._facts)
-        self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, where this rank computes losses
-        self._classes: list[int] = []  # of all those samples
+        self._counter = PackCounter(self._facts)
+        self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, on ranks that compute losses
+        self._classes: list[int] = []  # class of each of these samples
         self._since, self._saving_s = time.perf_counter(), 0.0
         self._steps = 0
 
@@ -137,7 +137,7 @@ class Metrics:
         state.tokens += tokens
         if state.placeholders is not None:
             state.placeholders += counts.placeholders
-        loss = float(sums["loss"][0]) / loss_tokens if loss_tokens else math.nan  # all steps were left out
+        loss = float(sums["loss"][0]) / loss_tokens if loss_tokens else math.nan  # nan: all steps were skipped
         report: dict[str, Any] = {
             "step": state.step,
             "loss": loss,
@@ -172,38 +172,38 @@ class Metrics:
         if depths:
             report["mtp_loss"] = {str(depth): losses / labels for depth, (losses, labels) in enumerate(depths, start=1)}
         for sink in self.sinks:
-            self._told(sink.write, report)
-        self._start_anew()
+            self._call_sink(sink.write, report)
+        self._reset()
         return loss
 
     def _reduced_counts(self) -> tuple[list[int], PackCounts, list[int]]:
         """Over all ranks: loss tokens and tokens; counts of packs; tokens by source."""
-        # The step counts its packs on one of the ranks that train them; so does this.
-        speaks = int(self._ranks.is_first_in_group)
-        of_packs = [*asdict(self._tally.counts).values(), *self._tally.tokens_by_source]
-        values = torch.tensor([*self._counts, *(speaks * value for value in of_packs)], device=self._ranks.device)
+        # Each pack is counted by exactly one rank: the first of its model-parallel group.
+        counts_packs = int(self._ranks.is_first_in_group)
+        of_packs = [*asdict(self._counter.counts).values(), *self._counter.tokens_by_source]
+        values = torch.tensor([*self._counts, *(counts_packs * value for value in of_packs)], device=self._ranks.device)
         dist.all_reduce(values)
         reduced = values.tolist()
         end = len(self._counts) + len(fields(PackCounts))
         return reduced[: len(self._counts)], PackCounts(*reduced[len(self._counts) : end]), reduced[end:]
 
     def _reduced_sums(self, state: TrainState, step: StepReport) -> dict[str, Tensor]:
-        """Everything that is added up over ranks as a fraction, in one collective; on the host."""
+        """Floating-point sums over ranks, reduced in one collective; on the host."""
         ranks, config = self._ranks, self._facts.model.language
-        is_counted = ranks.tp_rank == 0  # tensor-parallel peers have the same losses
+        is_counted = ranks.tp_rank == 0  # all tensor-parallel ranks have the same losses
         pieces = {
             "loss": self._loss_sum.reshape(1),
-            "tflop": torch.tensor([ranks.is_first_in_group * sum(map(sum, self._tally.work))], dtype=torch.float64),
+            "tflop": torch.tensor([ranks.is_first_in_group * sum(map(sum, self._counter.work))], dtype=torch.float64),
             "classes": is_counted * self._sums_by_class().flatten(),
             "norms": squared_norms(state.optimizer, state.models) if self._models else torch.zeros(len(PARTS)),
             "mtp": is_counted * self._mtp.flatten(),
             "routers": self._router_figures(config.num_layers + num_mtp_layers(config)).flatten(),
         }
-        together = torch.cat([piece.to(ranks.device, self._dtype) for piece in pieces.values()])
-        dist.all_reduce(together)
-        together = together.cpu()
+        combined = torch.cat([piece.to(ranks.device, self._dtype) for piece in pieces.values()])
+        dist.all_reduce(combined)
+        combined = combined.cpu()
         ends = accumulate((len(piece) for piece in pieces.values()), initial=0)
-        return {name: together[start:end] for name, (start, end) in zip(pieces, pairwise(ends), strict=True)}
+        return {name: combined[start:end] for name, (start, end) in zip(pieces, pairwise(ends), strict=True)}
 
     def _sums_by_class(self) -> Tensor:
         """Sum of losses and loss tokens [classes, 2] of this rank."""
@@ -214,26 +214,26 @@ class Metrics:
         return sums
 
     def _router_figures(self, num_layers: int) -> Tensor:
-        """[layers, figures] of the last step; of all ranks that know a layer one tells it."""
+        """[layers, figures] of the last step; each layer is reported by one rank."""
         ranks = self._ranks
         figures = torch.zeros(num_layers, len(_ROUTER_FIGURES), device=ranks.device)
         if ranks.dp_rank == ranks.tp_rank == ranks.cp_rank == 0:
             for one in (statistics for model in self._models for statistics in model.router_statistics()):
-                nothing = one.entropy.new_zeros(1)
-                bias = nothing if one.bias is None else one.bias
-                aux_loss = nothing[0] if one.aux_loss is None else one.aux_loss
+                zero = one.entropy.new_zeros(1)
+                bias = zero if one.bias is None else one.bias
+                aux_loss = zero[0] if one.aux_loss is None else one.aux_loss
                 figures[one.layer] = torch.stack((one.max_violation + 1, one.entropy, bias.min(), bias.max(), aux_loss))
         return figures
 
     def _gathered(self) -> Tensor:
-        """What ranks are compared by [ranks, values]: ranks, memory, phases of the measured step, work of each step."""
+        """Values of all ranks [ranks, values]: coordinates, memory, phases of the timed step, work of each step."""
         seconds = self._clock.take() or dict.fromkeys(PHASES, math.nan)
-        work = [value for pair in self._tally.work for value in pair]
-        mine = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
-        own = torch.tensor(mine, dtype=self._dtype, device=self._ranks.device)
-        everyone = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
-        dist.all_gather(everyone, own)
-        return torch.stack(everyone).cpu()
+        work = [value for pair in self._counter.work for value in pair]
+        values = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
+        own = torch.tensor(values, dtype=self._dtype, device=self._ranks.device)
+        gathered = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
+        dist.all_gather(gathered, own)
+        return torch.stack(gathered).cpu()
 
     def _of_ranks(self, ranks: Tensor) -> dict[str, Any]:
         phases_end = 4 + len(PHASES)
@@ -251,15 +251,15 @@ class Metrics:
         phases = ranks[:, 4:phases_end]
         if not bool(phases.isnan().any()):
             times = [
-                RankTime(int(pack[0]), int(pack[1]), dict(zip(PHASES, values, strict=True)))
-                for pack, values in zip(ranks.tolist(), phases.tolist(), strict=True)
+                RankTime(int(rank[0]), int(rank[1]), dict(zip(PHASES, values, strict=True)))
+                for rank, values in zip(ranks.tolist(), phases.tolist(), strict=True)
             ]
             result["step_split"] = vars(split_step(times))
         return result
 
 
 def _losses(classes: Tensor, sources: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Mean losses from sums [sources, modalities, 2] of losses and loss tokens; what has no tokens is left out."""
+    """Mean losses from sums [sources, modalities, 2] of losses and loss tokens, without empty classes."""
     by_source, by_modality = classes.sum(dim=1).tolist(), classes.sum(dim=0).tolist()
     return {
         "loss_by_source": {name: loss / count for name, (loss, count) in zip(sources, by_source, strict=True) if count},
@@ -270,7 +270,7 @@ def _losses(classes: Tensor, sources: tuple[str, ...]) -> dict[str, dict[str, fl
 
 
 def _norms(squares: Tensor, grad_norm: float) -> dict[str, dict[str, float]]:
-    """Norms by part before clipping, which changes all gradients by one factor."""
+    """Gradient norms of the model parts before clipping; clipping scales all gradients by the same factor."""
     total = float(squares.sum())
     if not math.isfinite(grad_norm) or not math.isfinite(total) or total == 0:
         return {}
@@ -283,15 +283,15 @@ def _norms(squares: Tensor, grad_norm: float) -> dict[str, dict[str, float]]:
 
 
 def _routers(figures: Tensor) -> dict[str, dict[str, dict[str, float]]]:
-    """Figures of each layer with experts, by name; a layer without them has no load."""
-    layers = [(str(layer), pack) for layer, pack in enumerate(figures.tolist()) if pack[0]]
+    """Router figures of each layer with experts, by name; the load of other layers is 0."""
+    layers = [(str(layer), values) for layer, values in enumerate(figures.tolist()) if values[0]]
     if not layers:
         return {}
     return {
         "routers": {
-            name: {layer: pack[index] for layer, pack in layers}
+            name: {layer: values[index] for layer, values in layers}
             for index, name in enumerate(_ROUTER_FIGURES)
-            if index < 2 or any(pack[index] for _, pack in layers)
+            if index < 2 or any(values[index] for _, values in layers)
         }
     }
 
@@ -301,10 +301,10 @@ def _speed(tflops: float, peak: float | None) -> dict[str, float]:
 
 
 def _memory_gb(device: torch.device) -> tuple[float, float]:
-    """10^9 bytes used now, and at most so far: by torch's allocator on a device, by the process on a CPU."""
+    """Memory in use and its peak, in GB (10^9 bytes): of torch's allocator on a device, of the process on a CPU."""
     if device.type == "cpu":
         used = psutil.Process().memory_info().rss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # noted now and then, so it may be behind
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # updated by the system from time to time
         return used / 1e9, max(used, peak) / 1e9
     module = torch.get_device_module(device)
     return module.memory_allocated(device) / 1e9, module.max_memory_allocated(device) / 1e9

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another team needs to compare a run with theirs, written to OUT/run.json when it starts or goes on.
+"""Run card: everything needed to compare a run with others, written to OUT/run.json at every start.
 
-Comes before the first step, after groups and sinks; `mindvl report` shows it beside the numbers of metrics.jsonl.
+Comes before the first step, after process groups and sinks; `mindvl report` shows it with the metrics.
 """
 
 import datetime
@@ -22,16 +22,16 @@ from mindvl_train.checkpoints.integrity import write_json
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import find_device, name_of
 from mindvl_train.metrics.commit import commit
-from mindvl_train.metrics.pack_tally import RunFacts
+from mindvl_train.metrics.pack_counts import RunFacts
 from mindvl_train.parallel_state import ParallelState
 
 FILE = "run.json"
 FORMAT = 1
 
 FLOPS_FORMULA = (
-    "A product of [M, K] and [K, N] counts 2 * M * K * N. Forward, and backward by what is trained: a frozen part "
-    "needs no gradient of its weights. Causal attention counts its triangle inside each sample, windowed attention its "
-    "windows. Padding, recomputed activations, norms and element-wise work count nothing."
+    "A product of [M, K] and [K, N] counts 2 * M * K * N, in forward and backward; frozen parts have no weight "
+    "gradients. Causal attention counts the triangle of each sample, windowed attention its windows. Padding, "
+    "recomputed activations, norms and element-wise operations are not counted."
 )
 
 _VERSIONS = (
@@ -41,7 +41,7 @@ _VERSIONS = (
 
 
 def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> RunFacts:
-    """What metrics must know of a run."""
+    """Constants of a run that its metrics need."""
     return RunFacts(
         model=model,
         sources=tuple(source.name for source in config.data.sources),
@@ -52,10 +52,10 @@ def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> R
 
 
 def write_card(config: RunConfig, model: MindVLConfig, ranks: ParallelState, *, start_step: int) -> None:
-    """Write OUT/run.json; the first rank alone calls it.
+    """Write OUT/run.json; called on rank 0 only.
 
     Args:
-        start_step: 0, or the step of the checkpoint that is continued.
+        start_step: 0, or the step of the resumed checkpoint.
     """
     counts = count_parameters(model)
     by_part = {"vision": counts.vision, "projector": counts.projector, "language": counts.language + counts.mtp}
@@ -113,7 +113,7 @@ def _data(data: DataConfig) -> dict[str, Any]:
 
 
 def _peak(config: RunConfig, device: torch.device) -> tuple[float | None, str]:
-    """Peak of one device in bf16 [TFLOP/s], and who says so."""
+    """bf16 peak of one device [TFLOP/s], and its source."""
     if config.metrics.peak_tflops is not None:
         return config.metrics.peak_tflops, "metrics.peak_tflops"
     name = name_of(device)
@@ -126,6 +126,6 @@ def _versions() -> dict[str, str]:
     for name in _VERSIONS:
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # torch-npu stands on machines with NPUs only
+        except importlib.metadata.PackageNotFoundError:  # torch-npu is installed only on machines with NPUs
             continue
     return found

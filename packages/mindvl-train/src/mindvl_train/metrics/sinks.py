@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where reports go: a JSONL file, TensorBoard, the log, Weights & Biases."""
+"""Sinks of metrics: a JSONL file, TensorBoard, the log, Weights & Biases."""
 
 import errno
 import hashlib
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def open_sinks(config: RunConfig, resumed_step: int) -> list[Any]:
-    """Those the recipe asks for; lines after the resumed step are dropped.
+    """Open the sinks of the recipe; lines after the resumed step are removed.
 
     Raises:
-        TrainError: metrics.wandb_project is given, but wandb is not installed.
+        TrainError: metrics.wandb_project is set, but wandb is not installed.
     """
     sinks: list[Any] = [JsonLines(config.out / "metrics.jsonl", resumed_step), Log()]
     if config.metrics.tensorboard:
@@ -35,7 +35,7 @@ def open_sinks(config: RunConfig, resumed_step: int) -> list[Any]:
 
 
 class JsonLines:
-    """One line per report in OUT/metrics.jsonl; on resume, lines after the resumed step are dropped."""
+    """One line per report in OUT/metrics.jsonl; on resume, lines after the resumed step are removed."""
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class JsonLines:
         self._file = path.open("a")
 
     def write(self, report: dict[str, Any]) -> None:
-        """Append one report; what is not finite, such as the norm of a step that was left out, is null."""
+        """Append one report; values that are not finite, such as the norm of a skipped step, are null."""
         self._file.write(json.dumps({name: _finite(value) for name, value in report.items()}) + "\n")
         self._file.flush()
 
@@ -56,11 +56,11 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars under OUT/tensorboard, one event for each report.
+    """Scalars under OUT/tensorboard, one event per report.
 
-    TensorBoard's own writer works in a thread, which a full disk ends with a traceback and without the numbers that
-    wait in its queue. A report is small and rare, so it is written here, and whole: an event that is cut off would hide
-    all that follow from TensorBoard.
+    TensorBoard's own writer uses a thread that ends with a traceback on a full disk and loses its queue. Reports are
+    small and rare, so this class writes them synchronously and atomically: an incomplete event would hide all later
+    events from TensorBoard.
     """
 
     def __init__(self, directory: Path, resumed_step: int) -> None:
@@ -71,15 +71,15 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (directory / name).open("ab", buffering=0)
         self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        # What an earlier start reported of this step and later ones is not shown.
+        # TensorBoard hides earlier events of this step and later ones.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._append(self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def write(self, report: dict[str, Any]) -> None:
-        """Add every number of the report at its step; `loss_by_source/pages` where numbers stand in groups.
+        """Add every number of the report at its step; groups as `loss_by_source/pages`.
 
         Raises:
-            OSError: It could not be written; the file is as it was before.
+            OSError: The event could not be written; the file is unchanged.
         """
         event = self._event(wall_time=time.time(), step=report["step"])
         for name, value in flat(report).items():
@@ -108,9 +108,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Every number of a report, under one id for each directory, so that a resumed run goes on in its own curves.
+    """Logs reports to Weights & Biases, with one run id per output directory, so that a resumed run extends its curves.
 
-    Weights & Biases keeps what a run reported after the step it is resumed from and takes no second value for it.
+    Weights & Biases keeps values reported after the resumed step and ignores second values for these steps.
 
     Raises:
         TrainError: wandb is not installed.
@@ -121,15 +121,15 @@ class WeightsAndBiases:
             wandb: Any = importlib.import_module("wandb")
         except ImportError:
             raise TrainError(
-                f"metrics.wandb_project={project}, but wandb is not installed here. Install it with pip install wandb, "
-                "or leave metrics.wandb_project out; OUT/metrics.jsonl and OUT/tensorboard hold the same numbers."
+                f"metrics.wandb_project: is {project}, but wandb is not installed. Run pip install wandb, or remove "
+                "metrics.wandb_project: OUT/metrics.jsonl and OUT/tensorboard have the same metrics."
             ) from None
-        place = str(out.resolve())
+        directory = str(out.resolve())
         self._run = wandb.init(
             project=project,
             name=out.name,
-            id=hashlib.sha256(place.encode()).hexdigest()[:16],
-            dir=place,
+            id=hashlib.sha256(directory.encode()).hexdigest()[:16],
+            dir=directory,
             resume="allow",
         )
 
@@ -138,7 +138,7 @@ class WeightsAndBiases:
         self._run.log(flat(report), step=report["step"])
 
     def close(self) -> None:
-        """Say that the run has ended."""
+        """Finish the run."""
         self._run.finish()
 
 
@@ -146,7 +146,7 @@ class Log:
     """One log line per report."""
 
     def write(self, report: dict[str, Any]) -> None:
-        """Log the numbers a person follows."""
+        """Log the main metrics."""
         pieces = [
             "step {step}: loss {loss:.4f}, lr {learning_rate:.2e}, grad norm {grad_norm:.2f}, "
             "{tokens_per_s:.0f} tokens/s".format(**report)
@@ -154,7 +154,7 @@ class Log:
         if "mfu" in report:
             pieces.append(f"MFU {100 * report['mfu']:.1f} %")
         if "mtp_loss" in report:
-            pieces.append("next tokens " + ", ".join(f"{loss:.3f}" for loss in report["mtp_loss"].values()))
+            pieces.append("MTP loss " + ", ".join(f"{loss:.3f}" for loss in report["mtp_loss"].values()))
         if "routers" in report:
             layer, load = max(report["routers"]["load"].items(), key=lambda item: item[1])
             pieces.append(f"busiest expert {load:.2f} times the mean, in layer {layer}")
@@ -167,7 +167,7 @@ class Log:
 
 
 def flat(report: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a report by name, those of groups as group/name; without the step."""
+    """The numbers of a report by name, in groups as group/name; without the step."""
     numbers: dict[str, float] = {}
     for name, value in report.items():
         if isinstance(value, dict):
@@ -178,7 +178,7 @@ def flat(report: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a metrics file; a last line cut off by a kill is left out."""
+    """Complete lines of a metrics file, without an incomplete last line."""
     lines = []
     for text in path.read_text().splitlines():
         try:
@@ -189,14 +189,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """None in place of what JSON does not know, nan and infinity; members of a group are left out."""
+    """Replace nan and infinity, which JSON cannot represent, by None; remove them from groups."""
     if isinstance(value, dict):
         return {name: one for name, one in value.items() if not isinstance(one, float) or math.isfinite(one)}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _worst(split: dict[str, float]) -> str:
-    """What costs most beside computing, where it is more than a twentieth of the step."""
+    """The largest part of the step besides computation, if it is more than 5 %."""
     lost = {name: seconds for name, seconds in split.items() if name not in ("vision", "language")}
     if not lost:
         return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a measured step went on this rank.
+"""Time of one step by phase on this rank.
 
-Told by the loop which part of the step begins, by collectives.py when the process waits for others, and by hooks when
-the vision encoder runs. At every moment exactly one phase runs, the innermost one, so the seconds of all phases add up to
-the step. step_split.py makes a report of the seconds of all ranks.
+The loop reports parts of the step, collectives.py reports waits for other ranks, and module hooks report the vision
+encoder. At every moment exactly one phase is active, the innermost one, so the seconds of all phases add up to the step.
+step_split.py combines the seconds of all ranks.
 """
 
 import time
@@ -14,58 +14,57 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mindvl_train.metrics.collectives import notice_collectives
+from mindvl_train.metrics.collectives import watch_collectives
 
 Phase = Literal["host", "data", "vision", "language", "pipeline", "communication", "optimizer"]
 PHASES: tuple[Phase, ...] = ("host", "data", "vision", "language", "pipeline", "communication", "optimizer")
 
-# Parts of a step as the loop names them; what is not here is host. Time in collectives is taken out of each.
+# Phase of each part of the step; others are host. Time in collectives is subtracted.
 _OF_PART: dict[str, Phase] = {"data": "data", "compute": "language", "reduce": "language", "update": "optimizer"}
 
 
 class StepClock:
-    """Measures single steps, from `start` to `stop`; in other steps everything else does nothing.
+    """Times single steps, from `start` to `stop`; does nothing in other steps.
 
-    On an accelerator by events on the current stream, so that only what the device had to wait for counts; on a CPU by
-    the host's clock.
+    Uses events of the current stream on an accelerator, and the host clock on a CPU.
 
     Args:
-        models: Chunks of the model on this pipeline stage; vision and projector of the first one get their own phase.
+        models: Model chunks of this pipeline rank; vision encoder and projector have their own phase.
     """
 
     def __init__(self, device: torch.device, models: Iterable[torch.nn.Module] = ()) -> None:
         self._device = device
         self._now: Callable[[], Any] = time.perf_counter if device.type == "cpu" else self._event
-        self._stack: list[Phase] = ["host"]  # the innermost phase is the last one
-        self._marks: list[tuple[Any, Phase]] = []  # from this time on, this phase
-        self._restore: Callable[[], None] | None = None  # while a step is measured
+        self._stack: list[Phase] = ["host"]  # the last entry is the innermost phase
+        self._marks: list[tuple[Any, Phase]] = []  # start time of each phase
+        self._restore: Callable[[], None] | None = None  # set while a step is timed
         for model in models:
             self._separate_vision(model)
 
     def start(self) -> None:
-        """A step that is measured begins."""
+        """Start timing a step."""
         self.stop()
         self._stack, self._marks = ["host"], []
-        self._restore = notice_collectives(self._enter, self._leave)
+        self._restore = watch_collectives(self._enter, self._leave)
         self._mark()
 
     def begin(self, part: str) -> None:
-        """A part of the step begins: data, compute, reduce, update, or another one that is host."""
+        """Called at the start of each part of the step: data, compute, reduce, update; other parts count as host."""
         if self._restore is not None:
             self._stack[0] = _OF_PART.get(part, "host")
             self._mark()
 
     def stop(self) -> None:
-        """The measured step ends, if there is one."""
+        """Stop timing, if a step is being timed."""
         if self._restore is not None:
             self._mark()
             self._restore()
             self._restore = None
 
     def take(self) -> dict[Phase, float] | None:
-        """Seconds of each phase in the step that was measured last; None if there is none, or it was taken already.
+        """Seconds of each phase of the last timed step; None if there is none, or after a first call.
 
-        Waits for the device.
+        Synchronizes with the device.
         """
         marks, self._marks = self._marks, []
         return seconds_by_phase(marks, self._between) if marks else None
@@ -82,7 +81,7 @@ class StepClock:
         self._marks.append((self._now(), self._stack[-1]))
 
     def _separate_vision(self, model: torch.nn.Module) -> None:
-        """Backward reaches the projector last, after the whole language model, because forward ran it first."""
+        """Register hooks; backward reaches the projector after the language model, because forward runs it first."""
         vision_encoder, projector = getattr(model, "vision", None), getattr(model, "projector", None)
         if vision_encoder is None or projector is None:
             return
@@ -97,7 +96,7 @@ class StepClock:
         projector.register_forward_hook(leave_projector)
 
     def _switch(self, name: Phase) -> None:
-        """Between vision and language, where one of them runs."""
+        """Switch between vision and language if one of them is active."""
         if self._restore is not None and self._stack[-1] in ("vision", "language"):
             self._stack[-1] = name
             self._mark()
@@ -115,10 +114,10 @@ class StepClock:
 
 
 def seconds_by_phase(marks: Sequence[tuple[Any, Phase]], between: Callable[[Any, Any], float]) -> dict[Phase, float]:
-    """Sum the time from each mark to the next; the last mark ends the step.
+    """Sum the time from each mark to the next; the last mark is the end of the step.
 
     Args:
-        between: Seconds from one time to a later one.
+        between: Returns the seconds between two times.
     """
     seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
     for (start, name), (end, _) in pairwise(marks):

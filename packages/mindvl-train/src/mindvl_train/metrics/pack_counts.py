@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packs of the steps since the last report held, counted on the host, which knows it anyway.
+"""Counts of the packs since the last report, made on the host.
 
-Filled after every step, read by metrics.py once per report.
+Updated after every step, read by metrics.py once per report.
 """
 
 from collections.abc import Sequence
@@ -17,30 +17,30 @@ MODALITIES = ("text", "image", "video")  # a sample with a video counts as video
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What metrics must know of a run to count its packs and judge its speed."""
+    """Constants of a run that its metrics need."""
 
     model: MindVLConfig
     sources: tuple[str, ...]
-    seq_length: int  # tokens that fit into one pack
+    seq_length: int  # tokens of one pack, with padding
     trained_parts: tuple[Part, ...] = PARTS
-    peak_tflops: float | None = None  # of one device; None: unknown, so that no MFU is reported
+    peak_tflops: float | None = None  # bf16 peak of one device; None: unknown, no MFU is reported
 
 
 @dataclass
 class PackCounts:
-    """Whole numbers, summed over packs."""
+    """Counts summed over packs."""
 
     packs: int = 0
-    samples: int = 0  # without those that could not be used
+    samples: int = 0  # without failed ones
     sample_tokens: int = 0  # without padding
     visual_tokens: int = 0
-    placeholders: int = 0  # samples that could not be used, here or on a peer
+    placeholders: int = 0  # failed samples, on any rank of the model-parallel group
 
 
-class PackTally:
-    """Counts of this rank; ranks that train the same packs count them alike, and one of them speaks for all.
+class PackCounter:
+    """Counts packs on this rank; all ranks of a model-parallel group have the same counts.
 
-    A class of a sample is its source and its modality, numbered source by source.
+    The class of a sample is its source and its modality; class number = source * len(MODALITIES) + modality.
     """
 
     def __init__(self, facts: RunFacts) -> None:
@@ -48,7 +48,7 @@ class PackTally:
         self._source_numbers = {name: number for number, name in enumerate(facts.sources)}
         self.counts = PackCounts()
         self.tokens_by_source = [0] * len(facts.sources)
-        self.work: list[tuple[float, float]] = []  # TFLOP of vision and of language in each step
+        self.work: list[tuple[float, float]] = []  # TFLOP of vision and language per step
 
     def add_step(self, packs: Sequence[Batch]) -> None:
         """Count the packs of one step."""
@@ -73,7 +73,7 @@ class PackTally:
         self.work.append((vision / 1e12, language / 1e12))
 
     def classes(self, pack: Batch) -> list[int]:
-        """Number of the class of each sample of a pack."""
+        """Class number of each sample of a pack."""
         return [self._source_numbers[sample.source] * len(MODALITIES) + _modality(sample) for sample in pack.samples]
 
 

@@ -8,7 +8,7 @@ from mindvl_data import Loader
 from mindvl_model.flops import pack_flops
 from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import RunConfig
-from mindvl_train.metrics.pack_tally import PackTally, RunFacts
+from mindvl_train.metrics.pack_counts import PackCounter, RunFacts
 
 FACTS = RunFacts(model=smallest_config(vocab_size=264), sources=("pages", "photos", "text"), seq_length=96)
 
@@ -16,7 +16,7 @@ FACTS = RunFacts(model=smallest_config(vocab_size=264), sources=("pages", "photo
 def test_counts_are_those_of_the_samples(make_config: Callable[..., RunConfig]) -> None:
     with Loader(make_config().data, global_batch_size=2, position_kind="rope") as loader:
         packs = [next(loader) for _ in range(4)]
-    tally = PackTally(FACTS)
+    tally = PackCounter(FACTS)
     tally.add_step(packs[:2])
     tally.add_step(packs[2:])
     samples = [sample for pack in packs for sample in pack.samples]
@@ -51,7 +51,7 @@ def test_a_class_is_source_and_modality_and_a_bad_sample_is_none_of_the_counted(
             *rest,
         ),
     )
-    tally = PackTally(FACTS)
+    tally = PackCounter(FACTS)
     assert tally.classes(changed)[:2] == [6, 5]
     tally.add_step([changed])
     assert tally.counts.samples == len(pack.samples) - 1
