@@ -11,7 +11,7 @@ from mindvl_train import TrainError, claim
 
 
 def test_a_killed_process_leaves_no_claim_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(claim, "_TIMEOUT_S", 0.0)
     read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:

@@ -333,7 +333,7 @@ def test_a_second_start_in_one_directory_is_refused_before_it_changes_anything(
 ) -> None:
     from mindvl_train import claim
 
-    monkeypatch.setattr(claim, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(claim, "_TIMEOUT_S", 0.0)
     config = make_config(steps=2)
     run_training(config)
     shutil.rmtree(config.out / "checkpoints")  # as before the first checkpoint

@@ -123,10 +123,10 @@ class WeightReader:
         with _reading(checkpoint, "the index of its tensors"):
             self._tensors = TensorReader(checkpoint / "tensors")
 
-    def read(self, param_name: str, place: StoredParameter) -> Tensor:
+    def read(self, param_name: str, stored: StoredParameter) -> Tensor:
         """Read a whole parameter."""
         with _reading(self._checkpoint, param_name):
-            return self._tensors.read(place)
+            return self._tensors.read(stored)
 
 
 @contextmanager

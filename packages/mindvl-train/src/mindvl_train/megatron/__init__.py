@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to megatron-core's groups, schedules, optimizer and checkpoints."""
+"""All uses of megatron-core's groups, schedules, optimizer and checkpoints in mindvl_train."""
 
 from mindvl_model import set_up_device
 
-# megatron-core reads torch.cuda while it is imported, so the device is settled first.
+# megatron-core reads torch.cuda during its import, so the device is set up first.
 set_up_device()

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process holds of model and optimizer, cut into boxes of the whole tensors.
+"""Model and optimizer state of this rank, split into pieces: boxes of the global tensors.
 
-Comes after model and optimizer are built, before tensor_files.py, which writes and reads the boxes. Names and places
-are megatron-core's (`sharded_state_dict`), so they are the same in every layout. The distributed optimizer keeps its
-state in flat slices, one for each rank that has the same weights; a flat slice of a matrix is at most three boxes.
-So every rank writes what it owns and nobody gathers anything: megatron-core's own resharding format collects the state
-of all those ranks in each of them.
+Comes after model and optimizer are built, before tensor_files.py, which writes and reads the pieces. Names and offsets are
+megatron-core's (`sharded_state_dict`), so they are the same in every parallel layout. The distributed optimizer keeps its
+state in flat slices, one per rank with the same weights; a flat slice of a matrix is at most three boxes. Every rank
+writes the pieces it owns without a gather, unlike megatron-core's resharding format.
 """
 
 import math
@@ -20,32 +19,32 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-STATE = "optimizer.state"  # optimizer.state.exp_avg.KEY belongs to the weights KEY
+STATE = "optimizer.state"  # for example optimizer.state.exp_avg.KEY of the weights KEY
 MASTER = f"{STATE}.param."
 
-# What reading damaged tensors raises, by the layer that notices.
+# Exceptions of reads of damaged tensors.
 DAMAGE = (FileNotFoundError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a whole tensor that this process holds."""
+    """A box of a global tensor."""
 
     key: str
-    whole: tuple[int, ...]  # shape of the tensor in the checkpoint
-    offset: tuple[int, ...]  # of the box in it
-    content: Tensor  # the box, with as many axes; shares memory with model or optimizer
+    whole: tuple[int, ...]  # shape of the global tensor in the checkpoint
+    offset: tuple[int, ...]  # offset of the box in the global tensor
+    content: Tensor  # content of the box, same number of axes; shares memory with model or optimizer
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a stretch of a parameter, read as a flat array, is in the checkpoint."""
+    """A range of a flattened parameter, and its box in the checkpoint."""
 
     key: str
     whole: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    start: int  # in the flat parameter
+    start: int  # index in the flattened parameter
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class _Entry:
     """One parameter or buffer of the model."""
 
     tensor: Tensor
-    parts: tuple[_Part, ...]  # two for a gated matrix: its halves lie apart in the whole
-    is_main: bool  # of the tensor- and pipeline-parallel ranks that hold it, the one that saves it
-    dp_rank: int  # among the ranks with the same weights
+    parts: tuple[_Part, ...]  # two for a gated matrix, whose halves are apart in the global tensor
+    is_main: bool  # whether this is the tensor- and pipeline-parallel rank that saves it
+    dp_rank: int  # rank among those with the same weights
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
@@ -66,10 +65,10 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def owned_pieces(models: Sequence[torch.nn.Module], optimizer: Any) -> list[Piece]:
-    """What this process saves: no two processes own the same element, together they own all.
+    """The pieces that this rank saves; each element is saved by exactly one rank.
 
-    Weights that are trained are owned as their optimizer state is. Only there are they surely those of the last update:
-    with overlap, the other ranks get them in the next forward. Frozen ones are dealt out.
+    Trained weights are saved by the rank that has their optimizer state, because with overlap the other ranks receive
+    the updated weights in the next forward. Frozen weights are distributed over the ranks.
     """
     owners = _owners(optimizer)
     pieces: list[Piece] = []
@@ -79,7 +78,7 @@ def owned_pieces(models: Sequence[torch.nn.Module], optimizer: Any) -> list[Piec
         if entry.tensor in owners:
             owner = owners[entry.tensor]
             if owner is not None:
-                owner.allocate()  # a run may be asked to stop when all its steps so far were left out
+                owner.allocate()  # the run may stop after only skipped steps
                 weights = entry.tensor.detach().view(-1)[owner.start : owner.end]
                 pieces += _cut(entry, "", weights, owner.start)
                 for name, state in owner.states().items():
@@ -90,7 +89,7 @@ def owned_pieces(models: Sequence[torch.nn.Module], optimizer: Any) -> list[Piec
 
 
 def wanted_pieces(models: Sequence[torch.nn.Module], optimizer: Any | None) -> list[Piece]:
-    """What this process loads: all its weights, and its slices of the optimizer's state."""
+    """The pieces that this rank loads: all its weights and its slices of the optimizer state."""
     owners = _owners(optimizer)
     pieces: list[Piece] = []
     for entry in _entries(models):
@@ -104,31 +103,31 @@ def wanted_pieces(models: Sequence[torch.nn.Module], optimizer: Any | None) -> l
 
 
 def optimizer_steps(optimizer: Any) -> int:
-    """Updates the optimizer has made, which its bias correction counts; 0 where nothing is trained."""
+    """Number of optimizer updates, used by bias correction; 0 if this rank trains no parameter."""
     return max((int(group.get("step", 0)) for part in _parts(optimizer) for group in part.param_groups), default=0)
 
 
 def set_optimizer_steps(optimizer: Any, steps: int) -> None:
-    """The counterpart, after the state is loaded."""
+    """Set the number of optimizer updates after the state is loaded."""
     for part in _parts(optimizer):
         for group in part.optimizer.param_groups:
             group["step"] = steps
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The elements from start to end of a pack-major array as boxes (offset, size), in order."""
+    """The elements from start to end of a row-major array as boxes (offset, size), in order."""
     if start >= end:
         return
     if len(shape) < 2:
         yield ((), ()) if not shape else ((start,), (end - start,))
         return
-    pack = math.prod(shape[1:])
-    (first, in_first), (last, in_last) = divmod(start, pack), divmod(end, pack)
+    row = math.prod(shape[1:])
+    (first, in_first), (last, in_last) = divmod(start, row), divmod(end, row)
     if first == last:
         yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, in_last))
         return
     if in_first:
-        yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, pack))
+        yield from (((first, *offset), (1, *size)) for offset, size in boxes(shape[1:], in_first, row))
         first += 1
     if first < last:
         yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
@@ -137,7 +136,7 @@ def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[
 
 @dataclass(frozen=True)
 class _Owner:
-    """This rank's slice of a trained parameter, in the optimizer that updates it."""
+    """This rank's slice of a trained parameter, and the optimizer that updates it."""
 
     optimizer: Any
     param: Tensor
@@ -145,7 +144,7 @@ class _Owner:
     end: int
 
     def states(self) -> dict[str, Tensor]:
-        """Flat tensors by name; master weights only where they are not the weights themselves."""
+        """Flat state tensors by name; without master weights if they share memory with the weights."""
         held = self.optimizer._get_main_param_and_optimizer_states(self.param)
         states = {name: state for name, state in held.items() if name != "step"}
         if states["param"].untyped_storage().data_ptr() == self.param.untyped_storage().data_ptr():
@@ -153,13 +152,13 @@ class _Owner:
         return states
 
     def allocate(self) -> None:
-        """Make room for states before the first update."""
+        """Allocate the states, which otherwise happens in the first update."""
         main = self.optimizer._get_main_param_and_optimizer_states(self.param)["param"]
         self.optimizer.optimizer.initialize_state(main)
 
 
 def _owners(optimizer: Any | None) -> dict[Tensor, _Owner | None]:
-    """By trained parameter of this process; None where all of it belongs to other ranks."""
+    """The slice of each trained parameter; None if it belongs to other ranks completely."""
     owners: dict[Tensor, _Owner | None] = {}
     for part in _parts(optimizer):
         for buffer in part.buffers:
@@ -171,13 +170,13 @@ def _owners(optimizer: Any | None) -> dict[Tensor, _Owner | None]:
 
 
 def _parts(optimizer: Any | None) -> list[Any]:
-    """The distributed optimizers, of dense weights and of experts, that have anything to do on this rank."""
+    """The distributed optimizers, of dense weights and of experts, that have parameters on this rank."""
     chained = [] if optimizer is None else optimizer.chained_optimizers
     return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
 
 
 def _num_copies(tensor: Tensor) -> int:
-    """Ranks with the same weights, as replica_id counts them."""
+    """Number of ranks with the same weights, as counted by replica_id."""
     size: int = (
         parallel_state.get_data_parallel_world_size(with_context_parallel=True)
         if getattr(tensor, "allreduce", True)
@@ -194,7 +193,7 @@ def _entries(models: Sequence[torch.nn.Module]) -> Iterator[_Entry]:
     for model in models:
         inner: Any = unwrap(model)
         for entry in nested_values(inner.sharded_state_dict(metadata=metadata)):
-            if not isinstance(entry, ShardedObject):  # those are empty states of modules
+            if not isinstance(entry, ShardedObject):  # empty states of modules
                 pp_copy, tp_copy, dp_rank = entry.replica_id
                 yield _Entry(entry.data, tuple(_parts_of(entry)), pp_copy == tp_copy == 0, dp_rank)
 
@@ -212,11 +211,11 @@ def _parts_of(entry: ShardedTensor | ShardedTensorFactory) -> Iterator[_Part]:
 
 
 def _cut(entry: _Entry, prefix: str, flat: Tensor, first: int) -> Iterator[Piece]:
-    """Boxes of what flat holds: the elements from `first` on of the entry's flat tensor."""
+    """Pieces of flat, which has the elements from `first` of the flattened tensor of the entry."""
     for part in entry.parts:
         start, end = max(first, part.start), min(first + flat.numel(), part.start + math.prod(part.shape))
         for offset, size in boxes(part.shape, start - part.start, end - part.start):
             stop = start + math.prod(size)
-            place = tuple(a + b for a, b in zip(part.offset, offset, strict=True))
-            yield Piece(f"{prefix}{part.key}", part.whole, place, flat[start - first : stop - first].view(size))
+            whole_offset = tuple(a + b for a, b in zip(part.offset, offset, strict=True))
+            yield Piece(f"{prefix}{part.key}", part.whole, whole_offset, flat[start - first : stop - first].view(size))
             start = stop

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient buffers and the distributed optimizer around a model.
 
-Comes after the model is built and loaded, before the first step. The distributed optimizer is always used, also by one
-process, so that a checkpoint loads whatever the number of processes.
+Comes after the model is built and loaded, before the first step. The distributed optimizer is always used, also for one
+process, so that a checkpoint can be loaded on any number of processes.
 """
 
 import math
@@ -20,7 +20,7 @@ from mindvl_train.config import OptimizerConfig
 
 
 def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> list[torch.nn.Module]:
-    """Give every chunk gradient buffers that are reduced over ranks with the same weights.
+    """Wrap every chunk in gradient buffers that are reduced over ranks with the same weights.
 
     Args:
         overlap: Reduce gradients and gather parameters while layers compute.
@@ -35,16 +35,16 @@ def wrap_models(models: Sequence[torch.nn.Module], *, overlap: bool = False) -> 
             overlap_param_gather=overlap,
         )
         inner = Float16Module(config, model) if config.bf16 else model
-        # Only the first chunk's gradients are waited for: those of the others travel while it computes.
+        # Only the first chunk needs buckets: gradients of the others are reduced while it computes.
         wrapped.append(DistributedDataParallel(config, ddp_config, inner, disable_bucketing=number > 0))
     return wrapped
 
 
 def release(wrapped: Sequence[Any]) -> None:
-    """Let the next garbage collection take models and optimizer.
+    """Break reference cycles, so that models and optimizer can be garbage collected.
 
-    Autograd's nodes hold the models by hooks, the optimizer's slices hold the nodes, and the models' configuration the
-    optimizer: a circle through C++, which no collection sees.
+    Autograd nodes reference the models through hooks, slices of the optimizer reference the nodes, and the configuration
+    of the models references the optimizer: a cycle through C++ that the garbage collector cannot detect.
     """
     for chunk in wrapped:
         chunk.grad_accs.clear()
@@ -52,7 +52,7 @@ def release(wrapped: Sequence[Any]) -> None:
 
 
 def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig) -> Any:
-    """AdamW over the parameters that are trained; vectors (norms and biases) are not decayed."""
+    """AdamW over the trained parameters, without weight decay for vectors (norms and biases)."""
     shared: Any = wrapped[0].config
     options = MegatronOptimizerConfig(
         optimizer="adam",
@@ -69,14 +69,14 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
     optimizer = get_megatron_optimizer(options, list(wrapped), config_overrides=get_standard_config_overrides(options))
     for part in optimizer.chained_optimizers:
         if not part.is_stub_optimizer:
-            # megatron-core's own offload updates by torch's Adam on the host, whose state no checkpoint of ours knows.
+            # Not megatron-core's own offload, which uses torch's Adam on the host; our checkpoints do not support its state.
             part.optimizer.host_state = config.offload
     return optimizer
 
 
 @torch.no_grad()
 def gradient_norm(optimizer: Any) -> float:
-    """Norm over all ranks of the gradients left by forward_backward, the same on every rank."""
+    """Norm of the gradients of forward_backward over all ranks, the same on every rank."""
     found_inf = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
     return math.inf if found_inf else norm
@@ -84,12 +84,16 @@ def gradient_norm(optimizer: Any) -> float:
 
 @torch.no_grad()
 def update(optimizer: Any, learning_rate: float, norm: float) -> None:
-    """Clip and apply the gradients left by forward_backward, whose norm gradient_norm gave."""
+    """Clip and apply the gradients of forward_backward.
+
+    Args:
+        norm: Result of gradient_norm.
+    """
     if optimizer.config.clip_grad > 0:
         for part in optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(part.get_parameters(), optimizer.config.clip_grad, norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-        # megatron marks what is not decayed and leaves it to its own scheduler, which we do not use, to act on it.
+        # megatron-core stores wd_mult and applies it in its own scheduler, which is not used here.
         group["weight_decay"] = optimizer.config.weight_decay * group["wd_mult"]
     optimizer.step_with_ready_grads()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the gradient's norm is made up of the parts of the model.
+"""Gradient norms of the model parts.
 
-Read after an update, when the optimizer still has its gradients.
+Computed after an update, while the optimizer still has its gradients.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from mindvl_model.parameters import PARTS, parameter_group
 def squared_norms(optimizer: Any, models: Sequence[torch.nn.Module]) -> Tensor:
     """Sums of squares [vision, projector, language] float32 of this rank's share of the gradients.
 
-    Sums over all ranks count every gradient once: what tensor-parallel peers and tied embeddings hold twice is left out
-    as megatron-core's norm leaves it out. After clipping they are those of the clipped gradients.
+    Sums over all ranks count every gradient once: duplicates on tensor-parallel ranks and of tied embeddings are excluded,
+    as in megatron-core's norm. After clipping, these are the norms of clipped gradients.
     """
     part_of = {
         id(parameter): PARTS.index(parameter_group(name))
@@ -41,7 +41,7 @@ def squared_norms(optimizer: Any, models: Sequence[torch.nn.Module]) -> Tensor:
 
 
 def _shares(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Parameters with the shares of them that the distributed optimizer of this rank updates."""
+    """Parameters with the slices that the distributed optimizer of this rank updates."""
     pairs = (
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
         (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),

@@ -16,7 +16,7 @@ from mindvl_train.interfaces import Batch
 
 
 def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
-    """Tell megatron-core's schedules, which read the models' configuration, how to reduce and to send; call once."""
+    """Set the fields of the model configuration that megatron-core's schedules read; call once."""
     is_overlapped = models[0].ddp_config.overlap_grad_reduce
     for model in models:
         config = model.config
@@ -24,7 +24,7 @@ def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
         if is_overlapped:  # reduce with the last microbatch only
             config.no_sync_func = [chunk.no_sync for chunk in models] if len(models) > 1 else models[0].no_sync
         if len(models) > 1:
-            # Batched sends are silently wrong between two interleaved stages, and nothing checks that.
+            # Batched sends silently give wrong results with two interleaved stages.
             config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
 
@@ -35,18 +35,18 @@ def forward_backward(
     *,
     before_reduce: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Run all microbatches and leave their gradients reduced.
+    """Run forward and backward over all microbatches and reduce their gradients.
 
     Gradients are sums over loss tokens, divided once by their global count (megatron's per-token loss).
 
     Args:
-        models: The chunks of this pipeline stage.
-        microbatches: Packs of one step, on the host; each is copied to the device when its turn comes.
-        before_reduce: Called when the own work is done and the ranks wait for each other.
+        models: The model chunks of this pipeline rank.
+        microbatches: Packs of one step, on the host; each is copied to the device before its forward pass.
+        before_reduce: Called after the last backward pass of this rank, before gradients are reduced.
 
     Returns:
-        Summed loss of what this process computed: 0 on all but the last stage, a part with context parallel; the same
-        on all tensor-parallel peers.
+        Loss sum of this rank: 0 on all stages but the last, a part of it with context parallelism, the same on all
+        tensor-parallel ranks.
     """
 
     def finish(*arguments: Any, **options: Any) -> None:
@@ -56,12 +56,12 @@ def forward_backward(
     for model in models:
         config: Any = model.config
         config.finalize_model_grads_func = finish
-    # Context-parallel peers compute parts of one pack, and megatron-core adds up the counts of all of them.
+    # Context-parallel ranks compute parts of one pack, and megatron-core sums the counts of all of them.
     counts_labels = parallel_state.get_context_parallel_rank() == 0
 
     longest = max(len(batch.model_inputs()["input_ids"]) for batch in microbatches)
     pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
-    # Stages hand on activations of one shape. megatron-core can send shapes ahead, but makes every send wait for that.
+    # Activations between stages have one shape. megatron-core can send shapes first, but every send then waits for them.
     padding: dict[str, int] = {"pad_to": longest} if pipelined else {}
 
     def forward_step(batches: Iterator[Batch], stage: torch.nn.Module) -> tuple[Tensor, Any]:
@@ -70,7 +70,7 @@ def forward_backward(
 
         def report(loss_sum: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             count = batch.num_loss_tokens if counts_labels else 0
-            tokens = torch.full((), count, dtype=torch.int, device=loss_sum.device)  # copies nothing
+            tokens = torch.full((), count, dtype=torch.int, device=loss_sum.device)  # no host-to-device copy
             return loss_sum, tokens, {"loss_sum": loss_sum.detach()}
 
         return output, report
@@ -89,18 +89,18 @@ def forward_backward(
 
 
 def _on_device(microbatches: Sequence[Batch], model: Any, device: torch.device) -> Iterator[Batch]:
-    """Each pack on the device when its turn comes, checked before its copy, where the host has its tokens."""
+    """Copies of packs on the device, checked on the host before the copy."""
     for batch in microbatches:
-        if model.pre_process and device.type != "cpu":  # on a CPU the model checks itself
+        if model.pre_process and device.type != "cpu":  # on a CPU the model checks them
             check_placeholders(model.mindvl, **batch.model_inputs())
         yield batch.to(device)
 
 
 def finish_router_step(models: Sequence[torch.nn.Module], *, was_applied: bool) -> None:
-    """Let routers of experts take the load of the step they have seen; call once after every step, on every rank.
+    """Finish the load statistics of expert routers; call once after every step, on every rank.
 
     Args:
-        was_applied: False where the step was left out: their biases stay as they are.
+        was_applied: False for a skipped step, which leaves the biases of routers unchanged.
     """
     for model in models:
         inner: Any = unwrap_model(model)

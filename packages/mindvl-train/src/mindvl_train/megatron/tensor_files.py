@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors/ of a checkpoint: boxes of tensors written by many processes, read by any.
+"""The tensors/ of a checkpoint: chunks of tensors, written by several ranks and read by any.
 
-Comes after checkpoint.py and conversion, which say what is where. The format is torch.distributed.checkpoint's under
-megatron-core's names, so that both their loaders read it. Its own writer agrees on a plan by collectives, which must
-not run beside those of training; here each process writes its boxes and a list of them, and one joins the lists into
-an index (tensor_index.py).
+Comes after checkpoint.py and convert.py, which provide the pieces. The format is that of torch.distributed.checkpoint
+with megatron-core's names, so that both of their loaders can read it. torch's writer uses collectives, which must not
+interleave with those of training; here each rank writes its chunks and a list of them, and one rank joins the lists
+into an index (tensor_index.py).
 """
 
 import io
@@ -28,41 +28,41 @@ from mindvl_train.megatron.tensor_index import SUFFIX, Chunk, StoredTensor, read
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """Where a parameter lies in a checkpoint: layers of one kind are stacked into one tensor."""
+    """Position of a parameter in a checkpoint: layers of the same kind are stacked into one tensor."""
 
     key: str
     stack: tuple[int, ...]  # sizes of the axes before the parameter's own
-    position: tuple[int, ...]  # in them
-    shape: tuple[int, ...]  # of the parameter
+    position: tuple[int, ...]  # index in these axes
+    shape: tuple[int, ...]  # shape of the parameter
     dtype: torch.dtype
 
 
 def stored_parameters(config: MindVLConfig, dtype: torch.dtype) -> dict[str, StoredParameter]:
-    """Everything a checkpoint holds of a model, by name; megatron-core's groups of one process must exist."""
+    """All parameters of a model in a checkpoint by name; requires the megatron-core groups of a single process."""
     with torch.device("meta"):
         model: Any = MindVLModel(config, BuildConfig(dtype=dtype))
-    held, places = named_tensors(model), {}
+    held, stored = named_tensors(model), {}
     for name, entry in model.sharded_state_dict(metadata={"singleton_local_shards": False}).items():
         if isinstance(entry, ShardedObject):
             continue
-        # A factory cuts a gated matrix into halves; one process holds both, one after the other.
+        # A factory splits a gated matrix into halves; a single process has both, one after the other.
         first = entry.build()[0] if isinstance(entry, ShardedTensorFactory) else entry
         depth, tensor = first.prepend_axis_num, held[name]
-        places[name] = StoredParameter(
+        stored[name] = StoredParameter(
             first.key,
             tuple(first.global_shape[:depth]),
             tuple(first.global_offset[:depth]),
             tuple(tensor.shape),
             tensor.dtype,
         )
-    return places
+    return stored
 
 
 class ChunkWriter:
-    """Writes boxes into files of its own, `__RANK_NUMBER.distcp`; at the end of the with block they are on disk.
+    """Writes chunks into files `__RANK_NUMBER.distcp`; they are synced at the end of the with block.
 
     Args:
-        file_bytes: A file that would grow beyond this is followed by another one; None: one file.
+        file_bytes: Maximum size of a file; None: one file.
     """
 
     def __init__(self, directory: Path, rank: int = 0, file_bytes: int | None = None) -> None:
@@ -79,9 +79,9 @@ class ChunkWriter:
             self._finish_file(sync=kind is None)
 
     def add(self, piece: Piece) -> None:
-        """Write one box; its content may lie on any device."""
+        """Write one piece, from any device."""
         tensor = piece.content.detach().cpu()
-        # A view of a larger storage would be saved with all of it.
+        # torch.save would write the complete storage of a view.
         tensor = tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
         if self._file is not None and self._file_bytes and self._file.tell() + tensor.nbytes > self._file_bytes:
             self._finish_file()
@@ -90,11 +90,11 @@ class ChunkWriter:
             self._count += 1
             self._file = (self._directory / self._name).open("xb")
         start = self._file.tell()
-        counted = _Counted(self._file)
+        file = _ChecksumFile(self._file)
         try:
-            torch.save(tensor, counted)  # type: ignore[arg-type]  # it only writes
-        except RuntimeError as error:  # torch's word for whatever went wrong in write
-            raise counted.error or error from None
+            torch.save(tensor, file)  # type: ignore[arg-type]  # only write is used
+        except RuntimeError as error:  # torch raises it for any error of write
+            raise file.error or error from None
         self.chunks.append(
             Chunk(
                 piece.key,
@@ -105,7 +105,7 @@ class ChunkWriter:
                 self._name,
                 start,
                 self._file.tell() - start,
-                counted.crc32,
+                file.crc32,
             )
         )
 
@@ -118,8 +118,8 @@ class ChunkWriter:
                 os.fsync(file.fileno())
 
 
-class _Counted:
-    """A file that is only written to, with the checksum of what went in."""
+class _ChecksumFile:
+    """A write-only file with the checksum of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -139,30 +139,30 @@ class _Counted:
 
 
 def write_tensors(
-    directory: Path, places: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
+    directory: Path, stored: dict[str, StoredParameter], tensors: Iterable[tuple[str, int, Tensor]], file_bytes: int
 ) -> None:
     """Write parameters of a whole model into an existing directory, in files of at most file_bytes (or one tensor).
 
     Args:
-        tensors: Name of a parameter, first row of this piece of it, the piece [rows, ...].
+        tensors: (name of a parameter, first row of this slice, slice [rows, ...]).
     """
     with ChunkWriter(directory, file_bytes=file_bytes) as writer:
         for name, first_row, tensor in tensors:
-            place = places[name]
-            offset = (*place.position, *((first_row, *(0,) * (tensor.ndim - 1)) if tensor.ndim else ()))
-            content = tensor.detach().to(place.dtype).contiguous()[(None,) * len(place.stack)]
-            writer.add(Piece(place.key, (*place.stack, *place.shape), offset, content))
+            parameter = stored[name]
+            offset = (*parameter.position, *((first_row, *(0,) * (tensor.ndim - 1)) if tensor.ndim else ()))
+            content = tensor.detach().to(parameter.dtype).contiguous()[(None,) * len(parameter.stack)]
+            writer.add(Piece(parameter.key, (*parameter.stack, *parameter.shape), offset, content))
     write_index(directory, writer.chunks)
 
 
 class ForeignTensorsError(Exception):
-    """What is wanted is not what the checkpoint is made of: it is whole, and of another model."""
+    """The checkpoint is intact, but of another model."""
 
 
 class TensorReader:
-    """Boxes of a checkpoint that any number of processes wrote.
+    """Reads tensors of a checkpoint that was written by any number of ranks.
 
-    What it raises is among checkpoint.DAMAGE, a ForeignTensorsError, or an OSError of a disk that does not answer.
+    Raises one of checkpoint.DAMAGE, a ForeignTensorsError, or an OSError for an I/O error.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -175,22 +175,22 @@ class TensorReader:
         return self._tensors
 
     def read_tensor(self, key: str) -> Tensor:
-        """A whole tensor, as it is stored: layers of one kind are stacked."""
+        """Read a whole stored tensor; layers of the same kind are stacked."""
         stored = self._tensors[key]
         content = torch.empty(stored.shape, dtype=stored.dtype)
         self.fill([Piece(key, stored.shape, (0,) * len(stored.shape), content)])
         return content
 
-    def read(self, place: StoredParameter) -> Tensor:
-        """One parameter."""
-        content = torch.empty((*(1 for _ in place.stack), *place.shape), dtype=place.dtype)
-        offset = (*place.position, *(0 for _ in place.shape))
-        self.fill([Piece(place.key, (*place.stack, *place.shape), offset, content)])
-        return content.reshape(place.shape)
+    def read(self, stored: StoredParameter) -> Tensor:
+        """Read one parameter."""
+        content = torch.empty((*(1 for _ in stored.stack), *stored.shape), dtype=stored.dtype)
+        offset = (*stored.position, *(0 for _ in stored.shape))
+        self.fill([Piece(stored.key, (*stored.stack, *stored.shape), offset, content)])
+        return content.reshape(stored.shape)
 
     @torch.no_grad()
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Fill the contents of all pieces; each stored box they touch is read once."""
+        """Fill the contents of all pieces; each stored chunk is read at most once."""
         wanted: dict[str, list[Piece]] = {}
         for piece in pieces:
             wanted.setdefault(self._stored_key(piece), []).append(piece)
@@ -200,7 +200,7 @@ class TensorReader:
             if stored is None:
                 raise ForeignTensorsError(f"it has no {key}")
             if stored.shape != whole:
-                raise ForeignTensorsError(f"{key} has shape {list(stored.shape)}, wanted {list(whole)}")
+                raise ForeignTensorsError(f"{key} has shape {list(stored.shape)} instead of {list(whole)}")
             filled = 0
             for chunk in stored.chunks:
                 touched = [(piece, both) for piece in sharing if (both := _overlap(piece, chunk)) is not None]
@@ -215,7 +215,7 @@ class TensorReader:
                 raise ValueError(f"{key}: {filled} of {needed} values are stored")
 
     def _stored_key(self, piece: Piece) -> str:
-        """Where the weights are fp32 they are their own master weights, and stored once."""
+        """The key of the piece in the checkpoint: fp32 weights are also their master weights and stored once."""
         if piece.key.startswith(MASTER) and piece.key not in self._tensors:
             return piece.key.removeprefix(MASTER)
         return piece.key
@@ -224,17 +224,17 @@ class TensorReader:
         with (self._directory / chunk.file).open("rb") as file:
             file.seek(chunk.start)
             held = os.fstat(file.fileno()).st_size - chunk.start
-            content = file.read(max(0, min(chunk.length, held)))  # read() makes room for all that it is asked for
+            content = file.read(max(0, min(chunk.length, held)))  # read() allocates the requested size first
         if len(content) != chunk.length or zlib.crc32(content) != chunk.crc32:
-            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is not what was written")
+            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} has a wrong checksum")
         tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(tensor, Tensor) or list(tensor.shape) != chunk.sizes:
-            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is no tensor of {chunk.sizes} values")
+            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is not a tensor of shape {chunk.sizes}")
         return tensor
 
 
 def _overlap(piece: Piece, chunk: Chunk) -> tuple[list[int], list[int]] | None:
-    """Where both lie in the whole tensor: first and last + 1 along each axis."""
+    """Intersection of piece and chunk in the global tensor: start and end along each axis; None if it is empty."""
     starts = [max(one, other) for one, other in zip(piece.offset, chunk.offset, strict=True)]
     ends = [
         min(a + length, b + other)

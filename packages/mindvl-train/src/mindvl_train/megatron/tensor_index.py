@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a checkpoint's tensors/: which box of which tensor is in which file.
+"""The index of a checkpoint's tensors/: the file of each chunk of each tensor.
 
-Comes after the boxes are written (tensor_files.py) and before any is read. The index is torch's `.metadata`, so that
-the loaders of torch and megatron-core read our checkpoints. That file is a pickle, and unpickling it as torch does runs
-whatever code its author put in. It is read here with an allow-list of opcodes and of names: numbers, text, and the few
-classes that our writer uses.
+Comes after chunks are written (tensor_files.py) and before any is read. The index is torch's `.metadata`, so that the
+loaders of torch and megatron-core can read our checkpoints. That file is a pickle, which can execute arbitrary code when
+loaded. It is read here with an allow-list of opcodes and names: numbers, text, and the few classes that the writer uses.
 """
 
 import io
@@ -30,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 INDEX = ".metadata"
-SUFFIX = ".distcp"  # of the files with the boxes
-_PROTOCOL = 4  # all below is about this one; pickle's default changes with Python's version
+SUFFIX = ".distcp"  # of files with chunks
+_PROTOCOL = 4  # the opcodes below are of this protocol; pickle's default depends on the Python version
 _OPCODES = frozenset(
     (
         *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -57,7 +56,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box that was written, and where."""
+    """A written box of a tensor and its position in a file."""
 
     key: str
     whole: list[int]
@@ -65,14 +64,14 @@ class Chunk:
     offset: list[int]
     sizes: list[int]
     file: str
-    start: int  # in the file, bytes
+    start: int  # offset in the file in bytes
     length: int
     crc32: int
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, with the boxes that it is made of."""
+    """A tensor of a checkpoint with its chunks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -80,19 +79,19 @@ class StoredTensor:
 
 
 def write_list(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Write the list of boxes of one process; the file appears when it is whole."""
+    """Write the list of chunks of one rank atomically."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps([asdict(chunk) for chunk in chunks]))
     os.replace(unfinished, path)
 
 
 def read_list(path: Path) -> list[Chunk]:
-    """The counterpart."""
+    """Read a list written by write_list."""
     return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
 
 
 def write_index(directory: Path, chunks: Iterable[Chunk]) -> None:
-    """Make one checkpoint of the boxes of all processes."""
+    """Write the index of the chunks of all ranks."""
     tensors: dict[str, TensorStorageMetadata] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
     for chunk in chunks:
@@ -105,30 +104,30 @@ def write_index(directory: Path, chunks: Iterable[Chunk]) -> None:
         offset = torch.Size(chunk.offset)
         described.chunks.append(ChunkStorageMetadata(offset, torch.Size(chunk.sizes)))
         info = _StorageInfo(chunk.file, chunk.start, chunk.length)
-        info.__dict__["crc32"] = chunk.crc32  # an attribute more is pickled with it, and ignored by torch's reader
+        info.__dict__["crc32"] = chunk.crc32  # an additional attribute, ignored by torch's reader
         stored[MetadataIndex(chunk.key, offset)] = info
     content = pickle.dumps(Metadata(dict(tensors), storage_data=stored), protocol=_PROTOCOL)
     (directory / INDEX).write_bytes(content)
-    # What megatron-core's loader wants beside torch's index.
+    # Files that megatron-core's loader requires in addition to torch's index.
     save_config(CheckpointingConfig("torch_dist"), str(directory))
-    nothing = io.BytesIO()  # torch.save into a file says RuntimeError of a full disk
-    torch.save({}, nothing)
-    (directory / "common.pt").write_bytes(nothing.getvalue())
+    empty = io.BytesIO()  # torch.save into a file raises RuntimeError on a full disk
+    torch.save({}, empty)
+    (directory / "common.pt").write_bytes(empty.getvalue())
 
 
 def read_index(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by key; runs no code that the file brings with it.
+    """The tensors of a checkpoint by key; executes no code of the file.
 
     Raises:
-        ValueError: It is not an index that `write_index` wrote.
+        ValueError: The file was not written by `write_index`.
     """
     content = (directory / INDEX).read_bytes()
     try:
         for opcode, _, _ in pickletools.genops(content):
             if opcode.name not in _OPCODES:
-                raise pickle.UnpicklingError(f"it contains the pickle opcode {opcode.name}, which no checkpoint needs")
+                raise pickle.UnpicklingError(f"it contains the pickle opcode {opcode.name}, which is not allowed")
         return _tensors_of(_AllowListUnpickler(io.BytesIO(content)).load())
-    except Exception as error:  # an unpickler that is handed nonsense raises whatever its objects raise
+    except Exception as error:  # the unpickler can raise any exception on invalid input
         raise ValueError(f"{INDEX} is not the index of a mindvl checkpoint ({error})") from error
 
 
@@ -136,48 +135,51 @@ class _AllowListUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _NAMES.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        raise pickle.UnpicklingError(f"it contains the name {module}.{name}, which is not allowed")
 
 
 def _tensors_of(index: Any) -> dict[str, StoredTensor]:
-    """What the unpickled index says, once it is found to have the right form."""
-    _require(isinstance(index, Metadata), "it holds no Metadata")
+    """Convert the unpickled index after a check of its structure."""
+    _require(isinstance(index, Metadata), "it contains no Metadata")
     tensors: dict[str, StoredTensor] = {}
     for key, entry in index.state_dict_metadata.items():
-        _require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is no tensor")
-        _require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no type of numbers")
+        _require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is not a tensor")
+        _require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no valid dtype")
         tensors[key] = StoredTensor(_sizes(entry.size), entry.properties.dtype)
-    for place, info in index.storage_data.items():
-        _require(place.fqn in tensors, f"{place.fqn!r} is stored, but not described")
-        tensor, offset = tensors[place.fqn], _sizes(place.offset)
-        tensor.chunks.append(_chunk(place.fqn, tensor, offset, info))
+    for entry_index, info in index.storage_data.items():
+        key = entry_index.fqn
+        _require(key in tensors, f"{key!r} is stored, but not described")
+        tensors[key].chunks.append(_chunk(key, tensors[key], _sizes(entry_index.offset), info))
     for key, entry in index.state_dict_metadata.items():
         sizes = {_sizes(chunk.offsets): _sizes(chunk.sizes) for chunk in entry.chunks}
         for chunk in tensors[key].chunks:
             chunk.sizes.extend(sizes.pop(tuple(chunk.offset)))
             ends = [start + size for start, size in zip(chunk.offset, chunk.sizes, strict=True)]
             inside = all(end <= whole for end, whole in zip(ends, chunk.whole, strict=True))
-            _require(inside, f"{key}: a box ends outside of the tensor")
-        _require(not sizes, f"{key}: a box is described, but not stored")
+            _require(inside, f"{key}: a chunk ends outside the tensor")
+        _require(not sizes, f"{key}: a chunk is described, but not stored")
     return tensors
 
 
 def _chunk(key: str, tensor: StoredTensor, offset: tuple[int, ...], info: Any) -> Chunk:
-    """One box without its sizes."""
+    """One chunk without its sizes."""
     name, start, length, crc32 = info.relative_path, info.offset, info.length, info.crc32
     plain = isinstance(name, str) and name.endswith(SUFFIX) and "/" not in name
     _require(plain, f"{name!r} is not the name of a {SUFFIX} file")
     numbers = (start, length, crc32)
-    _require(all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers), f"{name}: no place")
+    _require(
+        all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers),
+        f"{name}: no valid position or checksum",
+    )
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Chunk(key, list(tensor.shape), dtype, list(offset), [], name, start, length, crc32)
 
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
-    _require(isinstance(numbers, torch.Size) and min(numbers, default=0) >= 0, f"{numbers!r} are no sizes")
+    _require(isinstance(numbers, torch.Size) and min(numbers, default=0) >= 0, f"{numbers!r} are not valid sizes")
     return tuple(numbers)
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(otherwise)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient buffers in which every rank has the whole gradient of what it holds, for checks.
+"""Gradient buffers with the complete gradients of this rank's parameters, for checks.
 
-In place of optimizer.py's, which leaves each data-parallel rank a slice; the schedules are those of training.
+Used instead of those of optimizer.py, which leave a slice on each data-parallel rank; the schedules are those of training.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mindvl_model.megatron.share import global_name
 
 
 def with_whole_gradients(models: Sequence[MindVLModel]) -> list[torch.nn.Module]:
-    """Give every chunk buffers that are summed over ranks with the same weights."""
+    """Wrap every chunk in gradient buffers that are summed over ranks with the same weights."""
     wrapped: list[torch.nn.Module] = []
     for model in models:
         config: Any = model.config
@@ -27,7 +27,7 @@ def with_whole_gradients(models: Sequence[MindVLModel]) -> list[torch.nn.Module]
 
 
 def take_gradients(models: Sequence[torch.nn.Module]) -> dict[str, Tensor]:
-    """A copy of the gradients by name in the whole model; the buffers are empty afterwards."""
+    """Copies of the gradients by global parameter name; the buffers are zeroed."""
     taken: dict[str, Tensor] = {}
     for model in models:
         inner: Any = model.module
@@ -39,7 +39,7 @@ def take_gradients(models: Sequence[torch.nn.Module]) -> dict[str, Tensor]:
 
 
 def sum_over_context(values: Tensor) -> Tensor:
-    """What all ranks that have slices of the same rows found, added up in place."""
+    """Sum values over the context-parallel group, in place."""
     group = parallel_state.get_context_parallel_group()
     if dist.get_world_size(group) > 1:
         dist.all_reduce(values, group=group)
