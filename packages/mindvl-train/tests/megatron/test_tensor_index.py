@@ -72,9 +72,9 @@ def test_names_inside_an_allowed_module_are_not_followed(tmp_path: Path) -> None
     [
         ({"relative_path": "../../etc/__0_0.distcp"}, "not the name of a .distcp file"),
         ({"relative_path": 3}, "not the name of a .distcp file"),
-        ({"offset": -1}, "no valid position"),
-        ({"length": 1 << 70}, "no valid position"),
-        ({"crc32": "5"}, "no valid position"),
+        ({"offset": -1}, "invalid position"),
+        ({"length": 1 << 70}, "invalid position"),
+        ({"crc32": "5"}, "invalid position"),
     ],
 )
 def test_a_box_in_an_impossible_place_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

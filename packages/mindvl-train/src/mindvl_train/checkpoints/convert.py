@@ -80,8 +80,7 @@ def convert_to_checkpoint(
 
     Args:
         config: Model configuration; None: from the directories.
-        tokenizer: Tokenizer of the model; None: from the directory of the language model. Embedding rows of tokens
-            outside the directory's vocabulary are initialized randomly.
+        tokenizer: Tokenizer of the model; None: that of the language model. Rows of new tokens are random.
         dtype: Precision of the checkpoint; None: bf16 if all weights are bf16, else fp32.
         seed: Seed of random initialization.
         file_bytes: Maximum size of a tensor file; a larger tensor has its own file.
