@@ -17,12 +17,12 @@ def test_equal_weights_are_the_default():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"models": ()}, "models: no model is given"),
-        ({"weights": (1.0,)}, "weights: 1 weights for 2 models"),
-        ({"weights": (0.5, 0.6)}, "sum to 1.1, not 1"),
-        ({"weights": (float("nan"), 1.0)}, "not all finite"),
-        ({"max_shard_bytes": 0}, "max_shard_bytes: 0 is not positive"),
-        ({"out": Path("a\0b")}, "cannot hold a null character"),
+        ({"models": ()}, "models: is empty"),
+        ({"weights": (1.0,)}, "weights: got 1 weights for 2 models"),
+        ({"weights": (0.5, 0.6)}, "with sum 1.1"),
+        ({"weights": (float("nan"), 1.0)}, "must be finite"),
+        ({"max_shard_bytes": 0}, "max_shard_bytes: must be positive, got 0"),
+        ({"out": Path("a\0b")}, "has a null character"),
     ],
 )
 def test_wrong_values_are_refused(values, message):

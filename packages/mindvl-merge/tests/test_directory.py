@@ -55,15 +55,15 @@ def test_what_is_written_is_read_by_safetensors(tmp_path, make_directory, random
 def test_a_truncated_file_is_named(make_directory, random_tensors):
     path = make_directory("a", random_tensors(0)) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DirectoryError, match=r"model\.safetensors: not a whole safetensors file"):
+    with pytest.raises(DirectoryError, match=r"model\.safetensors: is not a complete safetensors file"):
         ModelDirectory(path.parent)
     path.write_bytes(b"")
-    with pytest.raises(DirectoryError, match="not a whole safetensors file"):
+    with pytest.raises(DirectoryError, match="is not a complete safetensors file"):
         ModelDirectory(path.parent)
 
 
 def test_a_missing_directory_or_shard_is_named(tmp_path, make_directory, random_tensors):
-    with pytest.raises(DirectoryError, match="nowhere: this is not an existing directory"):
+    with pytest.raises(DirectoryError, match="nowhere: the directory does not exist"):
         ModelDirectory(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DirectoryError, match=r"no model\.safetensors"):

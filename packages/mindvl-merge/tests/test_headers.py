@@ -75,7 +75,7 @@ REPEATED = (
         (b"[" * 100_000, "JSON is damaged"),
         (b'{"a":' * 300 + b"1" + b"}" * 300, "JSON is damaged"),
         (b'{"a":' + b"1" * 5000 + b"}", "JSON is damaged"),
-        (b"[1]", r"not an object but \[1\]"),
+        (b"[1]", r"must be an object, got \[1\]"),
         (b"\xff\xfe{}", "JSON is damaged"),
         (json.dumps({"a": _entry()}).encode("utf-16"), "JSON is damaged"),
         (json.dumps({"a": _entry()}).encode("utf-8-sig"), "JSON is damaged"),

@@ -128,7 +128,7 @@ def test_other_limits_of_image_sizes_and_of_generation_are_warnings(pair):
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}', "[" * 5000, '{"n": ' + "9" * 5000 + "}", "\x00"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"])
 def test_a_damaged_file_is_named(pair, name, content):
-    with pytest.raises(DirectoryError, match=rf"b.{name}: the JSON is"):
+    with pytest.raises(DirectoryError, match=rf"b.{name}: the JSON (is|must be)"):
         pair({name: "{}"}, {name: content})
 
 
@@ -146,16 +146,16 @@ def test_values_that_are_not_finite_are_named(tmp_path, make_directory, random_t
     tensors = random_tensors(1)
     tensors["language.embed"][3, 1] = value
     models.append(make_directory("b", tensors))
-    with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed holds NaN or infinity"):
+    with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed has NaN or infinity"):
         merge(MergeConfig(models=tuple(models), out=tmp_path / "out", weights=weights))
-    with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed holds NaN"):
+    with pytest.raises(MergeError, match=r"b.model\.safetensors: tensor language\.embed has NaN"):
         merge(MergeConfig(models=tuple(models[::-1]), out=tmp_path / "out", only=("vision.",)))  # a copied tensor
     assert not (tmp_path / "out").exists()
 
 
 def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_directory):
     model = make_directory("a", {"w": torch.tensor([1.0, 1e5])})
-    with pytest.raises(MergeError, match="tensor w has values beyond the range of float16"):
+    with pytest.raises(MergeError, match="tensor w has values outside the range of float16"):
         merge(MergeConfig(models=(model,), out=tmp_path / "out", dtype="float16"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_merge import MergeConfig, MergeError, merge, publish
-from mindvl_merge.publish import partial_directory, put_in_place, recover
+from mindvl_merge.publish import partial_directory, recover, replace_directory
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_the_new_directory_takes_the_name(both, monkeypatch, can_exchange):
     partial, out = both
     if not can_exchange:
         monkeypatch.setattr(publish, "_exchange", lambda one, two: False)
-    put_in_place(partial, out)
+    replace_directory(partial, out)
     assert (out / "is").read_text() == ".out.partial"
     assert _names(out.parent) == ["out"]
 
@@ -44,7 +44,7 @@ def test_the_name_is_never_free_where_names_can_be_exchanged(both, monkeypatch):
     seen = []
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda self, target: (seen.append(out.exists()), rename(self, target))[1])
-    put_in_place(partial, out)
+    replace_directory(partial, out)
     assert seen == [True]  # only what the name had before is moved, after the exchange
 
 
@@ -64,7 +64,7 @@ def test_an_end_between_two_renames_is_undone_by_the_next_start(both, monkeypatc
     monkeypatch.setattr(Path, "rename", killed)
     monkeypatch.setattr(publish, "_sync", lambda path: None if len(done) < 2 else killed(path, path))
     with pytest.raises(KeyboardInterrupt):
-        put_in_place(partial, out)
+        replace_directory(partial, out)
     monkeypatch.undo()
     assert out.exists() == (renames == 2)
     recover(out)

@@ -82,7 +82,7 @@ def test_integers_are_copied_when_equal_and_refused_when_not(tmp_path, make_dire
     models = [make_directory(f"m{i}", {"steps": torch.tensor([7, i // 2])}) for i in range(3)]
     merge(MergeConfig(models=tuple(models[:2]), out=tmp_path / "out"))
     assert load_file(tmp_path / "out" / "model.safetensors")["steps"].tolist() == [7, 0]
-    with pytest.raises(MergeError, match=r"m2.model\.safetensors: tensor steps holds other integers"):
+    with pytest.raises(MergeError, match=r"m2.model\.safetensors: integer tensor steps differs"):
         merge(MergeConfig(models=tuple(models), out=tmp_path / "out2"))
     assert not (tmp_path / "out2").exists()
     assert not (tmp_path / ".out2.partial").exists()

@@ -35,7 +35,7 @@ def test_a_large_loss_is_called_a_loss(results: Results) -> None:
 def test_a_missed_promise_is_told_with_its_size(results: Results) -> None:
     headline = findings(replace(results, headline=replace(results.headline, score=0.85)))[0]
 
-    assert "misses it by 5.0 points" in headline
+    assert "misses by 5.0 points" in headline
 
 
 def test_a_quick_run_compares_nothing_with_the_promise(results: Results) -> None:
@@ -64,7 +64,7 @@ def test_a_less_robust_model_is_called_so(results: Results) -> None:
 
 
 def test_the_headline_says_that_its_numbers_stand_in_one_line(results: Results) -> None:
-    assert "in one line" in findings(results)[0]
+    assert "on one line" in findings(results)[0]
 
 
 def test_shares_and_seconds_read_as_people_write_them() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mindvl_cli.demo.outcome import gather
-from mindvl_cli.demo.pipeline import Workplace, run_demo
+from mindvl_cli.demo.pipeline import DemoRun, run_demo
 from mindvl_cli.demo.report import report_document
 from mindvl_cli.demo.settings import QUICK, DemoSettings
 from mindvl_cli.demo.stages import StageBook
@@ -30,12 +30,12 @@ SMALLEST: DemoSettings = replace(
 )
 
 
-def _workplace(out: Path) -> Workplace:
-    return Workplace(out=out, settings=SMALLEST, seed=5, book=StageBook(out, "test"))
+def _demo_run(out: Path) -> DemoRun:
+    return DemoRun(out=out, settings=SMALLEST, seed=5, book=StageBook(out, "test"))
 
 
 def _document(out: Path) -> dict[str, Any]:
-    work = _workplace(out)
+    work = _demo_run(out)
     document = report_document(gather(work, run_demo(work), is_quick=True), out)
     return {key: value for key, value in document.items() if key not in ("timing", "machine")}
 

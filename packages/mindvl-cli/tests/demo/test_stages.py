@@ -61,6 +61,6 @@ def test_starting_over_removes_a_demo_and_nothing_else(tmp_path: Path) -> None:
     start_over(tmp_path / "never-made")
 
     assert not demo.exists()
-    with pytest.raises(CliError, match="not a demo's"):
+    with pytest.raises(CliError, match="something else than a demo"):
         start_over(other)
     assert (other / "thesis.txt").is_file()

@@ -14,7 +14,7 @@ from mindvl_cli.demo.tasks import (
     BENCHMARK_TASKS,
     IMAGE_MARK,
     Task,
-    deal_tasks,
+    assign_tasks,
     make_example,
     sample_texts,
     write_benchmark,
@@ -76,9 +76,9 @@ def test_test_reading_uses_unseen_three_digit_numbers() -> None:
 
 
 def test_tasks_are_dealt_by_exact_shares() -> None:
-    dealt = list(deal_tasks({"read": 3, "count": 1}, 40))
-    assert dealt.count("read") == 30
-    assert dealt[:4].count("count") == 1
+    assigned = list(assign_tasks({"read": 3, "count": 1}, 40))
+    assert assigned.count("read") == 30
+    assert assigned[:4].count("count") == 1
 
 
 def test_a_source_is_written_in_llava_style(tmp_path: Path) -> None:

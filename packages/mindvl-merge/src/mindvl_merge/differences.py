@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configurations, processors and code of two model directories say differently, and whether it matters.
+"""Differences between configurations, processors and Python files of two model directories.
 
 Comes after files.py; tokenizers.py does the same for tokenizers, parents.py decides. A key of config.json counts as
-one that changes what is computed unless it is known not to.
+one that affects the computation unless it is listed here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,7 @@ _WITHOUT_EFFECT = {  # keys and sections of config.json; the merged model keeps 
     "use_cache",
 }
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-_PIXELS = {  # last part of a processor's key that changes what the model sees; limits of size and class names do not
+_PIXELS = {  # last part of processor keys that affect the model input; size limits and class names do not
     "image_mean",
     "image_std",
     "merge_size",
@@ -99,13 +99,13 @@ _PIXELS = {  # last part of a processor's key that changes what the model sees; 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that two directories say differently."""
+    """One difference between two directories."""
 
-    file: str  # of the other directory
+    file: str  # file name in the other directory
     key: str
-    first: str  # what the first directory says, shortened for a message
+    first: str  # value in the first directory, shortened for a message
     other: str
-    is_refused: bool  # it changes what the model computes
+    is_refused: bool  # it affects the computation of the model
 
 
 def config_differences(first: Path, other: Path) -> list[Difference]:
@@ -144,15 +144,15 @@ def processor_differences(first: Path, other: Path) -> list[Difference]:
             continue
         for key, left, right in _differing(_flat(one), _flat(two)):
             last = _last(key)
-            is_said = MISSING not in (left, right)  # newer versions write what was a default
-            refused = is_said and name in _PROCESSOR_FILES and (last in _PIXELS or last.startswith("do_"))
+            in_both = MISSING not in (left, right)  # newer versions write former defaults
+            refused = in_both and name in _PROCESSOR_FILES and (last in _PIXELS or last.startswith("do_"))
             differences.append(Difference(file=name, key=key, first=left, other=right, is_refused=refused))
     return differences
 
 
 def code_differences(first: Path, other: Path) -> list[Difference]:
     """Python files that differ; the merged model gets those of the first."""
-    names = sorted({path.name for place in (first, other) for path in place.glob("*.py")})
+    names = sorted({path.name for directory in (first, other) for path in directory.glob("*.py")})
     return [
         Difference(file=name, key=name, first="its code", other="other code", is_refused=False)
         for name in names
@@ -161,12 +161,12 @@ def code_differences(first: Path, other: Path) -> list[Difference]:
 
 
 def shown(value: Any) -> str:
-    """A value for a message."""
+    """Format a value for a message."""
     return MISSING if value is None else f"{value!r:.80}"
 
 
 def _changes_function(key: str, first: str, other: str) -> bool:
-    if key.endswith(".model_type") and MISSING in (first, other):  # of a section, which older versions do not name
+    if key.endswith(".model_type") and MISSING in (first, other):  # of a section; older versions do not write it
         return False
     return not _WITHOUT_EFFECT.intersection(key.split("."))
 
@@ -192,7 +192,7 @@ def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[t
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "", *, is_config: bool = False) -> dict[str, Any]:
-    """Values by dotted key; what is null, or says what its absence says, is left out."""
+    """Values by dotted key, without null values and defaults."""
     flat: dict[str, Any] = {}
     name = _last(prefix.removesuffix("."))
     items = one_spelling(section, name) if is_config and name != "rope_parameters" else section

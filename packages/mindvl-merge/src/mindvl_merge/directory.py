@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model directories in the transformers layout, read lazily and written as a stream.
+"""Transformers model directories, read lazily and written as a stream.
 
-Reading looks at file headers only until a piece of a tensor is asked for. Writing knows names, shapes and types
-beforehand, so it writes the header first and then the bytes of one piece after the other; nothing but that piece is
-in memory. Format: safetensors (8 bytes header length, JSON header, bytes), with `model.safetensors.index.json` when
-there are several files.
+Reading parses only the file headers until a slice of a tensor is requested. Writing knows names, shapes and data types
+in advance, so it writes the header first and then one slice after the other; only that slice is in memory. Format:
+safetensors (8 bytes header length, JSON header, bytes), with `model.safetensors.index.json` for several files.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ SINGLE_NAME = "model.safetensors"
 
 
 class ModelDirectory:
-    """The tensors of a directory by name; open files are kept until `close`."""
+    """The tensors of a directory by name; files stay open until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +38,7 @@ class ModelDirectory:
             for info in read_header(regular_file(path, file)):
                 if info.name in self.tensors:
                     raise DirectoryError(
-                        f"{path / file}: tensor {info.name!r:.200} is in {self.tensors[info.name].file} too. "
+                        f"{path / file}: tensor {info.name!r:.200} is also in {self.tensors[info.name].file}. "
                         "Remove one of the files."
                     )
                 self.tensors[info.name] = info
@@ -53,7 +52,7 @@ class ModelDirectory:
         row_shape = info.shape[1:]
         row_bytes = math.prod(row_shape) * info.dtype.itemsize
         num_rows = max(0, min(stop, info.shape[0] if info.shape else 1) - start)
-        # read, not mapped: pages of mapped files count as memory of the process until the machine runs short
+        # read, not mapped: the kernel counts mapped pages as memory of the process
         buffer = bytearray(num_rows * row_bytes)
         try:
             file = self._open_files.get(info.file)
@@ -67,7 +66,7 @@ class ModelDirectory:
             ) from error
         if num_read != len(buffer):
             raise DirectoryError(
-                f"{self.path / info.file}: the file became shorter while tensor {name} was read. Copy it again."
+                f"{self.path / info.file}: the file was truncated while tensor {name} was read. Copy it again."
             )
         if not buffer:
             return torch.empty(num_rows, *row_shape, dtype=info.dtype)
@@ -79,14 +78,14 @@ class ModelDirectory:
         return {file: _hash_file(self.path / file) for file in self.files}
 
     def close(self) -> None:
-        """Let go of the open files."""
+        """Close the open files."""
         for file in self._open_files.values():
             file.close()
         self._open_files.clear()
 
 
 class DirectoryWriter:
-    """Writes tensors in the order announced, cut into files of at most `max_shard_bytes`.
+    """Writes tensors in the declared order to files of at most `max_shard_bytes`.
 
     Example:
         with DirectoryWriter(path, infos, max_shard_bytes=5_000_000_000) as writer:
@@ -109,7 +108,7 @@ class DirectoryWriter:
         data = piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
         while self._left == 0 and self._current + 1 < len(self._shards):
             self._next_file()
-        assert len(data) <= self._left, "a piece crosses the end of a file: tensors were not written as announced"
+        assert len(data) <= self._left, "a piece crosses the end of a file: tensors were not written as declared"
         self._put(data)
         self._left -= len(data)
 
@@ -121,8 +120,8 @@ class DirectoryWriter:
     ) -> None:
         if kind is None:
             while self._left == 0 and self._current + 1 < len(self._shards):
-                self._next_file()  # files that hold empty tensors only
-            assert self._left == 0, "fewer pieces were written than announced"
+                self._next_file()  # files with empty tensors only
+            assert self._left == 0, "fewer pieces were written than declared"
             self._close_file()
             if len(self._shards) > 1:
                 self._write_index()
@@ -172,7 +171,7 @@ class DirectoryWriter:
 
 
 def weights_sha256(path: Path) -> str:
-    """One hash of all weight files of a directory: equal exactly if names and bytes of the files are."""
+    """One hash of all weight files of a directory; it covers their names and bytes."""
     hashes = json.dumps(ModelDirectory(path).sha256(), sort_keys=True)
     return hashlib.sha256(hashes.encode()).hexdigest()
 
@@ -196,35 +195,33 @@ def _shard_names(count: int) -> list[str]:
 
 
 def _weight_map(path: Path) -> dict[str, str] | None:
-    """File of each tensor as the index says; None where a single file needs no index.
+    """File name of each tensor from the index; None for a single file without index.
 
     Raises:
         DirectoryError: There are no weights, two sets of them, or the index names something other than files beside it.
     """
     index = path / INDEX_NAME
     if not path.is_dir():
-        raise DirectoryError(
-            f"{path}: this is not an existing directory. Give a model directory as transformers saves it."
-        )
+        raise DirectoryError(f"{path}: the directory does not exist. Give a transformers model directory.")
     if not index.exists():
         if not (path / SINGLE_NAME).exists():
             raise DirectoryError(
-                f"{path}: holds no {SINGLE_NAME} and no {INDEX_NAME}. Give a model directory as transformers saves it."
+                f"{path}: has no {SINGLE_NAME} and no {INDEX_NAME}. Give a transformers model directory."
             )
         return None
     weight_map = read_json(regular_file(path, INDEX_NAME)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise DirectoryError(f"{index}: has no weight_map of tensors. Copy the model directory again.")
+        raise DirectoryError(f"{index}: has no weight_map. Copy the model directory again.")
     for name, file in weight_map.items():
         if not is_plain_name(file):
             raise DirectoryError(
-                f"{index}: tensor {name!r:.200} is said to lie in {file!r:.200}, which is not the name of a file in "
-                "this directory. Check where the model is from."
+                f"{index}: the file of tensor {name!r:.200} is {file!r:.200}, which is not a plain file name. Check the source "
+                "of the model."
             )
     if (path / SINGLE_NAME).exists() and SINGLE_NAME not in weight_map.values():
         raise DirectoryError(
-            f"{path / SINGLE_NAME}: the directory also holds {INDEX_NAME}, which names other files, so it is not clear "
-            "which weights are meant. Remove one of the two."
+            f"{path / SINGLE_NAME}: the directory also has {INDEX_NAME}, which names other files, so the weights are "
+            "ambiguous. Remove one of the two."
         )
     return weight_map
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of mindvl-merge: what was wrong, where, and what to do."""
+"""Errors of mindvl-merge; each message is `WHERE: WHAT IS WRONG. WHAT TO DO.`"""
 
 
 class MergeError(Exception):
-    """Models cannot be merged, or a search cannot be done, as asked."""
+    """A merge or a resolution search cannot be done."""
 
 
 class MergeConfigError(MergeError, ValueError):
@@ -11,4 +11,4 @@ class MergeConfigError(MergeError, ValueError):
 
 
 class DirectoryError(MergeError):
-    """A model directory is missing, damaged, or does not fit the others."""
+    """A model directory is missing, damaged, or incompatible with the others."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a model directory that somebody else wrote: names, symbolic links and JSON are checked before they are used.
+"""Read untrusted files of a model directory: names, symbolic links and JSON are checked before use.
 
 Comes before headers.py and directory.py read tensors, and before configurations and tokenizers are compared.
 """
@@ -19,7 +19,7 @@ _MAX_NAME_BYTES = 255
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether this names a file of the directory itself: no separator, no `..`, nothing that a terminal would obey."""
+    """Whether this is a plain file name: no separator, no `..`, no control characters."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -39,7 +39,7 @@ def regular_file(directory: Path, name: str) -> Path:
     if not path.exists():
         raise DirectoryError(f"{path}: the file is missing. Copy the model directory again.")
     if not path.is_file():
-        raise DirectoryError(f"{path}: this is not a regular file. Copy the model directory again.")
+        raise DirectoryError(f"{path}: is not a regular file. Copy the model directory again.")
     _refuse_escape(directory, path)
     return path
 
@@ -48,18 +48,18 @@ def other_files(directory: Path, is_ignored: Callable[[Path], bool]) -> Iterator
     """Paths, relative to the directory, of all its files but the ignored ones, in a fixed order.
 
     Args:
-        is_ignored: Asked for files and directories by relative path; an ignored directory is not entered.
+        is_ignored: Predicate of relative paths of files and directories; an ignored directory is not entered.
 
     Raises:
         DirectoryError: One is no regular file, or is a symbolic link that leaves the directory.
     """
-    for place, directories, names in os.walk(directory):
-        here = Path(place).relative_to(directory)
+    for parent, directories, names in os.walk(directory):
+        here = Path(parent).relative_to(directory)
         directories[:] = sorted(name for name in directories if not is_ignored(here / name))
         for name in directories:
-            if (Path(place) / name).is_symlink():
+            if (Path(parent) / name).is_symlink():
                 raise DirectoryError(
-                    f"{Path(place) / name}: this directory is a symbolic link. Replace it with a copy."
+                    f"{Path(parent) / name}: this directory is a symbolic link. Replace it with a copy."
                 )
         for name in sorted(names):
             if not is_ignored(here / name):
@@ -76,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise DirectoryError(
-                f"{path}: {size} bytes are more than the {MAX_JSON_BYTES} that are read. Check where the file is from."
+                f"{path}: has {size} bytes, the limit is {MAX_JSON_BYTES}. Check the source of the file."
             )
         content = path.read_bytes()
     except OSError as error:
@@ -85,19 +85,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
-    """The same of bytes that were read from `path`; their number is checked by the caller."""
+    """The object in bytes that were read from `path`; the caller limits their size."""
     try:
         document = json.loads(content.decode(), object_pairs_hook=_without_repeated_keys)
         _refuse_depth(document)
     except (ValueError, RecursionError) as error:  # also other encodings than UTF-8, and integers of 5,000 digits
         raise DirectoryError(f"{path}: the JSON is damaged ({str(error)[:200]}). Copy the file again.") from error
     if not isinstance(document, dict):
-        raise DirectoryError(f"{path}: the JSON is not an object but {document!r:.60}. Copy the file again.")
+        raise DirectoryError(f"{path}: the JSON must be an object, got {document!r:.60}. Copy the file again.")
     return document
 
 
 def same_bytes(first: Path, other: Path) -> bool:
-    """Whether two files exist and hold the same."""
+    """Whether two files exist and have equal content."""
     try:
         if first.stat().st_size != other.stat().st_size:
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a safetensors file, believed only where it agrees with itself and with the size of the file.
+"""Read and validate the header of a safetensors file.
 
 Comes after files.py, before directory.py reads values. Format: 8 bytes with the length of the header, the header as JSON,
 the values; a header that passes names every byte of the values exactly once (github.com/huggingface/safetensors).
@@ -34,18 +34,18 @@ METADATA = "__metadata__"
 MAX_HEADER_BYTES = 25_000_000  # about 200,000 tensors in one file
 MAX_DIMENSIONS = 32
 
-_MAX_VALUES = 2**62  # of one tensor: sizes in bytes still fit what torch counts with
+_MAX_VALUES = 2**62  # values of one tensor, so that sizes in bytes fit 64-bit integers
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """What a header says of one tensor."""
+    """The header entry of one tensor."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: str  # name inside the directory
-    offset: int  # where its bytes begin in the file
+    offset: int  # byte offset of the values in the file
 
     @property
     def num_bytes(self) -> int:
@@ -108,7 +108,7 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
 
 
 def _are_sizes(values: Any) -> bool:
-    """A list of whole numbers from 0 on; True and 1.0 are none."""
+    """Whether this is a list of integers >= 0; True and 1.0 are not integers."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
@@ -124,4 +124,4 @@ def _refuse_gaps(path: Path, tensors: Sequence[TensorInfo], start: int, size: in
 
 
 def _damaged(path: Path, what: str) -> DirectoryError:
-    return DirectoryError(f"{path}: not a whole safetensors file: {what}. Copy the file again.")
+    return DirectoryError(f"{path}: is not a complete safetensors file: {what}. Copy the file again.")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the models of a merge are of one architecture and mean the same by their weights.
+"""Check that the models of a merge have one architecture and compatible configurations.
 
-Comes after all directories were opened, before anything is written. What changes the result is refused by name, what
-does not is returned as a warning; values are checked while they are read (run.py).
+Comes after all directories were opened, before anything is written. A difference that affects the result is refused,
+any other is returned as a warning; values are checked while they are read (run.py).
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ _NAMED_IN_MESSAGE = 6
 
 
 def check_parents(config: MergeConfig, directories: Sequence[ModelDirectory]) -> list[str]:
-    """Compare every model with the first; returns warnings, one for each file that differs without effect.
+    """Compare every model with the first; returns one warning for each file with differences that do not matter.
 
     Raises:
-        MergeError: Tensors, configurations, tokenizers, templates or processors differ in what changes the result.
+        MergeError: Tensors, configurations, tokenizers, templates or processors differ in a way that affects the result.
     """
     first, warnings = directories[0], []
     for other in directories[1:]:
@@ -46,8 +46,8 @@ def _refusal(first: ModelDirectory, other: ModelDirectory, refused: Sequence[Dif
     )
     return DirectoryError(
         f"{other.path / one.file}: {_named(one)} is {one.other}, but {one.first} in {first.path}"
-        f"{' (also different: ' + ', '.join(more) + ')' if more else ''}. Averaged weights would be wrong for both. "
-        f"Merge models that agree, or allow it with --allow-different {one.key!r:.200}."
+        f"{' (also different: ' + ', '.join(more) + ')' if more else ''}. The average would be wrong. "
+        f"Merge models with equal settings, or allow the difference with --allow-different {one.key!r:.200}."
     )
 
 
@@ -60,12 +60,12 @@ def _warnings(first: ModelDirectory, other: ModelDirectory, found: Sequence[Diff
     for file, names in by_file.items():
         more = f" and {len(names) - _NAMED_IN_MESSAGE} more" if len(names) > _NAMED_IN_MESSAGE else ""
         listed = ", ".join(names[:_NAMED_IN_MESSAGE]) + more
-        warnings.append(f"{other.path / file}: differs in {listed}. The merged model keeps what {first.path} has.")
+        warnings.append(f"{other.path / file}: differs in {listed}. The merged model keeps the values of {first.path}.")
     return warnings
 
 
 def _named(one: Difference) -> str:
-    """The key for a message; a foreign file may hold what a terminal would obey."""
+    """The key for a message, escaped if it is not printable."""
     return f"{one.key if one.key.isprintable() else repr(one.key):.200}"
 
 
@@ -75,23 +75,23 @@ def _refuse_other_tensors(first: ModelDirectory, other: ModelDirectory, *, any_f
     if missing or extra:
         name, where, lacks = (missing[0], first.path, other.path) if missing else (extra[0], other.path, first.path)
         raise DirectoryError(
-            f"{lacks}: {len(missing) + len(extra)} tensors are in one model only, first {name} of {where}. "
+            f"{lacks}: {len(missing) + len(extra)} tensors are in only one of the models, the first is {name} of {where}. "
             "Merge models of one architecture."
         )
     for name, left in first.tensors.items():
         right = other.tensors[name]
         if left.shape != right.shape:
             raise DirectoryError(
-                f"{_place(other, right)} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
+                f"{_tensor_of(other, right)} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
                 "Merge models of one size."
             )
         both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
         if left.dtype != right.dtype and not (any_float and both_float):
             raise DirectoryError(
-                f"{_place(other, right)} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
+                f"{_tensor_of(other, right)} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
                 "Choose the type of the result (--dtype) to mix them."
             )
 
 
-def _place(directory: ModelDirectory, info: TensorInfo) -> str:
+def _tensor_of(directory: ModelDirectory, info: TensorInfo) -> str:
     return f"{directory.path / info.file}: tensor {info.name}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new directory takes the place of an old one: whoever looks finds the old one or the new one, each of them whole.
+"""Replace a directory atomically: a reader finds the old or the new one, always complete.
 
-Comes last in a merge. Where the kernel can exchange two names in one call (Linux, renameat2), it does. Elsewhere the
-old directory is put aside for a moment, and the next start brings it back if the process ended in that moment.
+Comes last in a merge. On Linux renameat2 exchanges the two names in one call. Elsewhere the old directory is renamed
+first, and the next start restores it if the process was killed in between.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def recover(out: Path) -> None:
-    """Undo what an earlier process left half done when it ended between two renames."""
+    """Restore the old directory if an earlier process was killed between two renames."""
     aside = _aside(out)
     if not aside.exists():
         return
@@ -50,10 +50,10 @@ def partial_directory(out: Path) -> Iterator[Path]:
         except BlockingIOError:
             is_ours = False
         except OSError as error:
-            is_ours = error.errno in _LOCKS_NOT_SUPPORTED  # a network file system: nobody can be asked
+            is_ours = error.errno in _LOCKS_NOT_SUPPORTED  # a network file system without locks
         if not is_ours:
-            raise MergeError(f"{out}: another merge is writing it. Wait for it, or choose another output.")
-        for left in partial.iterdir():  # by a process that was killed
+            raise MergeError(f"{out}: another merge is writing it. Wait for that merge, or choose another output.")
+        for left in partial.iterdir():  # of a killed process
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         try:
             yield partial
@@ -64,12 +64,12 @@ def partial_directory(out: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def put_in_place(partial: Path, out: Path) -> None:
-    """Give the finished directory its name; what had the name before is removed afterwards."""
-    for place, _, names in os.walk(partial):
+def replace_directory(partial: Path, out: Path) -> None:
+    """Rename the finished directory to `out`, and then remove the previous directory."""
+    for parent, _, names in os.walk(partial):
         for name in names:
-            _sync(Path(place) / name)
-        _sync(Path(place))
+            _sync(Path(parent) / name)
+        _sync(Path(parent))
     if not out.exists():
         partial.rename(out)
         _sync(out.parent)
@@ -89,7 +89,7 @@ def _aside(out: Path) -> Path:
 
 
 def _is_open_as(descriptor: int, path: Path) -> bool:
-    """Whether the name still belongs to the directory that was opened."""
+    """Whether the path is still the opened directory."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
 
 
 def _exchange(one: Path, two: Path) -> bool:
-    """Exchange two names at once; False where system or file system cannot."""
+    """Exchange two names atomically; False if system or file system do not support it."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grid of image size limits that a test-time resolution search looks at.
+"""The grid of image size limits of a test-time resolution search.
 
 Limits are counted in visual-token areas of 28x28 pixels (patch 14, merge 2), as in the paper's section on test-time
 resolution search: min 4, 16, 32, 64 and max 1280, 2048, 2560, 3072, 4096, 8192.
@@ -22,7 +22,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolutionGrid:
-    """Every pair of a minimum and a maximum; pairs with min > max are left out."""
+    """Every pair of a minimum and a maximum; pairs with min > max are omitted."""
 
     min_units: tuple[int, ...]
     max_units: tuple[int, ...]
@@ -32,10 +32,12 @@ class ResolutionGrid:
         for name in ("min_units", "max_units"):
             units = getattr(self, name)
             if not units or min(units) <= 0 or len(set(units)) != len(units):
-                raise MergeConfigError(f"{name}={units} is not usable. grid. Give different positive whole numbers.")
+                raise MergeConfigError(
+                    f"grid: {name} must be different positive integers, got {units}. Correct the grid."
+                )
         if not self.cells():
             raise MergeConfigError(
-                f"every minimum of {self.min_units} is over every maximum of {self.max_units}. grid. Swap them."
+                f"grid: every minimum of {self.min_units} is above every maximum of {self.max_units}. Swap them."
             )
 
     @classmethod
@@ -58,7 +60,7 @@ class ResolutionGrid:
             raise
         except ValueError as error:
             raise MergeConfigError(
-                f"{text!r} is no grid. grid. Write paper, or MIN,MIN,...xMAX,MAX,... such as 4,16x64,128."
+                f"grid: {text!r} is not a grid. Write paper, or MIN,MIN,...xMAX,MAX,... such as 4,16x64,128."
             ) from error
 
     def cells(self) -> list[Cell]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge model directories: check all, then stream tensor after tensor into a directory that appears only when whole.
+"""Merge model directories: check all of them, then stream one tensor after the other into a new directory.
 
-Memory: pieces of at most `_PIECE_ELEMENTS` values, whatever the size of model or tensor. The result is written beside
-the output under a hidden name, synced, and put in place (publish.py), so that a killed run leaves the output as it was.
+Memory: slices of at most `_PIECE_ELEMENTS` values, independent of the size of model or tensor. The result is written beside
+the output under a hidden name, synced, and renamed (publish.py), so that a killed process leaves the output unchanged.
 """
 
 import errno
@@ -23,9 +23,9 @@ from .errors import DirectoryError, MergeError
 from .files import other_files, read_json, real_path
 from .headers import TensorInfo
 from .methods import METHODS
+from .output_tensors import MANIFEST_NAME, OutputTensor, check_paths, output_tensors
 from .parents import check_parents
-from .plan import MANIFEST_NAME, TensorPlan, check_paths, make_plan
-from .publish import partial_directory, put_in_place, recover
+from .publish import partial_directory, recover, replace_directory
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +35,21 @@ _PIECE_ELEMENTS = 2**18  # 2 MiB in float64: the sum stays in the cache of a cor
 _NOT_OF_THE_MODEL = (".git", ".cache", "__pycache__")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
 def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str, Any]:
     """Carry out a merge.
 
     Args:
-        progress: Called after every piece with bytes written so far and in all.
+        progress: Called after every slice with written and total bytes.
 
     Returns:
         The manifest, also written to `merge.json` in the new directory.
 
     Raises:
-        MergeError: The models do not fit, hold values that are not finite, or integer tensors that should be equal
-            differ; a path clashes; the disk is full.
+        MergeError: The models are incompatible, have values that are not finite or integer tensors that differ; the
+            output overlaps an input; the disk is full.
     """
     try:
         return _merge(config, progress or (lambda done, total: None))
@@ -57,7 +57,7 @@ def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str,
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         to_do = "Free space or choose another output." if full else "Check the disk and the permissions."
         raise MergeError(
-            f"{error.filename or config.out}: cannot be read or written ({error.strerror or error}), so nothing was "
+            f"{error.filename or config.out}: cannot be read or written ({error.strerror or error}), and nothing was "
             f"changed. {to_do}"
         ) from error
 
@@ -69,13 +69,13 @@ def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
     directories = [ModelDirectory(path) for path in config.models]
     try:
         warnings = check_parents(config, directories)
-        plan = make_plan(config, directories[0])
+        outputs = output_tensors(config, directories[0])
         with partial_directory(out) as partial:
             _copy_other_files(directories[0], partial, config)
-            file_hashes = _write_tensors(config, directories, plan, partial, progress)
-            manifest = _manifest(config, directories, plan, file_hashes) | {"warnings": warnings}
+            file_hashes = _write_tensors(config, directories, outputs, partial, progress)
+            manifest = _manifest(config, directories, outputs, file_hashes) | {"warnings": warnings}
             (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-            put_in_place(partial, out)
+            replace_directory(partial, out)
     finally:
         for directory in directories:
             directory.close()
@@ -88,15 +88,15 @@ def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
 def _write_tensors(
     config: MergeConfig,
     directories: Sequence[ModelDirectory],
-    plan: Sequence[TensorPlan],
+    outputs: Sequence[OutputTensor],
     path: Path,
     progress: Progress,
 ) -> dict[str, str]:
-    total = sum(tensor.info.num_bytes for tensor in plan)
+    total = sum(tensor.info.num_bytes for tensor in outputs)
     done = 0
-    writer = DirectoryWriter(path, (tensor.info for tensor in plan), max_shard_bytes=config.max_shard_bytes)
+    writer = DirectoryWriter(path, (tensor.info for tensor in outputs), max_shard_bytes=config.max_shard_bytes)
     with writer:
-        for tensor in plan:
+        for tensor in outputs:
             for start, stop in _row_ranges(tensor.info):
                 piece = _make_piece(config, directories, tensor, start, stop)
                 writer.write(piece)
@@ -106,7 +106,7 @@ def _write_tensors(
 
 
 def _make_piece(
-    config: MergeConfig, directories: Sequence[ModelDirectory], tensor: TensorPlan, start: int, stop: int
+    config: MergeConfig, directories: Sequence[ModelDirectory], tensor: OutputTensor, start: int, stop: int
 ) -> Tensor:
     name, dtype = tensor.info.name, tensor.info.dtype
     if tensor.is_merged:
@@ -119,8 +119,8 @@ def _make_piece(
         for other in directories[1:]:
             if not torch.equal(piece, other.read_rows(name, start, stop)):
                 raise MergeError(
-                    f"{other.path / other.tensors[name].file}: tensor {name} holds other integers than in "
-                    f"{directories[0].path}, which cannot be averaged. Merge models that share them, or leave this one out."
+                    f"{other.path / other.tensors[name].file}: integer tensor {name} differs from that in "
+                    f"{directories[0].path} and cannot be averaged. Merge models with equal integer tensors."
                 )
     copied = piece.to(dtype)
     _refuse_non_finite(copied, directories[:1], tensor, start, stop)
@@ -128,9 +128,9 @@ def _make_piece(
 
 
 def _refuse_non_finite(
-    result: Tensor, directories: Sequence[ModelDirectory], tensor: TensorPlan, start: int, stop: int
+    result: Tensor, directories: Sequence[ModelDirectory], tensor: OutputTensor, start: int, stop: int
 ) -> None:
-    """The result alone is looked at: NaN or infinity in any parent is in it too, whatever the parent's weight."""
+    """Check the result only: NaN or infinity of any parent is in it too, whatever the weight of the parent."""
     name = tensor.info.name
     if not result.dtype.is_floating_point or bool(result.isfinite().all()):
         return
@@ -139,13 +139,12 @@ def _refuse_non_finite(
         count = int(piece.isfinite().logical_not().sum())
         if count:
             raise DirectoryError(
-                f"{directory.path / directory.tensors[name].file}: tensor {name} holds NaN or infinity ({count} values in "
-                f"rows {start} to {stop - 1}). Train or copy this model again, or leave it out."
+                f"{directory.path / directory.tensors[name].file}: tensor {name} has NaN or infinity ({count} values in "
+                f"rows {start} to {stop - 1}). Train or copy this model again, or remove it from the merge."
             )
     raise MergeError(
-        f"{directories[0].path / directories[0].tensors[name].file}: tensor {name} has values beyond the range of "
-        f"{str(tensor.info.dtype).removeprefix('torch.')}. Choose another type of the result (--dtype) or weights "
-        "that sum to 1."
+        f"{directories[0].path / directories[0].tensors[name].file}: tensor {name} has values outside the range of "
+        f"{str(tensor.info.dtype).removeprefix('torch.')}. Choose another data type (--dtype) or weights that sum to 1."
     )
 
 
@@ -188,7 +187,10 @@ def _with_dtype(document: Any, dtype: str) -> Any:
 
 
 def _manifest(
-    config: MergeConfig, directories: Sequence[ModelDirectory], plan: Sequence[TensorPlan], file_hashes: dict[str, str]
+    config: MergeConfig,
+    directories: Sequence[ModelDirectory],
+    outputs: Sequence[OutputTensor],
+    file_hashes: dict[str, str],
 ) -> dict[str, Any]:
     return {
         "format": MANIFEST_FORMAT,
@@ -200,7 +202,7 @@ def _manifest(
         "only": list(config.only),
         "allow_different": list(config.allow_different),
         "dtype": config.dtype,
-        "num_merged": sum(tensor.is_merged for tensor in plan),
-        "num_copied": sum(not tensor.is_merged for tensor in plan),
+        "num_merged": sum(tensor.is_merged for tensor in outputs),
+        "num_copied": sum(not tensor.is_merged for tensor in outputs),
         "sha256": file_hashes,
     }

@@ -2,7 +2,7 @@
 """Score a model at every cell of a resolution grid on held-out items, each distinct resize once, and choose a cell.
 
 Comes after merging, before the final test. Most cells resize most images alike (an image inside both limits keeps its
-size), so requests are joined by what the model would really see. Source: the paper's test-time resolution search and
+size), so requests with equal model input are merged. Source: the paper's test-time resolution search and
 Figure 4.
 """
 
@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Generic[Item]):
-    """Answer this item with these limits."""
+    """One item with image size limits."""
 
     item: Item
     min_pixels: int
@@ -29,10 +29,10 @@ class Request(Generic[Item]):
 
 
 class Scorer(Protocol[Item]):
-    """What a search needs of an evaluation; mindvl_cli.evaluation has one."""
+    """The evaluation interface of a search; mindvl_cli.evaluation implements it."""
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
-        """A key that is equal for two limits exactly if the model sees the same input for `item`."""
+        """A key of the model input for `item`: equal for two limits if and only if the inputs are equal."""
         ...
 
     def score(self, requests: Sequence[Request[Item]]) -> Sequence[float]:
@@ -57,11 +57,11 @@ class ResolutionSearch:
     cells: tuple[CellScore, ...]
     chosen: CellScore
     num_requests: int  # cells times items
-    num_evaluations: int  # distinct ones, what was really run
+    num_evaluations: int  # distinct requests that were run
 
     @property
     def num_saved(self) -> int:
-        """Evaluations that joining identical resizes saved."""
+        """Evaluations saved by merging equal requests."""
         return self.num_requests - self.num_evaluations
 
 
@@ -86,46 +86,48 @@ def search_resolution(
         tasks: Task of each item. A cell's score is the unweighted mean of its task means; without tasks, of all items.
 
     Raises:
-        MergeError: There is no item, or `tasks` or the scorer's answer has another length.
+        MergeError: There is no item, or `tasks` or the scores have another length.
     """
     if not items:
-        raise MergeError("there is no item to score. search_resolution: items. Give a validation set.")
+        raise MergeError("items: there is no item to score. Give a validation set.")
     tasks = ["all"] * len(items) if tasks is None else tasks
     if len(tasks) != len(items):
-        raise MergeError(f"{len(tasks)} tasks for {len(items)} items. search_resolution: tasks. Give one per item.")
+        raise MergeError(f"tasks: got {len(tasks)} tasks for {len(items)} items. Give one task per item.")
     cells = grid.cells()
-    places: dict[tuple[int, Hashable], int] = {}
+    positions: dict[tuple[int, Hashable], int] = {}
     requests: list[Request[Item]] = []
-    place_of = np.empty((len(cells), len(items)), dtype=np.int64)
+    position_of = np.empty((len(cells), len(items)), dtype=np.int64)
     for column, item in enumerate(items):
         for row, cell in enumerate(cells):
             key = (column, scorer.resized(item, cell.min_pixels, cell.max_pixels))
-            if key not in places:
-                places[key] = len(requests)
+            if key not in positions:
+                positions[key] = len(requests)
                 requests.append(Request(item=item, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels))
-            place_of[row, column] = places[key]
+            position_of[row, column] = positions[key]
     scores = list(scorer.score(requests))
     if len(scores) != len(requests):
-        raise MergeError(f"{len(scores)} scores for {len(requests)} requests. Scorer.score. Return one per request.")
-    table = np.asarray(scores, dtype=np.float64)[place_of]  # [cells, items]
+        raise MergeError(
+            f"Scorer.score: got {len(scores)} scores for {len(requests)} requests. Return one score per request."
+        )
+    table = np.asarray(scores, dtype=np.float64)[position_of]  # [cells, items]
     cell_scores = tuple(_cell_score(cell, row, tasks) for cell, row in zip(cells, table, strict=True))
     return ResolutionSearch(
         cells=cell_scores,
         chosen=choose_cell(cell_scores),
-        num_requests=place_of.size,
+        num_requests=position_of.size,
         num_evaluations=len(requests),
     )
 
 
 def choose_cell(cells: Sequence[CellScore]) -> CellScore:
-    """The best score; of equal ones the smaller maximum, then the smaller minimum, which is the cheapest to run."""
+    """The cell with the best score; among equal scores the smallest maximum, then the smallest minimum (cheapest)."""
     return min(cells, key=lambda cell: (-cell.score, cell.max_pixels, cell.min_pixels))
 
 
 def box_of(values: Sequence[float]) -> Box:
     """Quartiles (linear between neighbours) of the scores of all cells, one box of Figure 4."""
     if not values:
-        raise MergeError("there is no score to draw. box_of: values. Give the scores of at least one cell.")
+        raise MergeError("values: there is no score to draw. Give the scores of at least one cell.")
     numbers = [float(number) for number in np.percentile(np.asarray(values, dtype=np.float64), [0, 25, 50, 75, 100])]
     return Box(
         minimum=numbers[0],

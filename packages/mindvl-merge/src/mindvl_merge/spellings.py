@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One spelling for what versions of transformers write differently into config.json of one and the same model.
+"""Normalize config.json: versions of transformers write the configuration of one model differently.
 
 Comes before differences.py compares: a model as published and the same model saved again by another version of
 transformers must not differ.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _RENAMED = {"num_local_experts": "num_experts", "in_chans": "in_channels"}
-_ABSENT_MEANS: dict[str, Any] = {  # a key with this value says what its absence says
+_ABSENT_MEANS: dict[str, Any] = {  # default values: a key with this value may be absent
     "add_cross_attention": False,
     "attention_bias": False,
     "hidden_act": "silu",
@@ -23,13 +23,13 @@ _ABSENT_MEANS: dict[str, Any] = {  # a key with this value says what its absence
     "tokens_per_second": 4,
 }
 _OF_SLIDING_WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers")
-_USUAL_ROTARY = {"default", "mrope", "axial"}  # kinds that differ by the model, not by the value
+_USUAL_ROTARY = {"default", "mrope", "axial"}  # kinds implied by the model type
 _VISION_ROTARY = {"rope_theta": 10_000.0}
 _TEXT, _TIED = "text_config", "tie_word_embeddings"
 
 
 def same_sections(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two configurations with the keys of the language model in one place: published ones have no section for it."""
+    """Two configurations with the keys of the language model at the same level; published ones have no section for it."""
     one, two = _with_tied_once(first), _with_tied_once(other)
     have = [isinstance(document.get(_TEXT), dict) for document in (one, two)]
     if have[0] == have[1]:
@@ -38,10 +38,10 @@ def same_sections(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[d
 
 
 def one_spelling(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A section of config.json without what is null, derived, renamed or without effect beside its other keys.
+    """A section of config.json without null, derived, renamed and ineffective keys.
 
     Args:
-        name: The section's own key; empty for the whole document.
+        name: Key of the section; empty for the whole document.
     """
     found = {key: value for key, value in _with_one_rotary(section, name).items() if value is not None}
     for old, new in _RENAMED.items():
@@ -58,7 +58,7 @@ def one_spelling(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _derived(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that follow from other keys; newer versions write them."""
+    """Values derived from other keys, which newer versions write."""
     nope, rope = section.get("qk_nope_head_dim"), section.get("qk_rope_head_dim")
     if isinstance(nope, int) and isinstance(rope, int):
         return {"qk_head_dim": nope + rope, "head_dim": rope}
@@ -69,7 +69,7 @@ def _derived(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_tied_once(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Tied embeddings may stand in either place; either counts for transformers."""
+    """Merge both keys of tied embeddings; transformers accepts either."""
     found, text = dict(document), document.get(_TEXT)
     if isinstance(text, dict) and isinstance(text.get(_TIED), bool):
         found[_TIED] = bool(text[_TIED] or found.get(_TIED))
@@ -78,7 +78,7 @@ def _with_tied_once(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_copies(document: dict[str, Any]) -> dict[str, Any]:
-    """Some versions wrote the keys of the language model in both places."""
+    """Remove keys of the language model that some versions wrote at both levels."""
     text = document.get(_TEXT)
     if not isinstance(text, dict):
         return document
@@ -87,7 +87,7 @@ def _without_copies(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lifted(document: dict[str, Any]) -> dict[str, Any]:
-    """The same with the language model's keys at the top, where nothing else has their names."""
+    """The document with the keys of the language model at the top level, except for name clashes."""
     top = {key: value for key, value in document.items() if key != _TEXT}
     text = one_spelling(document[_TEXT], _TEXT)
     clashing = {key: value for key, value in text.items() if key in top and top[key] != value}

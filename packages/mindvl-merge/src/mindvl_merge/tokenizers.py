@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tokenizers and chat templates of two model directories do differently.
+"""Differences between tokenizers and chat templates of two model directories.
 
-Comes beside differences.py, before parents.py decides. An embedding is averaged row by row, so one token must have one
-id in all parents.
+Comes beside differences.py, before parents.py decides. Embeddings are averaged row by row, so a token must have the
+same id in all parents.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ _BESIDE_MODEL = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def tokenizer_differences(first: Path, other: Path) -> list[Difference]:
-    """Differences in how text becomes tokens, in special tokens and in chat templates.
+    """Differences in tokenization, special tokens and chat templates.
 
     Raises:
         DirectoryError: A file is damaged.
@@ -28,10 +28,10 @@ def tokenizer_differences(first: Path, other: Path) -> list[Difference]:
 
 def _ids(first: Path, other: Path) -> list[Difference]:
     names = [name for name in (_FAST, *_SLOW) if (first / name).exists() or (other / name).exists()]
-    have_fast = [(place / _FAST).exists() for place in (first, other)]
+    have_fast = [(directory / _FAST).exists() for directory in (first, other)]
     if all(have_fast):
         return [] if same_bytes(first / _FAST, other / _FAST) else _compare_fast(first, other)
-    have_any = [any((place / name).exists() for name in names) for place in (first, other)]
+    have_any = [any((directory / name).exists() for name in names) for directory in (first, other)]
     if have_any[0] != have_any[1]:
         one, two = ("a tokenizer", MISSING) if have_any[0] else (MISSING, "a tokenizer")
         return [Difference(file=_SETTINGS, key="tokenizer", first=one, other=two, is_refused=False)]
@@ -43,12 +43,14 @@ def _ids(first: Path, other: Path) -> list[Difference]:
 
 
 def _compare_fast(first: Path, other: Path) -> list[Difference]:
-    documents = [read_json(regular_file(place, _FAST)) for place in (first, other)]
-    models = [_section(document, "model", place) for document, place in zip(documents, (first, other), strict=True)]
-    added = [_added(document, place / _FAST) for document, place in zip(documents, (first, other), strict=True)]
+    documents = [read_json(regular_file(directory, _FAST)) for directory in (first, other)]
+    models = [
+        _section(document, "model", directory) for document, directory in zip(documents, (first, other), strict=True)
+    ]
+    added = [_added(document, directory / _FAST) for document, directory in zip(documents, (first, other), strict=True)]
     ids = [
-        _vocabulary(model, place / _FAST) | {content: token.get("id") for content, token in tokens.items()}
-        for model, tokens, place in zip(models, added, (first, other), strict=True)
+        _vocabulary(model, directory / _FAST) | {content: token.get("id") for content, token in tokens.items()}
+        for model, tokens, directory in zip(models, added, (first, other), strict=True)
     ]
     found = _first_entry("token", ids[0], ids[1])
     if found is None:
@@ -56,10 +58,13 @@ def _compare_fast(first: Path, other: Path) -> list[Difference]:
         found = _first_entry("added token", flags[0], flags[1])
     differences = [] if found is None else [found]
     for section in _BESIDE_MODEL:
-        one, two = (_said(document.get(section)) for document in documents)
+        one, two = (_without_defaults(document.get(section)) for document in documents)
         if one != two:
             differences.append(_differs(section, *map(shown, _first_place(one, two))))
-    rest = [_said({key: value for key, value in model.items() if key not in ("vocab", "merges")}) for model in models]
+    rest = [
+        _without_defaults({key: value for key, value in model.items() if key not in ("vocab", "merges")})
+        for model in models
+    ]
     for key in sorted(rest[0].keys() | rest[1].keys()):
         if rest[0].get(key) != rest[1].get(key):
             differences.append(_differs(f"model.{key}", shown(rest[0].get(key)), shown(rest[1].get(key))))
@@ -81,22 +86,22 @@ def _differs(key: str, first: str, other: str) -> Difference:
     return Difference(file=_FAST, key=key, first=first, other=other, is_refused=True)
 
 
-def _said(value: Any) -> Any:
-    """A section without what says what its absence says, and without what only changes offsets into the text."""
+def _without_defaults(value: Any) -> Any:
+    """A section without default values, and without keys that only affect text offsets."""
     if isinstance(value, list):
-        return [_said(one) for one in value]
+        return [_without_defaults(one) for one in value]
     if not isinstance(value, dict):
         return value
     default = {"use_regex": True} if value.get("type") == "ByteLevel" else {}
     return {
-        key: _said(one)
+        key: _without_defaults(one)
         for key, one in (default | value).items()
         if key != "trim_offsets" and one is not None and one is not False and one != ""
     }
 
 
 def _first_place(one: Any, two: Any) -> tuple[Any, Any]:
-    """The innermost values that differ first, so that a message shows the difference."""
+    """The first innermost pair of different values, for the message."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(one, dict) and isinstance(two, dict):
         pairs = [(one.get(key), two.get(key)) for key in sorted(one.keys() | two.keys())]
@@ -106,10 +111,10 @@ def _first_place(one: Any, two: Any) -> tuple[Any, Any]:
     return _first_place(*differing[0]) if differing else (one, two)
 
 
-def _section(document: dict[str, Any], name: str, place: Path) -> dict[str, Any]:
+def _section(document: dict[str, Any], name: str, directory: Path) -> dict[str, Any]:
     section = document.get(name)
     if not isinstance(section, dict):
-        raise DirectoryError(f"{place / _FAST}: has no section {name}. Copy the file again.")
+        raise DirectoryError(f"{directory / _FAST}: has no section {name}. Copy the file again.")
     return section
 
 
@@ -119,7 +124,7 @@ def _vocabulary(model: dict[str, Any], path: Path) -> dict[str, Any]:
         return dict(vocabulary)
     if isinstance(vocabulary, list) and all(isinstance(one, list) and len(one) == 2 for one in vocabulary):
         return {str(token): (number, score) for number, (token, score) in enumerate(vocabulary)}  # Unigram
-    raise DirectoryError(f"{path}: model.vocab is no vocabulary. Copy the file again.")
+    raise DirectoryError(f"{path}: model.vocab is not a vocabulary. Copy the file again.")
 
 
 def _added(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
@@ -127,7 +132,7 @@ def _added(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
     ):
-        raise DirectoryError(f"{path}: added_tokens is no list of tokens. Copy the file again.")
+        raise DirectoryError(f"{path}: added_tokens is not a list of tokens. Copy the file again.")
     return {token["content"]: token for token in tokens}
 
 
@@ -136,7 +141,7 @@ def _without_id(token: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merges(model: dict[str, Any]) -> Any:
-    """One spelling of both: "a b" of older files, ["a", "b"] of newer ones."""
+    """Normalized merges: "a b" of older files, ["a", "b"] of newer ones."""
     merges = model.get("merges")
     if not isinstance(merges, list):
         return merges
@@ -146,13 +151,13 @@ def _merges(model: dict[str, Any]) -> Any:
 def _settings(first: Path, other: Path) -> list[Difference]:
     differences = []
     for name in (_SETTINGS, "special_tokens_map.json"):
-        one, two = (_read(place, name) for place in (first, other))
+        one, two = (_read(directory, name) for directory in (first, other))
         for key in sorted(one.keys() | two.keys()):
             if key not in ("chat_template", "added_tokens_decoder") and one.get(key) != two.get(key):
                 left, right = shown(one.get(key)), shown(two.get(key))
                 differences.append(Difference(file=name, key=key, first=left, other=right, is_refused=False))
-    decoders = [_read(place, _SETTINGS).get("added_tokens_decoder") for place in (first, other)]
-    if all(decoders) and decoders[0] != decoders[1]:  # newer transformers leave it out: tokenizer.json has it all
+    decoders = [_read(directory, _SETTINGS).get("added_tokens_decoder") for directory in (first, other)]
+    if all(decoders) and decoders[0] != decoders[1]:  # newer transformers omit it: tokenizer.json has all of it
         left, right = shown(decoders[0]), shown(decoders[1])
         key = "added_tokens_decoder"
         differences.append(Difference(file=_SETTINGS, key=key, first=left, other=right, is_refused=True))
@@ -175,7 +180,7 @@ def _templates(first: Path, other: Path) -> list[Difference]:
 
 
 def _read_templates(path: Path) -> dict[str, str]:
-    """Templates by name, from every place where transformers keeps them; the file of its own counts most."""
+    """Templates by name, from every file where transformers stores them; chat_template.jinja has precedence."""
     found: dict[str, str] = {}
 
     def take(templates: Any) -> None:
@@ -197,7 +202,7 @@ def _read_templates(path: Path) -> dict[str, str]:
 
 
 def _plain(text: Any) -> str:
-    return str(text).removesuffix("\n")  # jinja drops it as well
+    return str(text).removesuffix("\n")  # jinja removes it, too
 
 
 def _text(path: Path, name: str) -> str:

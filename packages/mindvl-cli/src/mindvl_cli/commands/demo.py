@@ -29,7 +29,7 @@ def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
     from mindvl_cli import machine
     from mindvl_cli.demo import settings as sizes
     from mindvl_cli.demo.outcome import gather
-    from mindvl_cli.demo.pipeline import Workplace, run_demo
+    from mindvl_cli.demo.pipeline import DemoRun, run_demo
     from mindvl_cli.demo.report import write_report
     from mindvl_cli.demo.stages import StageBook, fingerprint_of, start_over
     from mindvl_train.metrics.commit import commit
@@ -39,7 +39,7 @@ def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
     if fresh:
         start_over(out)
     book = StageBook(out, fingerprint_of((chosen, seed, machine.versions(), commit())))
-    work = Workplace(out=out, settings=chosen, seed=seed, book=book)
+    work = DemoRun(out=out, settings=chosen, seed=seed, book=book)
     results = gather(work, run_demo(work), is_quick=quick)
     page = write_report(results, out)
     if as_json:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pre-trained vision encoder of the demo: MindVL starts from one (paper, section 5.1), so the demo makes one.
+"""Pre-train the vision encoder of the demo: MindVL starts from a pre-trained one (paper, section 5.1).
 
-Comes after the images, before the warm-up. Single digits, a linear head over merge blocks that is thrown away; what
-stays is a transformers directory whose vision half the warm-up takes.
+Comes after the images, before the warm-up. Trains on single digits with a linear head over merge blocks, which is
+discarded; the warm-up starts from the vision encoder of the written transformers directory.
 """
 
 import math
@@ -22,7 +22,7 @@ Grid = tuple[int, int, int]
 
 
 class DigitHead(torch.nn.Module):
-    """Ten classes from the patches of an image: the mean over merge blocks of a linear layer."""
+    """Classify the digit of an image: the mean over merge blocks of a linear layer."""
 
     def __init__(self, hidden_size: int, merge_unit: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def pretrain_vision(
     """Train the vision encoder of a MindVL configuration on single digits and write it as a transformers directory.
 
     Returns:
-        The loss curve, and the share of validation digits (scans no training image used) that it names.
+        The loss curve, and the accuracy on validation digits (scans that no training image uses).
     """
     from mindvl_data import ImageConfig
     from mindvl_model import set_up_device

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real input of the demo: scanned handwritten digits, split by scan and drawn at any size.
+"""Real input of the demo: scanned handwritten digits, split by scan and drawn at any size.
 
-First file of the demo's content; pages.py composes what it draws into images of numbers. The scans are the 1,797
+Comes first in the demo; pages.py composes the digits into images of numbers. The scans are the 1,797
 8x8 images of scikit-learn's load_digits (UCI optical recognition of handwritten digits). The file names no writers,
 so the split is by scan, the same share of every digit in each part.
 """
@@ -20,11 +20,11 @@ Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
-_SPLIT_SEED = 1797  # fixed: which scans are test scans never depends on the seed of a run
+_SPLIT_SEED = 1797  # fixed: the test scans do not depend on the seed of a run
 _VALIDATION_SHARE = 0.08
 _TEST_SHARE = 0.12
 _SCAN_SIDE = 8
-_SCAN_MARGIN = 2  # empty pixels around a scan, so that bicubic drawing fades out instead of being cut
+_SCAN_MARGIN = 2  # empty pixels around a scan, so that bicubic drawing is not cropped
 _INK_LEVEL = 48  # a drawn pixel at least this dark belongs to the digit's box
 
 
@@ -34,7 +34,7 @@ class Scans:
 
     images: tuple[Image.Image, ...]
     labels: NDArray[np.int64]
-    indices: NDArray[np.int64]  # position in load_digits, to prove that splits share no scan
+    indices: NDArray[np.int64]  # index in load_digits, to check that splits share no scan
     by_digit: tuple[NDArray[np.int64], ...]  # by_digit[d]: positions in `images` that show d
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say in sentences what the figures of a demo run show, whether they favour the method or not.
+"""Summarize the results of a demo run in sentences, whether they favour the method or not.
 
-Used by report.py. A difference counts as one only when it is larger than two standard errors; the models answer the
-same items, so treating them as independent overstates the error and errs on the side of saying less.
+Used by report.py. A difference counts only if it is larger than two standard errors; the models answer the same items,
+so treating them as independent overstates the error and is conservative.
 """
 
 import math
@@ -24,7 +24,7 @@ def percent(share: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people say them: "48 s", "3 min 20 s", "1 h 5 min"."""
+    """Format seconds as "48 s", "3 min 20 s", "1 h 5 min"."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
@@ -37,17 +37,17 @@ def clock(seconds: float) -> str:
 def _headline(results: Results) -> str:
     headline = results.headline
     error = 1.96 * math.sqrt(headline.score * (1 - headline.score) / max(headline.num_items, 1))
-    told = (
+    result = (
         f"{headline.title}: {percent(headline.score)} of {headline.num_items} "
-        f"(95% interval about +-{100 * error:.1f} points; these numbers stand in one line, those of the reading task "
-        "in every layout)"
+        f"(95% interval about +-{100 * error:.1f} points; these numbers are on one line, those of the reading task in "
+        "every layout)"
     )
     if results.is_quick:
-        return f"{told}. A quick run promises nothing here."
+        return f"{result}. The score of a quick run is not meaningful."
     if headline.score >= headline.wanted:
-        return f"{told}. The demo promises {percent(headline.wanted)} and keeps it."
+        return f"{result}. The documented score is {percent(headline.wanted)}, which this run reaches."
     short = _points(headline.wanted - headline.score)
-    return f"{told}. The demo promises {percent(headline.wanted)}: this run misses it by {short}."
+    return f"{result}. The documented score is {percent(headline.wanted)}, which this run misses by {short}."
 
 
 def _merge(table: ScoreTable) -> str:
@@ -60,14 +60,14 @@ def _merge(table: ScoreTable) -> str:
     gain = merged.overall - best.overall
     noise = 2 * math.hypot(_standard_error(merged, table), _standard_error(best, table))
     beaten = sum(merged.overall > row.overall for row in parents)
-    told = (
+    result = (
         f"Averaging the {len(parents)} SFT models gives {percent(merged.overall)} overall; the best of them, "
         f"{best.model}, has {percent(best.overall)}, their mean is {percent(mean)}. "
         f"The average is ahead of {beaten} of {len(parents)}"
     )
     if abs(gain) <= noise:
         return (
-            f"{told}, but {_points(abs(gain))} {'over' if gain >= 0 else 'under'} the best is less than sampling can "
+            f"{result}, but {_points(abs(gain))} {'over' if gain >= 0 else 'under'} the best is less than sampling can "
             f"explain (+-{100 * noise:.1f} points): here merging does not differ measurably from the best single run."
         )
     side, verdict = (
@@ -75,7 +75,7 @@ def _merge(table: ScoreTable) -> str:
         if gain > 0
         else ("under", "merging lost here, unlike in the paper")
     )
-    return f"{told}, and {_points(abs(gain))} {side} the best is more than sampling can explain: {verdict}."
+    return f"{result}, and {_points(abs(gain))} {side} the best is more than sampling can explain: {verdict}."
 
 
 def _robustness(results: Results) -> str:
@@ -127,13 +127,13 @@ def _lowest_and_median(model: GridScores) -> tuple[float, float]:
 def _noise(first: float, second: float, num_items: int) -> float:
     """Two standard errors of the difference of two shares; a median or a minimum of a grid counts as one setting.
 
-    All settings answer the same items, so taking the median over them makes the error hardly smaller.
+    All settings answer the same items, so taking the median over them hardly reduces the error.
     """
     return 2 * math.sqrt(sum(share * (1 - share) for share in (first, second)) / max(num_items, 1))
 
 
 def _standard_error(row: TableRow, table: ScoreTable) -> float:
-    """Of the mean over tasks, each a share of so many independent items."""
+    """Standard error of the mean over tasks, each a share of independent items."""
     variances = (s * (1 - s) / max(task.num_items, 1) for s, task in zip(row.scores, table.tasks, strict=True))
     return math.sqrt(sum(variances)) / len(table.tasks)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stages recorded -> Results, the one thing the report is made of.
+"""Collect the records of the stages as Results, the input of the report.
 
 Comes after pipeline.py, before report.py.
 """
@@ -9,7 +9,7 @@ import platform
 from typing import Any
 
 from mindvl_cli import machine
-from mindvl_cli.demo.pipeline import ANSWER_OPTIONS, Workplace, models, sft_phases
+from mindvl_cli.demo.pipeline import ANSWER_OPTIONS, DemoRun, models, sft_phases
 from mindvl_cli.demo.results import (
     CurvePoint,
     Example,
@@ -30,7 +30,7 @@ from mindvl_cli.demo.settings import BLOCK
 from mindvl_cli.demo.tasks import BENCHMARK_TASKS
 from mindvl_train.metrics.commit import commit
 
-WANTED = 0.9  # of unseen three-digit numbers read exactly
+WANTED = 0.9  # share of unseen three-digit numbers read exactly
 EXAMPLES_PER_TASK = 2
 
 TASK_TITLES = {
@@ -43,8 +43,8 @@ TASK_TITLES = {
 }
 
 
-def gather(work: Workplace, stages: dict[str, Any], *, is_quick: bool) -> Results:
-    """Everything the report shows, from the records of a finished demo."""
+def gather(work: DemoRun, stages: dict[str, Any], *, is_quick: bool) -> Results:
+    """Results of a finished demo, from the records of its stages."""
     tests = {name: stages[f"test-{name}"] for name in models(work.settings)}
     merged = tests["merged"]
     headline = merged["by_task"]["read3"]
@@ -92,7 +92,7 @@ def gather(work: Workplace, stages: dict[str, Any], *, is_quick: bool) -> Result
     )
 
 
-def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
+def _stage(work: DemoRun, name: str, record: dict[str, Any]) -> Stage:
     title, does = stage_words(name, work)
     stats = record.get("stats")
     packing = None
@@ -116,8 +116,8 @@ def _stage(work: Workplace, name: str, record: dict[str, Any]) -> Stage:
     return Stage(name=name, title=title, does=does, command=command, recipe=recipe, curve=curve, packing=packing)
 
 
-def stage_words(name: str, work: Workplace) -> tuple[str, str]:
-    """Title of a stage, and half a sentence on what it does."""
+def stage_words(name: str, work: DemoRun) -> tuple[str, str]:
+    """Title and short description of a stage."""
     kind, _, rest = name.partition("-")
     if kind == "sft":
         limit = sft_phases(work.settings)[name].max_pixels
@@ -137,7 +137,7 @@ def stage_words(name: str, work: Workplace) -> tuple[str, str]:
     }[name]
 
 
-def _search(work: Workplace, stages: dict[str, Any]) -> ResolutionSearch:
+def _search(work: DemoRun, stages: dict[str, Any]) -> ResolutionSearch:
     settings = work.settings
     minimums, maximums = ([blocks * BLOCK for blocks in axis] for axis in (settings.grid_min, settings.grid_max))
     grids = []
@@ -158,8 +158,8 @@ def _search(work: Workplace, stages: dict[str, Any]) -> ResolutionSearch:
     )
 
 
-def _examples(work: Workplace, chosen: dict[str, Any]) -> tuple[Example, ...]:
-    """The first test items of each task as the merged model answered them, from the answers on disk."""
+def _examples(work: DemoRun, chosen: dict[str, Any]) -> tuple[Example, ...]:
+    """The first test items of each task with the cached answers of the merged model."""
     from mindvl_cli.evaluation.benchmark import load_benchmarks
     from mindvl_cli.evaluation.predict import PredictConfig, Predictor
     from mindvl_cli.evaluation.run import CACHE_NAME, score_prediction
@@ -171,7 +171,9 @@ def _examples(work: Workplace, chosen: dict[str, Any]) -> tuple[Example, ...]:
         max_new_tokens=int(options["--max-new-tokens"]),
     )
     cache = work.out / "scores" / "merged" / CACHE_NAME
-    predictor = Predictor(work.model("merged"), config=config, cache=cache, trust_remote_code=True)  # the demo made it
+    predictor = Predictor(
+        work.model("merged"), config=config, cache=cache, trust_remote_code=True
+    )  # exported by the demo
     shown = []
     for benchmark in load_benchmarks(work.benchmarks("test")):
         if benchmark.name not in BENCHMARK_TASKS:

@@ -19,12 +19,12 @@ Layout = Literal["line", "two_lines", "large", "small", "digit"]
 Box = tuple[int, int, int, int]
 
 _NUM_SHARES = 10
-_SHORTEST_KEPT = 3  # numbers with fewer digits are too few to keep any back
+_SHORTEST_KEPT = 3  # there are too few shorter numbers to hold any out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One image of a number; the digits stand in reading order."""
+    """One image of a number; the digits are in reading order."""
 
     image: NDArray[np.uint8]  # [height, width, 3]
     number: str
@@ -37,12 +37,12 @@ def page_generator(seed: int, index: int) -> np.random.Generator:
 
 
 def number_split(number: str) -> Split:
-    """Which split may show a number; numbers with one or two digits belong to train and are shown by all."""
+    """Split of a number; numbers with one or two digits are in all splits and count as train."""
     return "train" if len(number) < _SHORTEST_KEPT else key_split(number)
 
 
 def key_split(key: str) -> Split:
-    """Put a text into a split by its checksum: one in ten is a test text, one in ten a validation text."""
+    """Put a text into a split by its checksum: one in ten is test, one in ten validation."""
     share = zlib.crc32(key.encode()) % _NUM_SHARES
     return "test" if share == 0 else "validation" if share == 1 else "train"
 
@@ -59,7 +59,7 @@ def compose_page(number: str, *, scans: Scans, layout: Layout, generator: np.ran
     """Draw a number on a fresh page.
 
     Args:
-        scans: Where the digits come from; each digit of the number takes a random scan.
+        scans: Scans of the split; each digit of the number uses a random scan of it.
         layout: "line" (about 56 x 168 pixels, digits 28 to 46 high), "two_lines" (about 84 x 140), "large" (up to
             224 x 336 with digits of 20 to 32), "small" (about 28 x 84, digits 11 to 20), "digit" (one digit that
             fills most of a page of 28 x 28 to 58 x 58).
@@ -114,14 +114,14 @@ def _random_ink(digit: str, scans: Scans, height: float, generator: np.random.Ge
 def _place(
     inks: list[list[NDArray[np.uint8]]], height: int, width: int, generator: np.random.Generator
 ) -> list[tuple[NDArray[np.uint8], Box]]:
-    """Give every digit its box: lines share the height, digits of a line stand on one base with small gaps."""
+    """Place every digit: lines share the height, digits of a line have a common baseline and small gaps."""
     placed: list[tuple[NDArray[np.uint8], Box]] = []
     top = 0
-    for row, line in enumerate(inks):
+    for number, line in enumerate(inks):
         tallest = max(ink.shape[0] for ink in line)
         gaps = generator.uniform(0.06, 0.3, size=len(line)) * tallest
         length = sum(ink.shape[1] for ink in line) + float(gaps[1:].sum())
-        room_below = height - top - sum(max(ink.shape[0] for ink in rest) + 3 for rest in inks[row:])
+        room_below = height - top - sum(max(ink.shape[0] for ink in rest) + 3 for rest in inks[number:])
         line_top = top + 1 + int(generator.uniform() * max(0, room_below))
         left = 1 + generator.uniform() * max(0.0, width - 2 - length)
         jitter = generator.uniform(size=len(line))
@@ -141,7 +141,7 @@ def _colour(coverage: NDArray[np.uint8], generator: np.random.Generator) -> NDAr
     ink = generator.uniform(0, 70) + generator.uniform(-20, 50, size=3) * generator.uniform()
     levels = np.arange(256)[:, None] / 255
     table = np.clip(paper + (ink - paper) * levels, 0, 255).astype(np.uint8)  # [256, 3]
-    # a palette looks colours up much faster than numpy indexing does
+    # a palette lookup is much faster than numpy indexing
     image = Image.fromarray(coverage)
     image.putpalette(table.tobytes())
     return np.asarray(image.convert("RGB"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo from scans to report, stage by stage, through the commands a user would type.
+"""The stages of the demo from scans to report, run through the commands of mindvl.
 
 Comes after settings, content and recipes; commands/demo.py calls it. Each function is one stage; `run_demo` is their
 order, which is the paper's: backbones, warm-up, multitask, SFT at three lengths, average, search, test.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mindvl_train.config import Part, Phase
 
 ANSWER_OPTIONS = ("--device", "cpu", "--batch-size", "64", "--max-new-tokens", "20")
-TRUSTED = "--trust-remote-code"  # the demo exported the models, with the code of mindvl_model, itself
+TRUSTED = "--trust-remote-code"  # the demo itself exported the models, with the code of mindvl_model
 
 
 @dataclass(frozen=True)
-class Workplace:
+class DemoRun:
     """Directories of a demo, its settings and its records."""
 
     out: Path
@@ -56,8 +56,8 @@ class Workplace:
         return self.out / "benchmarks" / split
 
 
-def run_demo(work: Workplace) -> dict[str, Any]:
-    """Run every stage that has not been run, in order; returns what each recorded."""
+def run_demo(work: DemoRun) -> dict[str, Any]:
+    """Run every unfinished stage in order; returns the record of each stage."""
     settings, stage = work.settings, work.book.run
     results: dict[str, Any] = {
         "tokenizer": stage("tokenizer", partial(make_tokenizer, work)),
@@ -87,7 +87,7 @@ def run_demo(work: Workplace) -> dict[str, Any]:
 
 
 def sft_phases(settings: DemoSettings) -> dict[str, PhaseSettings]:
-    """The SFT stages by name, which carries their length."""
+    """The SFT stages by name; the name has the sequence length."""
     return {f"sft-{phase.seq_length}": phase for phase in settings.sft}
 
 
@@ -96,14 +96,14 @@ def models(settings: DemoSettings) -> list[str]:
     return [*sft_phases(settings), "merged"]
 
 
-def make_tokenizer(work: Workplace) -> dict[str, Any]:
+def make_tokenizer(work: DemoRun) -> dict[str, Any]:
     """Train the tokenizer on the demo's own texts."""
     shutil.rmtree(work.tokenizer, ignore_errors=True)
     train_tokenizer(sample_texts(num_samples=work.settings.tokenizer_samples, seed=work.seed), work.tokenizer)
     return {}
 
 
-def make_data(work: Workplace) -> dict[str, Any]:
+def make_data(work: DemoRun) -> dict[str, Any]:
     """Compose the pages of every source, write them as LLaVA data, then as shards with an index."""
     counts = {}
     for number, (name, source) in enumerate(work.settings.sources.items()):
@@ -125,8 +125,8 @@ def make_data(work: Workplace) -> dict[str, Any]:
     return counts
 
 
-def make_benchmarks(work: Workplace) -> dict[str, Any]:
-    """Write validation and test questions, on scans and numbers that no training image shows."""
+def make_benchmarks(work: DemoRun) -> dict[str, Any]:
+    """Write validation and test questions, with scans and numbers that no training image contains."""
     settings = work.settings
     counts: dict[Split, dict[Task, int]] = {
         "validation": dict.fromkeys(BENCHMARK_TASKS, settings.validation_items),
@@ -140,7 +140,7 @@ def make_benchmarks(work: Workplace) -> dict[str, Any]:
     return {}
 
 
-def make_vision_backbone(work: Workplace) -> dict[str, Any]:
+def make_vision_backbone(work: DemoRun) -> dict[str, Any]:
     """Pre-train the vision encoder on single digits."""
     from mindvl_cli.demo.backbones import pretrain_vision
     from mindvl_data import load_tokenizer
@@ -166,14 +166,14 @@ def make_vision_backbone(work: Workplace) -> dict[str, Any]:
         )
 
 
-def make_language_backbone(work: Workplace) -> dict[str, Any]:
+def make_language_backbone(work: DemoRun) -> dict[str, Any]:
     """Pre-train the language model on the text-only tasks."""
     phase = work.settings.language_backbone
     return train(work, "backbone-language", phase, {}, phase_name="multitask", trainable=("language",), export=True)
 
 
 def train(
-    work: Workplace,
+    work: DemoRun,
     name: str,
     phase: PhaseSettings,
     init: dict[str, Path],
@@ -210,7 +210,7 @@ def train(
     }
 
 
-def merge(work: Workplace) -> dict[str, Any]:
+def merge(work: DemoRun) -> dict[str, Any]:
     """Average the SFT models."""
     out = work.model("merged")
     shutil.rmtree(out, ignore_errors=True)
@@ -218,7 +218,7 @@ def merge(work: Workplace) -> dict[str, Any]:
     return work.book.command("merge", *parents, "--out", out)
 
 
-def search(work: Workplace, name: str) -> dict[str, Any]:
+def search(work: DemoRun, name: str) -> dict[str, Any]:
     """Score a model on the validation split over the grid; returns the cells and the chosen one."""
     settings = work.settings
     minimums, maximums = (",".join(map(str, axis)) for axis in (settings.grid_min, settings.grid_max))
@@ -231,8 +231,8 @@ def search(work: Workplace, name: str) -> dict[str, Any]:
     )
 
 
-def test(work: Workplace, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Score a model once on the test split, at the image limits its validation chose."""
+def test(work: DemoRun, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Score a model once on the test split, with the image limits chosen on the validation split."""
     return work.book.command(
         *("eval", work.model(name), "--benchmark", work.benchmarks("test")),
         *("--min-pixels", str(chosen["min_pixels"]), "--max-pixels", str(chosen["max_pixels"])),

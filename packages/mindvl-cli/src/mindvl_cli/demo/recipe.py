@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe of each training stage of the demo, written as YAML for `mindvl train`.
 
-Comes after settings.py; a user can train any stage again with the file this leaves.
+Comes after settings.py; a user can train any stage again with this file.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ def write_recipe(
     """Write the recipe of one stage.
 
     Args:
-        shards: Directory that holds one directory of indexed shards by source.
-        init: Where weights come from, as in InitSection.
+        shards: Directory with one directory of indexed shards per source.
+        init: Fields of InitSection: the source of the initial weights.
     """
     from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig
     from mindvl_train import CheckpointConfig, InitSection, ModelSection, OptimizerConfig, RunConfig, ScheduleConfig

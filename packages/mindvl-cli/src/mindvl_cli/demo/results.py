@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a demo run found: plain frozen dataclasses, filled by the demo's last stage and read by report.py.
+"""Results of a demo run: frozen dataclasses, filled by outcome.py and read by report.py.
 
-Comes after every stage of the demo, before the report. What depends on the machine or the clock lives in `Timing` and
-`Machine` alone; all else is equal for two runs with one seed. Scores are shares from 0 to 1.
+Comes after every stage of the demo, before the report. Only `Timing` and `Machine` depend on the machine or the clock;
+everything else is equal for two runs with one seed. Scores are shares from 0 to 1.
 Source of the table and the search: the paper's Table 6 and Figure 4.
 """
 
@@ -22,12 +22,12 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How well one stage's rows were filled, and how evenly visual tokens were spread over them."""
+    """Packing efficiency of one stage, and the distribution of visual tokens over its packed sequences."""
 
     num_packs: int
     num_samples: int
     efficiency: float  # share of positions that are not padding
-    visual_tokens_mean: float  # per row
+    visual_tokens_mean: float  # per pack
     visual_tokens_max: float
     visual_tokens_cv: float  # standard deviation over mean
 
@@ -38,9 +38,9 @@ class Stage:
 
     name: str  # key into Timing, such as "sft-256"
     title: str  # such as "SFT, 256 tokens"
-    does: str  # half a sentence: what it trains or makes
-    command: str = ""  # what a user types for it, empty when it is the demo's own work
-    recipe: str = ""  # YAML text of what its training read, empty for stages that do not train
+    does: str  # short description of what it trains or writes
+    command: str = ""  # mindvl commands of the stage; empty if there is none
+    recipe: str = ""  # YAML text of its recipe, empty for stages that do not train
     curve: tuple[CurvePoint, ...] = ()
     packing: Packing | None = None
 
@@ -94,8 +94,8 @@ class ResolutionSearch:
     models: tuple[GridScores, ...]
     chosen_min_pixels: int
     chosen_max_pixels: int
-    validation_score: float  # of the merged model at the chosen setting
-    test_score: float  # the same on the test split, taken once
+    validation_score: float  # of the merged model with the chosen limits
+    test_score: float  # the same on the test split, measured once
     num_validation_items: int
 
 
@@ -113,17 +113,17 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """The one figure the demo is asked for: unseen three-digit numbers read exactly by the merged model."""
+    """The main result: share of unseen three-digit numbers read exactly by the merged model."""
 
     title: str
     score: float
     num_items: int
-    wanted: float  # what the demo promises for a full run
+    wanted: float  # documented score of a full run
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTiming:
-    """Seconds of the start that finished a stage, not of starts that were cut off; its speed where it trains."""
+    """Seconds of a stage, without interrupted attempts, and its training speed."""
 
     stage: str  # Stage.name
     seconds: float
@@ -132,19 +132,19 @@ class StageTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Everything that the clock decides."""
+    """Results that depend on the clock."""
 
     stages: tuple[StageTiming, ...]
 
     @property
     def total_s(self) -> float:
-        """Seconds of all stages together, each from the start that finished it."""
+        """Seconds of all stages together, without interrupted attempts."""
         return sum(stage.seconds for stage in self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Everything that differs from one machine to the next."""
+    """Results that depend on the machine."""
 
     device: str  # such as "CPU" or "NVIDIA H100"
     num_cores: int  # cores this process may use
@@ -156,7 +156,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All of it."""
+    """All results of a demo."""
 
     seed: int
     is_quick: bool

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of the demo: model, data, schedule and grid, for the full run and the quick one.
 
-Read by pipeline.py. The stages are the paper's in miniature (sections 5.2 to 5.4); the figures come from experiments
-whose results stand in docs/design/evidence/demo.md.
+Read by pipeline.py. The stages are the paper's in miniature (sections 5.2 to 5.4); the values come from the
+experiments in docs/design/evidence/demo.md.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ BLOCK = 28 * 28  # pixels of one visual token, the unit of all pixel limits here
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """One training source and how it is made."""
+    """One training source."""
 
     shares: Mapping[Task, float]  # weight of each task
     num_samples: int
@@ -33,14 +33,14 @@ class PhaseSettings:
     text_share: float | None = None  # share of text-only samples
     seq_length: int = 1024
     global_batch_size: int = 2
-    num_processes: int = 2  # data parallel; a tiny model gains more from a second process than from a second thread
+    num_processes: int = 2  # data-parallel processes; for a tiny model faster than threads
     max_pixels: int = 48  # visual tokens
     lr_warmup_ratio: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionBackboneSettings:
-    """Pre-training of the vision encoder on single digits, with a head that is thrown away."""
+    """Pre-training of the vision encoder on single digits, with a classification head that is discarded."""
 
     num_images: int
     steps: int
@@ -48,12 +48,12 @@ class VisionBackboneSettings:
     peak_lr: float
     lr_warmup_ratio: float = 0.1
     weight_decay: float = 0.2
-    label_smoothing: float = 0.1  # few scans, many passes: without it the vision encoder knows its scans by heart
+    label_smoothing: float = 0.1  # against overfitting: few scans, many epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """Everything that decides what a demo computes, except the seed."""
+    """All settings that affect the results of a demo, except the seed."""
 
     vision: VisionConfig
     language: Qwen3LanguageConfig
@@ -71,7 +71,7 @@ class DemoSettings:
     headline_items: int = 500
     tokenizer_samples: int = 2000
     weight_decay: float = 0.05
-    threads: int = 2  # fixed, because the order of sums depends on it
+    threads: int = 2  # fixed, because the order of summation depends on it
 
 
 _MULTITASK = {"read": 0.60, "count": 0.06, "compare": 0.07, "locate": 0.07, "text": 0.20}

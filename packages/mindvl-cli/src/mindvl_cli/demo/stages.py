@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages that run once: each leaves a record when it is done, so that a demo started again goes on where it stopped.
+"""Stages that run once: each writes a record when it is finished, so that an interrupted demo can be resumed.
 
-Comes before pipeline.py, which lists the stages. A record appears whole or not at all; what an unfinished stage left
-is the stage's own to clear away or to continue.
+Comes before pipeline.py, which lists the stages. Records are written atomically; an unfinished stage removes or resumes
+its own files.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class StageBook:
 
     Args:
         out: Directory of the demo.
-        fingerprint: What the records belong to: settings, seed, versions. Other records are refused.
+        fingerprint: Hash of settings, seed and versions; records with another fingerprint are refused.
 
     Raises:
         CliError: The directory holds stages of other settings.
@@ -43,14 +43,14 @@ class StageBook:
             write_whole(known, fingerprint)
         elif known.read_text() != fingerprint:
             raise CliError(
-                f"{out}: holds a demo with another seed, size or version of the code. "
-                "Start over with --fresh, or name another directory with --out."
+                f"{out}: has a demo with another seed, size or code version. Start over with --fresh, or choose another "
+                "directory with --out."
             )
         self.seconds: dict[str, float] = {}
         self.commands: dict[str, list[str]] = {}
 
     def run(self, name: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run a stage unless its record exists; returns what it recorded (JSON values)."""
+        """Run a stage unless its record exists; returns its record (JSON values)."""
         record = self._directory / f"{name}.json"
         if not record.is_file():
             click.echo(f"== {name}", err=True)
@@ -65,7 +65,7 @@ class StageBook:
         return stored["result"]
 
     def command(self, *arguments: str | Path) -> dict[str, Any]:
-        """Run a mindvl command in this process, as a user would type it, and return its --json document."""
+        """Run a mindvl command in this process and return its --json document."""
         from mindvl_cli.main import cli
 
         words = [str(argument) for argument in arguments]
@@ -74,24 +74,26 @@ class StageBook:
         with contextlib.redirect_stdout(printed):
             cli.main(args=[*words, "--json"], prog_name="mindvl", standalone_mode=False)
         document: dict[str, Any] = json.loads(printed.getvalue())
-        if document.get("asked_to_stop"):  # in the last step of a training, which then finished
+        if document.get("asked_to_stop"):  # in the last step of a training run, which then finished
             raise Stopped(signal.SIGTERM)
         return document
 
 
 def start_over(out: Path) -> None:
-    """Remove what an earlier demo left in its directory; other directories are refused.
+    """Remove the directory of an earlier demo; other directories are refused.
 
     Raises:
-        CliError: The directory is not one of the demo's.
+        CliError: The directory is not that of a demo.
     """
     if not out.exists():
         return
     if any(out.iterdir()) and not (out / "stages").is_dir():
-        raise CliError(f"{out}: holds files that are not a demo's, so --fresh does not remove it. Name another --out.")
+        raise CliError(
+            f"{out}: has files of something else than a demo, so --fresh does not remove it. Choose another --out."
+        )
     shutil.rmtree(out)
 
 
 def fingerprint_of(settings: Any) -> str:
-    """A short hash of what a demo's records belong to."""
+    """A short hash of the settings that the records of a demo depend on."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]

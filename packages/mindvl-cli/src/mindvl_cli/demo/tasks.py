@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about pages of numbers: training sources in LLaVA style and benchmark files.
+"""Questions about images of numbers: training sources in LLaVA format and benchmark files.
 
-Comes after pages.py; `mindvl data write --format llava` reads what is written here. A sample depends only on
-(seed, index). Training sources show training scans; benchmarks show scans, and from three digits on numbers, that no
-training source shows.
+Comes after pages.py; `mindvl data write --format llava` reads the sources. A sample depends only on (seed, index).
+Benchmarks use held-out scans, and held-out numbers from three digits on.
 """
 
 import json
@@ -40,18 +39,18 @@ _COMPARE_QUESTIONS = (
 _POINT_QUESTIONS = ("Point to the {}.", "Where is the {}?")
 _BOX_QUESTIONS = ("Give the box of the {}.", "Draw a box around the {}.")
 _COPY_QUESTIONS = ("Copy it.", *_READ_QUESTIONS)
-_COPY_GAPS = ("", " ", " .", "..")  # what may stand before a digit; in images, too, digits stand apart
+_COPY_GAPS = ("", " ", " .", "..")  # text between digits; in images, too, digits have gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One question with its pages; `<image>`, `<box:0>` and `<point:0>` are marks in the texts."""
+    """One question with its pages; `<image>`, `<box:0>` and `<point:0>` are placeholders in the texts."""
 
     task: Task
     question: str
     answer: str
     pages: tuple[Page, ...] = ()
-    boxes: tuple[Box, ...] = ()  # pixels of the one page
+    boxes: tuple[Box, ...] = ()  # pixels of the only page
     points: tuple[tuple[int, int], ...] = ()
     score: ScoreKind = "exact"
 
@@ -72,7 +71,7 @@ def write_source(
     """Write one training source: `data.json` and, unless it is text only, `images/`.
 
     Args:
-        shares: Weight of each task in the source; dealt out by largest deficit, so the counts are exact.
+        shares: Weight of each task in the source; assigned by largest deficit, so the counts are exact.
         progress: Called with the number of samples written since the last call.
 
     Returns:
@@ -80,7 +79,7 @@ def write_source(
     """
     directory.mkdir(parents=True, exist_ok=True)
     records = []
-    for index, task in enumerate(deal_tasks(shares, num_samples)):
+    for index, task in enumerate(assign_tasks(shares, num_samples)):
         example = make_example(task, split="train", seed=seed, index=index)
         records.append(_llava_record(example, directory=directory, key=f"{index:06d}"))
         if progress is not None:
@@ -93,7 +92,7 @@ def write_source(
 def write_benchmark(directory: Path, *, task: Task, split: Split, num_samples: int, seed: int) -> Path:
     """Write one benchmark, `TASK.jsonl` and its images in `images/`, from the scans and numbers of a held-out split.
 
-    Rows hold id, task, images (paths relative to `directory`), question, answer, score and, for locate, box: the true
+    Lines hold id, task, images (paths relative to `directory`), question, answer, score and, for locate, box: the true
     box in pixels of the image file.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ def write_benchmark(directory: Path, *, task: Task, split: Split, num_samples: i
     return path
 
 
-def deal_tasks(shares: Mapping[Task, float], num_samples: int) -> Iterator[Task]:
+def assign_tasks(shares: Mapping[Task, float], num_samples: int) -> Iterator[Task]:
     """Yield `num_samples` tasks whose counts keep to the shares at every prefix (largest deficit first)."""
     total = sum(shares.values())
     given = dict.fromkeys(shares, 0)
@@ -122,7 +121,7 @@ def deal_tasks(shares: Mapping[Task, float], num_samples: int) -> Iterator[Task]
 
 
 def sample_texts(*, num_samples: int, seed: int) -> list[str]:
-    """Questions and answers of all tasks, without images' marks; what the tokenizer is trained on."""
+    """Questions and answers of all tasks without image placeholders; training text of the tokenizer."""
     tasks: tuple[Task, ...] = ("caption", *BENCHMARK_TASKS)
     texts = []
     for index in range(num_samples):
@@ -150,7 +149,7 @@ def _read(split: Split, generator: np.random.Generator) -> Example:
 
 
 def _read3(split: Split, generator: np.random.Generator) -> Example:
-    """The headline's task: three digits, always in one line, where `read` has any number of digits in every layout."""
+    """The task of the headline: three digits, always in one line, where `read` has any number of digits in every layout."""
     page = _page(split, generator, num_digits=3, layout="line")
     question = f"{IMAGE_MARK}\n{_choose(_READ_QUESTIONS, generator)}"
     return Example(task="read3", question=question, answer=page.number, pages=(page,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers on disk, so that a killed evaluation goes on and a search asks nothing twice: JSONL of key and answer."""
+"""Cache of answers as JSONL, so that an interrupted evaluation resumes and a search answers no question twice."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pathlib import Path
 class AnswerCache:
     """Answers by key, in memory, and in a file when a path is given.
 
-    A last line cut off by a kill is dropped; the file is only ever appended to.
+    A last line truncated by a killed process is dropped; the file is append-only.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer benchmark items with an exported model directory through transformers: batched, greedy, cached.
 
-Comes after benchmark.py, before score.py. Items of similar length share a batch, padded on the left. Batches are made
-from all requests, answered before or not, so that a killed run that goes on computes the same batches and gives the
-same answers.
+Comes after benchmark.py, before score.py. Items of similar length share a batch, padded on the left. Batches are built
+from all requests, including cached ones, so that a resumed evaluation has the same batches and answers.
 """
 
 import hashlib
@@ -21,14 +20,14 @@ from mindvl_cli.failures import CliError
 
 Progress = Callable[[int, int], None]  # requests answered, requests in all
 
-# What besides the weights decides an answer; limits of the processor are part of a request.
+# Files other than the weights that affect an answer; the limits of the processor are part of a request.
 _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_DECODER = 2  # of images; answers to images that were decoded by other rules are not taken from the cache
+_DECODER = 2  # version of image decoding; cached answers of other versions are not used
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig:
-    """How answers are made."""
+    """Settings of generation."""
 
     device: str = "auto"  # auto: an accelerator if there is one, else cpu
     batch_size: int = 64  # items in one generate call
@@ -47,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """An answer, and the sizes that coordinates in it refer to."""
+    """An answer, and the image sizes that its coordinates refer to."""
 
     item: Item
     answer: str
@@ -56,12 +55,12 @@ class Prediction:
 
 
 class Predictor:
-    """A model directory that answers; processor and model are loaded when first needed.
+    """Generates answers with a model directory; processor and model are loaded on first use.
 
     Args:
         directory: Model in the transformers layout.
         cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
-        trust_remote_code: Run the Python files that the directory carries; MindVL directories need it.
+        trust_remote_code: Run the Python files of the directory; MindVL models need it.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Predictor:
         trust_remote_code: bool = False,
     ) -> None:
         if not (directory / "config.json").is_file():
-            raise CliError(f"this is no model directory, it has no config.json. {directory}. Give an exported model.")
+            raise CliError(f"{directory}: is not a model directory, it has no config.json. Give an exported model.")
         self.directory = directory
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
@@ -81,7 +80,7 @@ class Predictor:
 
     @cached_property
     def processor(self) -> Any:
-        """The directory's processor, padding on the left."""
+        """The processor of the directory, padding on the left."""
         from transformers import AutoProcessor
 
         processor = self._load(AutoProcessor)
@@ -90,7 +89,7 @@ class Predictor:
 
     @cached_property
     def device(self) -> str:
-        """Where the model runs."""
+        """Device that runs the model."""
         import torch
 
         if self.config.device != "auto":
@@ -100,12 +99,12 @@ class Predictor:
 
     @cached_property
     def model(self) -> Any:
-        """The directory's model, ready to generate."""
+        """The model of the directory, in evaluation mode."""
         import torch
         from transformers import AutoModelForImageTextToText
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()  # it would cut into our own
+        transformers_logging.disable_progress_bar()  # it would interrupt ours
         model = self._load(AutoModelForImageTextToText, dtype="auto", use_safetensors=True)
         if self.device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
             model = model.float()  # 16 bit is emulated on most CPUs
@@ -113,7 +112,7 @@ class Predictor:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights and of every file that decides how text becomes tokens."""
+        """Hash of the weights and of every file that affects tokenization."""
         from mindvl_merge import weights_sha256
 
         digest = hashlib.sha256(weights_sha256(self.directory).encode())
@@ -129,11 +128,11 @@ class Predictor:
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
     def questions(self, items: Sequence[Item], *, min_pixels: int | None, max_pixels: int | None) -> list[Question]:
-        """Items with these limits, the processor's where None."""
+        """Questions with these limits; None means the limit of the processor."""
         low, high = self.default_limits
         low, high = low if min_pixels is None else min_pixels, high if max_pixels is None else max_pixels
         if low > high:
-            raise CliError(f"min_pixels {low} is over max_pixels {high}. eval. Raise one or lower the other.")
+            raise CliError(f"--min-pixels: {low} is above --max-pixels {high}. Lower it or raise --max-pixels.")
         return [Question(item=item, min_pixels=low, max_pixels=high) for item in items]
 
     def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
@@ -148,10 +147,10 @@ class Predictor:
                 for path in item.images
             )
         except SampleError as error:
-            raise CliError(f"{error}. item {item.id}: {item.images}. Remove the item.") from error
+            raise CliError(f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item.") from error
 
     def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
-        """Answer every question, from the cache where it has been asked before; the order is kept."""
+        """Answer every question, from the cache if possible; the order is kept."""
         keys = [self._key(question) for question in questions]
         distinct = {key: question for key, question in zip(keys, questions, strict=True)}
         done = 0
@@ -185,7 +184,7 @@ class Predictor:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _batches(self, questions: dict[str, Question]) -> list[list[str]]:
-        """Keys in batches of one kind (images or none, one pair of limits), longest first: memory fails early."""
+        """Keys in batches of one kind (images or none, one pair of limits), longest first, so that out-of-memory occurs early."""
 
         def group(key: str) -> tuple[bool, int, int]:
             question = questions[key]
@@ -204,7 +203,7 @@ class Predictor:
         return batches
 
     def _length(self, question: Question) -> int:
-        """Prompt tokens, near enough to sort by."""
+        """Approximate number of prompt tokens, for sorting."""
         images = self.processor.image_processor
         area = (images.patch_size * images.merge_size) ** 2
         sizes = self.sizes(question.item, question.min_pixels, question.max_pixels)
@@ -236,7 +235,7 @@ class Predictor:
         return [answer.strip() for answer in answers]
 
     def _check_sizes(self, questions: Sequence[Question], grids: Any) -> None:
-        """Coordinates and cache rest on the sizes computed here; another way of resizing would falsify both."""
+        """Refuse a processor that resizes differently: coordinates and cache depend on the sizes computed here."""
         patch = self.processor.image_processor.patch_size
         expected = [
             size
@@ -246,9 +245,8 @@ class Predictor:
         actual = [(height * patch, width * patch) for _, height, width in grids.tolist()]
         if actual != expected:
             raise CliError(
-                f"the processor resizes to {actual[:3]}, expected {expected[:3]} (height, width). "
-                f"{self.directory}. Use a model "
-                "whose processor resizes as Qwen2-VL's does."
+                f"{self.directory}: the processor resizes to {actual[:3]}, expected {expected[:3]} (height, width). Use a model "
+                "with a processor that resizes as the Qwen2-VL processor does."
             )
 
     def _prompt(self, item: Item) -> str:
@@ -300,7 +298,7 @@ def _of_image(path: Path, read: Callable[..., Any]) -> Any:
         return read(path.read_bytes(), decode_limit=ImageConfig().decode_limit)
     except OSError as error:
         raise CliError(
-            f"{path}: image cannot be read ({error.strerror}). Replace the file or remove the item."
+            f"{path}: the image cannot be read ({error.strerror}). Replace the file or remove the item."
         ) from error
     except SampleError as error:
         raise CliError(f"{path}: {error}. Replace the file or remove the item.") from error

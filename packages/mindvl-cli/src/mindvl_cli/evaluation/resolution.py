@@ -23,14 +23,14 @@ SEARCH_NAME = "resolution.json"
 
 
 class PredictorScorer:
-    """The Scorer that mindvl_merge asks for, over a Predictor."""
+    """Implements the Scorer of mindvl_merge with a Predictor."""
 
     def __init__(self, predictor: Predictor, progress: Progress | None = None) -> None:
         self.predictor = predictor
         self.progress = progress
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
-        """Sizes of the item's images as the model would see them."""
+        """Sizes of the item's images after resizing."""
         return self.predictor.sizes(item, min_pixels, max_pixels)
 
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
@@ -48,7 +48,7 @@ def search(
 
 
 def search_report(result: ResolutionSearch) -> dict[str, Any]:
-    """The figures, as JSON can hold them; `box` and `box_by_task` are the boxes of Figure 4."""
+    """The result as JSON values; `box` and `box_by_task` are the box plots of Figure 4."""
     tasks = result.cells[0].by_task
     return {
         "chosen": asdict(result.chosen),
@@ -78,7 +78,7 @@ def apply_limits(directory: Path, *, min_pixels: int, max_pixels: int, out: Path
         out: New directory for the copy; None changes `directory` itself.
 
     Returns:
-        The processor file that was changed.
+        The changed processor file.
     """
     if out is not None:
         return _limited_copy(directory, out, min_pixels=min_pixels, max_pixels=max_pixels)
@@ -95,13 +95,13 @@ def apply_limits(directory: Path, *, min_pixels: int, max_pixels: int, out: Path
                     holder[old_name] = value
             write_whole(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
             return path
-    raise CliError(f"no image processor with a size was found. {directory}. Export the model with its processor.")
+    raise CliError(f"{directory}: has no image processor with a size. Export the model with its processor.")
 
 
 def _limited_copy(directory: Path, out: Path, *, min_pixels: int, max_pixels: int) -> Path:
-    """A copy with these limits, which appears whole or not at all."""
+    """Write a copy with these limits atomically."""
     if out.exists():
-        raise CliError(f"the directory exists. {out}. Remove it or choose another.")
+        raise CliError(f"--copy-to: directory {out} exists. Remove it or choose another directory.")
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -110,7 +110,7 @@ def _limited_copy(directory: Path, out: Path, *, min_pixels: int, max_pixels: in
         unfinished.rename(out)
     except OSError as error:  # copytree's own error is one, with a list of files
         what = error.strerror or str(error)[:300]
-        raise CliError(f"{out}: cannot be written ({what}). Make room or choose another directory.") from error
+        raise CliError(f"{out}: cannot be written ({what}). Free space or choose another directory.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return out / changed.name

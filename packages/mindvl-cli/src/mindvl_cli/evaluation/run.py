@@ -22,7 +22,7 @@ CACHE_NAME = "predictions.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model scored, and every answer."""
+    """Scores and answers of a model."""
 
     min_pixels: int
     max_pixels: int
@@ -32,7 +32,7 @@ class Evaluation:
     item_scores: tuple[float, ...]  # of each prediction
 
     def report(self) -> dict[str, Any]:
-        """The figures, as JSON can hold them."""
+        """The result as JSON values."""
         return {
             "min_pixels": self.min_pixels,
             "max_pixels": self.max_pixels,
@@ -53,8 +53,8 @@ def evaluate(
     """Answer and score all items.
 
     Args:
-        min_pixels, max_pixels: Limits of an image's area; the processor's own when None.
-        out: Directory for `report.json` and `NAME.html` of every benchmark; nothing is written when None.
+        min_pixels, max_pixels: Limits of the image area in pixels; None means those of the processor.
+        out: Directory for `report.json` and `NAME.html` of every benchmark; None writes nothing.
     """
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
@@ -84,7 +84,7 @@ def evaluate(
 
 
 def score_prediction(prediction: Prediction) -> float:
-    """1.0 if the answer is right, else 0.0."""
+    """1.0 if the answer is correct, else 0.0."""
     has_images = bool(prediction.original)
     return score_answer(
         prediction.item,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare an answer with the truth, and gather scores by task.
+"""Compare answers with the truth, and aggregate scores by task.
 
-Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the image as the model saw it,
-after resizing; they are moved back to the original image before they are compared.
+Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the resized image; they
+are scaled to the original image before the comparison.
 """
 
 import re
@@ -14,7 +14,7 @@ from mindvl_cli.evaluation.benchmark import Box, Item
 
 Size = tuple[int, int]  # height, width in pixels
 
-MIN_OVERLAP = 0.5  # intersection over union from which a box is right, as in RefCOCO
+MIN_OVERLAP = 0.5  # minimum intersection over union of a correct box, as in RefCOCO
 
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
 _POINT = re.compile(rf"\({_NUMBER},{_NUMBER}\)")
@@ -37,7 +37,7 @@ class Scores:
 
 
 def score_answer(item: Item, answer: str, *, original: Size | None = None, resized: Size | None = None) -> float:
-    """1.0 for a right answer, else 0.0.
+    """1.0 for a correct answer, else 0.0.
 
     Args:
         original, resized: Size of the item's first image before and after resizing; needed for `point` and `box`.
@@ -56,13 +56,13 @@ def score_answer(item: Item, answer: str, *, original: Size | None = None, resiz
 
 
 def find_points(answer: str, *, original: Size, resized: Size) -> list[tuple[float, float]]:
-    """All `(x,y)` of a text, moved to pixels of the original image."""
+    """All `(x,y)` of a text, scaled to pixels of the original image."""
     scale_y, scale_x = original[0] / resized[0], original[1] / resized[1]
     return [(float(x) * scale_x, float(y) * scale_y) for x, y in _POINT.findall(answer)]
 
 
 def overlap(first: Box, second: Box) -> float:
-    """Intersection over union of two boxes; 0 for a box turned inside out."""
+    """Intersection over union of two boxes; 0 for a box with negative size."""
     width = min(first[2], second[2]) - max(first[0], second[0])
     height = min(first[3], second[3]) - max(first[1], second[1])
     if width <= 0 or height <= 0:

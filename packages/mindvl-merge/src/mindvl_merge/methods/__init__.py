@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to make one tensor of several: a pure function each, with its source."""
+"""Merge methods: a pure function each, with its source."""
 
 from .average import average
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def average(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """Weighted sum in float64, one tensor at a time; the result stays float64 and is rounded once, by the caller.
+    """Weighted sum in float64, one tensor at a time; the caller rounds the float64 result once.
 
-    float64 has room for the sum of equal weights of one value to round back to that value, so that merging copies of
-    one float32 or 16-bit model gives the model itself, bit for bit.
+    float64 is precise enough that merging copies of one float32 or 16-bit model with equal weights gives a bitwise
+    identical model.
     """
     total: Tensor | None = None
     for tensor, weight in zip(tensors, weights, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors a merge writes, in which order, and whether each is merged or copied; and where it may write them.
+"""The tensors that a merge writes, in order, merged or copied; and the check of the output path.
 
 Comes after the parents were compared (parents.py), before run.py writes.
 """
@@ -18,14 +18,14 @@ MANIFEST_NAME = "merge.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorPlan:
+class OutputTensor:
     """One tensor of the result."""
 
-    info: TensorInfo  # name, shape and type in the result
+    info: TensorInfo  # name, shape and data type in the result
     is_merged: bool  # False: copied from the first model
 
 
-def make_plan(config: MergeConfig, first: ModelDirectory) -> list[TensorPlan]:
+def output_tensors(config: MergeConfig, first: ModelDirectory) -> list[OutputTensor]:
     """Tensors of the result in the order of the first model.
 
     Raises:
@@ -34,15 +34,15 @@ def make_plan(config: MergeConfig, first: ModelDirectory) -> list[TensorPlan]:
     for prefix in config.only:
         if not any(name.startswith(prefix) for name in first.tensors):
             some = ", ".join(sorted({name.split(".")[0] + "." for name in first.tensors})[:8])
-            raise MergeError(f"only: no tensor of {first.path} begins with {prefix!r}. Names begin with: {some}")
-    return [_plan_tensor(config, info) for info in first.tensors.values()]
+            raise MergeError(f"only: no tensor of {first.path} starts with {prefix!r}. Use a prefix such as {some}.")
+    return [_output_tensor(config, info) for info in first.tensors.values()]
 
 
 def check_paths(config: MergeConfig) -> None:
-    """Refuse an output that would destroy an input or something else.
+    """Refuse an output path that would overwrite an input or anything but a model.
 
     Raises:
-        MergeError: It would.
+        MergeError: The output overlaps an input, or exists and may not be replaced.
     """
     out = real_path(config.out)
     for model in config.models:
@@ -54,7 +54,9 @@ def check_paths(config: MergeConfig) -> None:
     if not out.is_dir():
         raise MergeError(f"{config.out}: the output is an existing file. Choose a directory.")
     if not config.overwrite:
-        raise MergeError(f"{config.out}: the output exists. Remove it, choose another, or replace it with --force.")
+        raise MergeError(
+            f"{config.out}: the output exists. Remove it, choose another directory, or replace it with --force."
+        )
     known = (MANIFEST_NAME, "config.json", INDEX_NAME, SINGLE_NAME)
     if any(out.iterdir()) and not any((out / name).exists() for name in known):
         raise MergeError(
@@ -62,8 +64,8 @@ def check_paths(config: MergeConfig) -> None:
         )
 
 
-def _plan_tensor(config: MergeConfig, info: TensorInfo) -> TensorPlan:
+def _output_tensor(config: MergeConfig, info: TensorInfo) -> OutputTensor:
     chosen = not config.only or info.name.startswith(config.only)
     if config.dtype is not None and info.dtype.is_floating_point:
         info = replace(info, dtype=getattr(torch, config.dtype))
-    return TensorPlan(info=info, is_merged=chosen and info.dtype.is_floating_point)
+    return OutputTensor(info=info, is_merged=chosen and info.dtype.is_floating_point)
