@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: process groups of one process, models with random weights, a tiny tokenizer directory."""
+"""Fixtures: process groups of one process, models with random weights, a small tokenizer directory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}
 
 @pytest.fixture(scope="session", autouse=True)
 def one_process() -> Iterator[None]:
-    """megatron-core's groups, which every model needs."""
+    """Process groups of megatron-core, which every model needs."""
     from mindvl_model.megatron.process import single_process
 
     with single_process():
@@ -36,7 +36,7 @@ def one_process() -> Iterator[None]:
 
 @pytest.fixture
 def make_model() -> Callable[..., Any]:
-    """Builds a whole model in which every parameter is random."""
+    """Builds a whole model with random parameters."""
     from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
 
@@ -50,7 +50,7 @@ def make_model() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte by byte, with Qwen's special tokens from 0: 263 tokens."""
+    """A byte-level tokenizer with Qwen's special tokens from id 0: 263 tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -65,7 +65,7 @@ def test_importing_megatron_before_device_setup_is_refused() -> None:
     """)
 
 
-def test_importing_the_package_leaves_torch_alone() -> None:
+def test_importing_the_package_does_not_patch_torch() -> None:
     run("""
         import sys, torch
         before = torch.zeros, torch.Tensor.type, torch.cuda.manual_seed
@@ -142,7 +142,7 @@ def test_modules_that_training_does_not_use_are_imported_on_first_use() -> None:
     """)
 
 
-def test_a_deferred_name_acts_as_the_real_one(tmp_path: Path) -> None:
+def test_a_deferred_name_behaves_like_the_real_object(tmp_path: Path) -> None:
     (tmp_path / "heavy").mkdir()
     (tmp_path / "heavy" / "__init__.py").write_text(
         "import heavy.inner\n\nclass Base:\n    kind = 'base'\n\nFLAG = False\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that no model can be built from are refused by name."""
+"""Invalid sizes raise errors that name the field."""
 
 import json
 from dataclasses import asdict, replace
@@ -88,7 +88,7 @@ def test_a_configuration_comes_back_from_json(name: str) -> None:
         ("tokens", "video", "x"),
     ],
 )
-def test_a_description_with_values_of_other_types_is_refused(part: str, name: str, value: object) -> None:
+def test_a_json_configuration_with_values_of_other_types_is_refused(part: str, name: str, value: object) -> None:
     document = json.loads(json.dumps(asdict(named_config("tiny"))))
     document[part][name] = value
     with pytest.raises(ModelError):

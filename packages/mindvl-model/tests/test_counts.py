@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts from the configuration: those of the model itself, built without memory, and those that were published."""
+"""Parameter counts equal those of the model on the meta device and the published ones."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ BUILT = NAMED_SIZES | {
 
 
 def part_of(name: str) -> str:
-    """The field of Counts that a parameter belongs to, by its name."""
+    """The field of Counts for a parameter, by its name."""
     if not name.startswith("language."):
         return name.split(".")[0]
     places = {
@@ -38,7 +38,7 @@ def part_of(name: str) -> str:
 
 
 def built(config: MindVLConfig) -> Counter[str]:
-    """Parameters by part of the model on the meta device, where nothing takes memory."""
+    """Parameters by part of the model on the meta device."""
     from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_model.model import MindVLModel
 
@@ -77,7 +77,7 @@ def test_the_language_model_of_mindvl_8b_is_the_published_qwen3_8b() -> None:
 
 
 def test_deepseek_v3_has_671b_of_which_37b_are_activated_and_its_mtp_module_14b_on_disk() -> None:
-    """Published with the weights: 671B, 36.7B activated; MTP 11.5B of its own, 14B with its copies on disk."""
+    """Published with the weights: 671B, 36.7B activated; MTP 11.5B, or 14B with its copies on disk."""
     counts = count_parameters(named_config("mindvl-671b-a37b"))
     assert round(counts.language / 1e9) == 671
     assert counts.activated / 1e9 == pytest.approx(36.7, abs=0.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a pack: those that PyTorch's counter sees when the model runs it, forward and backward."""
+"""FLOPs of a pack equal those counted by PyTorch when the model runs it, forward and backward."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ VIDEOS = [(2, 4, 6)]
 
 
 def smallest_qwen2() -> MindVLConfig:
-    """The smallest model with M-RoPE."""
+    """A very small model with M-RoPE."""
     language = Qwen2LanguageConfig(
         hidden_size=24,
         num_layers=2,
@@ -48,7 +48,7 @@ FAMILIES = {
 def attention_query_by_query(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool, scale: float | None = None
 ) -> Tensor:
-    """Attention in which a query is multiplied with no key it may not see, so that the counter counts the triangle."""
+    """Attention that multiplies a query only with unmasked keys, so that the counter counts the triangle."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -65,7 +65,7 @@ def attention_query_by_query(
 
 @pytest.fixture(autouse=True)
 def counted_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The reference operators, whose products are plain matmuls, with the attention above."""
+    """The reference operators, whose products are matmuls, with the attention above."""
     from mindvl_model.megatron import spec
 
     monkeypatch.setattr(spec.ops, "attention", attention_query_by_query)
@@ -74,7 +74,7 @@ def counted_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def counted(model: Any, pack: dict[str, Any]) -> tuple[int, int]:
-    """Operations forward and backward that ran."""
+    """FLOPs of the executed forward and backward pass."""
     with FlopCounterMode(display=False) as forward:
         loss = model(**pack)
     with FlopCounterMode(display=False) as backward:
@@ -84,7 +84,7 @@ def counted(model: Any, pack: dict[str, Any]) -> tuple[int, int]:
 
 
 def mixed_pack(config: MindVLConfig) -> tuple[dict[str, Any], list[int]]:
-    """Images and a video, text alone, padding; and the lengths of the segments."""
+    """A pack with images and a video, text, and padding; and the lengths of its segments."""
     segments = [random_segment(config, IMAGES, videos=VIDEOS, seed=1), random_segment(config, num_text=9, seed=2)]
     return pack_segments(segments, padding=3), [*(len(segment.input_ids) for segment in segments), 3]
 
@@ -101,7 +101,7 @@ def test_a_pack_costs_what_the_counter_of_pytorch_sees(family: str, make_model: 
     "trainable", [("vision",), ("projector",), ("language",), ("vision", "projector"), ("vision", "language"), ()]
 )
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
-def test_frozen_parts_need_no_gradient_of_weights_and_nothing_below_the_first_trainable_part(
+def test_frozen_parts_have_no_weight_gradients_and_parts_before_the_first_trainable_one_none(
     family: str, trainable: tuple[Part, ...], make_model: Callable[..., Any]
 ) -> None:
     config = FAMILIES[family]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exported directory in plain transformers: same logits, same loss, generation, and no need of mindvl."""
+"""An exported directory in transformers gives the same logits and loss, generates text and does not need mindvl."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_logits_and_loss_are_those_of_our_model(exported: tuple[MindVLConfig, Any, Path], hf_model: Any) -> None:
+def test_logits_and_loss_equal_those_of_mindvl_model(exported: tuple[MindVLConfig, Any, Path], hf_model: Any) -> None:
     config, model, _ = exported
     segments = [
         random_segment(config, [(1, 6, 4), (1, 2, 10), (1, 8, 8)], seed=1),
@@ -122,7 +122,7 @@ def test_config_and_weights_come_back_exactly(
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
 
 
-def test_a_directory_that_transformers_saved_again_is_read_too(
+def test_a_directory_saved_by_transformers_can_be_read(
     exported: tuple[MindVLConfig, Any, Path],
     hf_model: Any,
     make_model: Callable[..., Any],
@@ -145,7 +145,7 @@ def test_a_directory_that_transformers_saved_again_is_read_too(
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Every parameter and routing bias of a model is that of another, bit by bit."""
+    """Check that all parameters and routing biases of two models are bitwise equal."""
     held = named_tensors(expected)
     for name, tensor in named_tensors(actual).items():
         assert torch.equal(tensor, held[name]), name
@@ -228,7 +228,7 @@ def test_videos_and_images_together_generate_what_full_forwards_give(exported: A
 
 
 @torch.no_grad()
-def test_several_answers_to_one_question_see_its_images_whole(exported: Any, hf_model: Any) -> None:
+def test_several_sequences_for_one_prompt_use_its_images(exported: Any, hf_model: Any) -> None:
     processor = AutoProcessor.from_pretrained(exported[2], trust_remote_code=True)
     inputs = read_images(processor, [f"{PLACE} and {PLACE}?"], [random_image(56, 84, 0), random_image(84, 56, 1)])
     common = {"max_new_tokens": 4, "eos_token_id": None, "suppress_tokens": PADS}
@@ -359,7 +359,7 @@ def test_a_failed_export_leaves_no_directory_of_that_name(
         export_hf_directory(model, CONFIG, out, tokenizer=tokenizer_directory, processor=SETTINGS)
 
 
-def test_remote_code_imports_nothing_of_ours() -> None:
+def test_remote_code_does_not_import_mindvl() -> None:
     import mindvl_model.hf.export as export
 
     for name in export.REMOTE_CODE:

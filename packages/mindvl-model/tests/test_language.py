@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Qwen3 adapter against transformers' Qwen3ForCausalLM, segment by segment."""
+"""The Qwen3 adapter equals Qwen3ForCausalLM of transformers for each segment."""
 
 from collections.abc import Callable
 from typing import Any

@@ -66,7 +66,7 @@ def test_gradients_of_replicated_parts_are_summed_and_counted_once() -> None:
 
 
 def test_weights_that_are_split_over_ranks_say_so_and_copies_do_not(make_model: Callable[..., Any]) -> None:
-    """megatron-core leaves unmarked weights of all ranks but the first out of the gradient norm."""
+    """megatron-core counts weights without the attribute on the first rank only in the gradient norm."""
     for config in (smallest_config(), smallest_deepseek_v3()):
         for name, parameter in make_model(config).named_parameters():
             piece, kind = name.split(".")[-2:]

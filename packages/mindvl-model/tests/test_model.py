@@ -42,7 +42,7 @@ def test_a_pack_gives_the_loss_and_gradients_of_its_segments_run_alone(make_mode
         assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * scale, name
 
 
-def test_each_segment_of_a_pack_has_a_loss_of_its_own_until_it_is_taken(make_model: Callable[..., Any]) -> None:
+def test_losses_per_segment_are_kept_until_they_are_taken(make_model: Callable[..., Any]) -> None:
     model, segments = make_model(CONFIG), three_segments()
     with torch.no_grad():
         alone = [model(**pack_segments([segment])) for segment in segments]
@@ -117,7 +117,7 @@ def test_placeholders_without_their_visual_tokens_are_refused(make_model: Callab
         make_model(CONFIG)(**pack)
 
 
-def test_a_video_needs_a_placeholder_of_its_own(make_model: Callable[..., Any]) -> None:
+def test_a_video_needs_a_video_token(make_model: Callable[..., Any]) -> None:
     pack = pack_segments([random_segment(CONFIG, videos=[(2, 4, 6)])])
     images_only = replace(CONFIG, tokens=replace(CONFIG.tokens, video=None))
     with pytest.raises(ModelError, match=r"contains a video, but tokens\.video of the model is not set"):
@@ -167,7 +167,7 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
 
 
 def test_losses_by_segment_of_slices_add_up_to_those_of_the_pack() -> None:
-    """Three slices of a pack of 7 that was padded to 9; a segment may lie across slices."""
+    """Three slices of a pack of 7 tokens padded to 9, with segments that span slices."""
     from mindvl_model.model import losses_by_segment
 
     losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 0.0, 0.0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of parameters, freezing, and a start that depends on names and seed alone."""
+"""Parts of parameters, freezing, and initialization that depends only on names and seed."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def test_the_group_is_the_first_piece_of_the_name() -> None:
     assert parameter_group("language.output_layer.weight") == "language"
 
 
-def test_a_start_depends_on_the_seed_and_on_nothing_that_was_drawn_before(make_model: Callable[..., Any]) -> None:
+def test_initialization_depends_only_on_the_seed(make_model: Callable[..., Any]) -> None:
     first = make_model(CONFIG)
     initialize(first, CONFIG, seed=1)
     torch.randn(1000)

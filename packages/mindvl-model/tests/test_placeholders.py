@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders against grids, on the host."""
+"""The number of placeholders must match the grids."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def test_as_many_placeholders_as_visual_tokens_pass() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 7])
-def test_another_number_is_refused_with_both(count: int) -> None:
+def test_another_number_of_placeholders_is_refused(count: int) -> None:
     with pytest.raises(ModelError, match=f"{count} image placeholders for 6 visual tokens"):
         check_placeholders(CONFIG, input_ids=_ids(count), image_grid_thw=GRID)
 

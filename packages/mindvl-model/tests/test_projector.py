@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The projector against transformers' merger."""
+"""The projector equals the patch merger of transformers."""
 
 import torch
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLPatchMerger

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing measures: by hand, against every possible choice, and of real models with experts."""
+"""Routing metrics, compared with values by hand, with exhaustive search, and on models with experts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ TEXT = np.zeros(64, dtype=bool)
 
 
 def random_choices(seed: int, *, tokens: int, layers: int, experts: int, each: int) -> dict[int, np.ndarray]:
-    """Distinct experts [T, K] of each layer."""
+    """Random distinct experts [T, K] of each layer."""
     generator = np.random.default_rng(seed)
     shape = (tokens, experts)
     return {layer: generator.random(shape).argsort(axis=1)[:, :each] for layer in range(layers)}
 
 
 def wants(choices: dict[int, np.ndarray], length: int, experts: int) -> np.ndarray:
-    """How often each window wants each expert of each layer, counted one by one: [windows, layers * experts]."""
+    """Number of selections of each expert per window, counted one by one: [windows, layers * experts]."""
     tokens = len(choices[0])
     packs = []
     for start in range(tokens - length + 1):
@@ -38,7 +38,7 @@ def wants(choices: dict[int, np.ndarray], length: int, experts: int) -> np.ndarr
 
 
 def best_f1_of_all_choices(counts: np.ndarray, length: int) -> float:
-    """F1 of every subset of (window, expert) pairs."""
+    """Largest F1 score over all subsets of (window, expert) pairs."""
     flat = counts.ravel()
     subsets = (np.arange(1, 2 ** len(flat))[:, None] >> np.arange(len(flat))) & 1
     hits, predictions = subsets @ flat, subsets.sum(axis=1) * length
@@ -46,13 +46,13 @@ def best_f1_of_all_choices(counts: np.ndarray, length: int) -> float:
 
 
 def best_hit_rate_of_all_caches(counts: np.ndarray, size: int) -> float:
-    """Each window tries every cache of that many experts."""
+    """Best hit rate over all caches of this size, for each window."""
     served = sum(max(sum(pack[list(kept)]) for kept in combinations(range(len(pack)), size)) for pack in counts)
     return float(served / counts.sum())
 
 
 def only(scores: tuple[RoutingScore, ...], **wanted: Any) -> RoutingScore:
-    """The one score with these values."""
+    """The only score with these field values."""
     (found,) = [score for score in scores if all(getattr(score, name) == value for name, value in wanted.items())]
     return found
 
@@ -86,14 +86,14 @@ def test_tokens_that_all_want_the_same_experts_are_served_by_just_these() -> Non
 
 
 def test_tokens_that_alternate_need_both_experts_by_hand() -> None:
-    """Three windows of two tokens want each expert once: six hits among twelve predictions, F1 = 12 / 18."""
+    """Three windows of two tokens select each expert once: six hits in twelve predictions, F1 = 12 / 18."""
     analysis = RoutingAnalysis(num_experts=2, experts_per_token=1, layers=(0,), segment_lengths=(2,))
     analysis.add_pack({0: np.array([[0], [1], [0], [1]])}, [("a", 4)], TEXT[:4])
     score = only(analysis.scores((1.0, 2.0)), source="all", modality="all")
     assert (score.srp, score.group_size, score.hit_rates) == (pytest.approx(2 / 3), 2.0, (0.5, 1.0))
 
 
-def test_windows_stay_inside_samples_and_are_told_apart_by_source_and_modality() -> None:
+def test_windows_stay_inside_samples_and_are_grouped_by_source_and_modality() -> None:
     choices = random_choices(1, tokens=20, layers=2, experts=6, each=2)
     visual = np.zeros(20, dtype=bool)
     visual[2:7] = True
@@ -180,7 +180,7 @@ def test_a_model_with_experts_is_analysed_over_packed_packs(
     assert analysis.num_tokens == sum(part.length for pack in packs for part in pack.samples)
 
 
-def test_what_cannot_be_analysed_is_refused() -> None:
+def test_invalid_routing_is_refused() -> None:
     with pytest.raises(ModelError, match="model with a qwen3 decoder has no experts"):
         analysis_of(smallest_config())
     with pytest.raises(ModelError, match=r"segment_lengths: .* got \(0,\)"):

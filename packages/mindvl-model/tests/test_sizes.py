@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named sizes: found by name, and what follows from their numbers is what was published."""
+"""Named sizes are found by name."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions, windows and vision encoder against transformers' own Qwen2.5-VL."""
+"""Positions, windows and vision encoder equal those of Qwen2.5-VL in transformers."""
 
 import itertools
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to a directory and back, directories of others, and every way a directory can be damaged."""
+"""Weights are written to a directory and read back; other directories are read, damaged ones raise errors."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ CONFIG = smallest_config()
 
 
 def write_directory(model: Any, directory: Path, shard_bytes: int = 1 << 30) -> Path:
-    """Weights and config.json alone: what loading reads."""
+    """Write only the files that loading reads: weights and config.json."""
     directory.mkdir()
     parameters = dict(model.named_parameters())
     tensors = [
@@ -134,7 +134,7 @@ def test_the_language_model_comes_from_a_qwen3_directory(make_model: Callable[..
     torch.testing.assert_close(model.logits(**row), published(input_ids[None]).logits[0], rtol=0, atol=1e-4)
 
 
-def test_names_of_other_families_become_ours() -> None:
+def test_names_of_other_families_are_mapped_to_canonical_names() -> None:
     assert canonical_name("model.norm.weight", "qwen3") == "model.language_model.norm.weight"
     assert canonical_name("lm_head.weight", "qwen3") == "lm_head.weight"
     assert canonical_name("visual.merger.ln_q.weight", "qwen2_5_vl") == "model.visual.merger.ln_q.weight"
@@ -240,7 +240,7 @@ def test_a_directory_of_another_size_is_refused(make_model: Callable[..., Any], 
         load_hf_directory(make_model(wider), wider, directory)
 
 
-def test_reading_a_tensor_that_is_not_there_names_it(make_model: Callable[..., Any], tmp_path: Path) -> None:
+def test_reading_a_missing_tensor_names_it(make_model: Callable[..., Any], tmp_path: Path) -> None:
     directory = WeightDirectory(write_directory(make_model(CONFIG), tmp_path / "weights"))
     with pytest.raises(WeightError, match=r"tensor 'model\.gone' is missing"):
         directory.read("model.gone")

@@ -73,7 +73,7 @@ def write(directory: Path, document: Any, name: str = "config.json") -> Path:
     return directory
 
 
-def test_the_published_7b_is_our_named_size(tmp_path: Path) -> None:
+def test_the_published_7b_equals_the_named_size(tmp_path: Path) -> None:
     assert config_from_directory(write(tmp_path, PUBLISHED_7B)) == named_config("qwen2.5-vl-7b")
 
 
@@ -104,7 +104,7 @@ def test_the_version_that_saved_a_directory_decides_where_text_continues_after_a
     assert config_from_directory(again).position_kind == kind
 
 
-def test_a_version_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_transformers_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: transformers_version='main' is not a version"):
         config_from_directory(write(tmp_path, PUBLISHED_7B | {"transformers_version": "main"}))
 
@@ -114,7 +114,7 @@ def test_weights_in_fp8_do_not_change_the_model(tmp_path: Path) -> None:
     assert config_from_directory(write(tmp_path, document)) == named_config("qwen2.5-vl-7b")
 
 
-def test_what_transformers_5_saves_gives_the_same_model(tmp_path: Path) -> None:
+def test_a_configuration_saved_by_transformers_5_gives_the_same_model(tmp_path: Path) -> None:
     config = smallest_qwen2_5_vl(tie_embeddings=True)
     random_qwen2_5_vl(config).config.save_pretrained(tmp_path)
     assert "text_config" in json.loads((tmp_path / "config.json").read_text())
@@ -136,7 +136,7 @@ def test_norms_and_pixels_come_back_with_their_numbers(tmp_path: Path) -> None:
         config_from_directory(tmp_path)
 
 
-def test_a_language_model_alone_gives_its_half(tmp_path: Path) -> None:
+def test_the_configuration_of_a_language_model_is_read(tmp_path: Path) -> None:
     language = smallest_config().language
     text = hf_config(smallest_config(), torch.float32)["text_config"]
     Qwen3Config(**text).save_pretrained(tmp_path)
@@ -195,7 +195,7 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
         ),
     ],
 )
-def test_what_we_do_not_know_is_refused_by_file_and_key(tmp_path: Path, document: Any, message: str) -> None:
+def test_unknown_keys_and_values_are_refused_with_file_and_key(tmp_path: Path, document: Any, message: str) -> None:
     with pytest.raises(WeightError, match=message) as caught:
         config_from_directory(write(tmp_path, document()))
     assert str(tmp_path / "config.json") in str(caught.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2.5-VL as published: written by transformers, read by us, written by us, read by transformers, all the same."""
+"""A Qwen2.5-VL directory of transformers is unchanged after loading and export."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=
 def both(
     request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> tuple[Path, Path]:
-    """A directory that transformers saved, and what we wrote after reading it."""
+    """A directory saved by transformers, and the export of the model loaded from it."""
     tied, dtype = request.param
     published, exported = tmp_path / "published", tmp_path / "exported"
     save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=270, tie_embeddings=tied), published, dtype=dtype)
@@ -82,7 +82,7 @@ def test_the_directory_is_laid_out_as_the_published_ones(both: tuple[Path, Path]
 
 
 @torch.no_grad()
-def test_it_answers_about_images_and_videos_with_its_own_processor(both: tuple[Path, Path]) -> None:
+def test_the_exported_processor_and_model_generate_from_images_and_videos(both: tuple[Path, Path]) -> None:
     processor = AutoProcessor.from_pretrained(both[1])
     assert isinstance(processor, Qwen2_5_VLProcessor)
     processor.tokenizer.padding_side = "left"
@@ -108,7 +108,7 @@ def test_it_answers_about_images_and_videos_with_its_own_processor(both: tuple[P
     assert torch.equal(*answers)
 
 
-def test_what_transformers_cannot_hold_is_refused_before_anything_is_written(
+def test_models_that_transformers_cannot_represent_are_refused_before_writing(
     make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     plain, qwen = smallest_config(vocab_size=270), smallest_qwen2_5_vl(vocab_size=270)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families with experts in config.json: as published, as transformers 5 saves it; what we cannot compute is refused."""
+"""Families with experts in config.json, as published and as saved by transformers 5; unsupported values raise errors."""
 
 import json
 from dataclasses import replace
@@ -124,7 +124,7 @@ def write(directory: Path, document: dict[str, Any]) -> Path:
     return directory
 
 
-def test_the_published_deepseek_v3_is_the_language_half_of_our_named_size(tmp_path: Path) -> None:
+def test_the_published_deepseek_v3_equals_the_decoder_of_the_named_size(tmp_path: Path) -> None:
     assert language_config_from_directory(write(tmp_path, DEEPSEEK_V3)) == named_config("mindvl-671b-a37b").language
     with pytest.raises(WeightError, match=r"model_type='deepseek_v3' .*Load a language model with init.language"):
         config_from_directory(tmp_path)
@@ -154,14 +154,14 @@ def test_the_published_qwen3_moe_is_read(tmp_path: Path) -> None:
         smallest_deepseek_v3(yarn=YarnConfig(factor=4.0, original_max_positions=128, mscale=0.0, mscale_all_dim=0.0)),
     ],
 )
-def test_what_transformers_5_saves_gives_the_same_model(tmp_path: Path, config: MindVLConfig) -> None:
+def test_a_configuration_saved_by_transformers_5_gives_the_same_model(tmp_path: Path, config: MindVLConfig) -> None:
     AutoConfig.for_model(**write_language(config.language)).save_pretrained(tmp_path)
     assert language_config_from_directory(tmp_path) == config.language
     assert config_from_directory(write(tmp_path, hf_config(config, torch.float32))) == config
 
 
-def test_what_yarn_leaves_out_means_what_it_means_to_transformers(tmp_path: Path) -> None:
-    """factor: what stretches 4096 to 163840; no magnitudes; 32 turns and 1."""
+def test_missing_yarn_keys_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """Defaults: factor = 163840 / 4096, mscale 0, beta_fast 32, beta_slow 1."""
     rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "factor": None}
     language: Any = language_config_from_directory(write(tmp_path, DEEPSEEK_V3 | {"rope_scaling": rope}))
     assert language.yarn == YarnConfig(factor=40.0, mscale=0.0, mscale_all_dim=0.0)
@@ -200,7 +200,7 @@ def test_what_yarn_leaves_out_means_what_it_means_to_transformers(tmp_path: Path
         (DEEPSEEK_V3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type 'linear' .* is not supported"),
     ],
 )
-def test_what_we_cannot_compute_is_refused_by_file_and_key(
+def test_unsupported_values_are_refused_with_file_and_key(
     tmp_path: Path, document: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WeightError, match=message) as caught:
@@ -208,10 +208,10 @@ def test_what_we_cannot_compute_is_refused_by_file_and_key(
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
-def test_a_deepseek_v3_without_layers_of_multi_token_prediction_is_read_without_and_says_so(
+def test_a_deepseek_v3_without_multi_token_prediction_weights_is_read_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As transformers saves one: the number stays in config.json, the tensors do not."""
+    """As saved by transformers: config.json has num_nextn_predict_layers, but there are no tensors."""
     language = smallest_deepseek_v3().language
     assert language.num_mtp_layers == 1
     published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(language)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of every naming generation give the same weights, and every tensor of a directory is accounted for."""
+"""Directories of every naming version give the same weights, and unknown or missing tensors raise errors."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_every_naming_generation_gives_the_same_model(
 def test_two_halves_and_a_fresh_projector_make_a_model(
     make_model: Callable[..., Any], directory: Path, tmp_path: Path
 ) -> None:
-    """The composition of MindVL-8B: vision encoder of a Qwen2.5-VL, Qwen3, projector as it was before."""
+    """As in MindVL-8B: vision encoder of Qwen2.5-VL, decoder of Qwen3, projector unchanged."""
     config = smallest_config()
     qwen3 = Qwen3ForCausalLM(Qwen3Config(**hf_config(config, torch.float32)["text_config"]))
     qwen3.save_pretrained(tmp_path / "qwen3")
@@ -93,7 +93,7 @@ def test_two_halves_and_a_fresh_projector_make_a_model(
     assert torch.equal(model.language.output_layer.weight, qwen3.lm_head.weight)
 
 
-def test_the_report_says_what_was_reshaped_and_converted(make_model: Callable[..., Any], directory: Path) -> None:
+def test_the_report_lists_reshaped_and_converted_tensors(make_model: Callable[..., Any], directory: Path) -> None:
     rewrite(directory, lambda tensors: {n: t.half() if n.startswith("visual.") else t for n, t in tensors.items()})
     model = make_model(CONFIG, dtype=torch.bfloat16)
     report = load_hf_directory(model, CONFIG, directory)
@@ -147,7 +147,7 @@ def quantised(dtype: torch.dtype) -> Change:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+def test_tensors_that_do_not_fit_are_refused_before_loading(
     make_model: Callable[..., Any], directory: Path, change: Change, message: str
 ) -> None:
     rewrite(directory, change)
@@ -159,15 +159,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
         assert torch.equal(parameter, before.get_parameter(name)), name
 
 
-def test_a_model_of_fewer_layers_does_not_take_a_larger_one(make_model: Callable[..., Any], directory: Path) -> None:
+def test_a_model_with_fewer_layers_does_not_load_a_larger_one(make_model: Callable[..., Any], directory: Path) -> None:
     shorter = replace(CONFIG, language=replace(CONFIG.language, num_layers=1))
     with pytest.raises(WeightError, match=r"12 tensors do not belong to the model: model.layers.1"):
         load_hf_directory(make_model(shorter), shorter, directory, PARTS)
 
 
-def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
-    make_model: Callable[..., Any], directory: Path
-) -> None:
+def test_8_bit_weights_are_refused_only_in_requested_parts(make_model: Callable[..., Any], directory: Path) -> None:
     rewrite(directory, quantised(torch.int8))
     report = load_hf_directory(make_model(CONFIG), CONFIG, directory, ["vision", "projector"])
     assert "model.layers.0.mlp.down_proj.weight" in report.skipped
@@ -178,7 +176,7 @@ def test_weights_in_eight_bits_matter_only_in_parts_that_are_asked_for(
     [smallest_config(), smallest_config(tie_embeddings=True), smallest_deepseek_v3()],
     ids=["own head", "tied head", "deepseek_v3"],
 )
-def test_a_larger_vocabulary_keeps_the_rows_of_the_directory_and_draws_the_rest_alike_in_every_layout(
+def test_a_larger_vocabulary_keeps_stored_rows_and_initializes_the_rest_alike_in_every_layout(
     make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, config: MindVLConfig
 ) -> None:
     held, directory = make_model(config, seed=1), tmp_path / "model"
@@ -239,7 +237,7 @@ MTP_COPY = "model.language_model.layers.3.embed_tokens.weight"
     ],
     ids=["missing", "shape", "one too many", "fp8 without factors", "copies differ"],
 )
-def test_what_is_wrong_with_experts_is_named(
+def test_errors_of_experts_name_the_tensor(
     make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, change: Change, message: str
 ) -> None:
     config, path = smallest_deepseek_v3(), tmp_path / "model"

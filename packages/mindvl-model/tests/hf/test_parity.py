@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison with transformers: it holds where it should, and finds what is wrong where something is."""
+"""The parity check passes for equal models and detects errors in one of them."""
 
 import gc
 import json
@@ -37,7 +37,7 @@ def qwen2_5_vl(tmp_path: Path) -> Path:
     return tmp_path / "qwen"
 
 
-def test_qwen2_5_vl_holds_in_fp32_by_far(qwen2_5_vl: Path) -> None:
+def test_parity_holds_for_qwen2_5_vl_in_fp32_with_a_large_margin(qwen2_5_vl: Path) -> None:
     progress: list[tuple[int, int]] = []
     report = check_parity(qwen2_5_vl, num_inputs=30, on_inputs=lambda done, total: progress.append((done, total)))
     assert [len(each) for each in report.by_kind().values()] == [6, 6, 6, 6, 6, 30]
@@ -48,7 +48,7 @@ def test_qwen2_5_vl_holds_in_fp32_by_far(qwen2_5_vl: Path) -> None:
     assert progress[-1] == (30, 30)
 
 
-def test_bf16_is_measured_by_what_rounding_alone_brings(qwen2_5_vl: Path) -> None:
+def test_bf16_errors_are_compared_with_rounding_errors(qwen2_5_vl: Path) -> None:
     report = check_parity(qwen2_5_vl, num_inputs=10, dtype="bf16")
     assert report.failing == ()
     for one in report.inputs:
@@ -60,7 +60,7 @@ def test_bf16_is_measured_by_what_rounding_alone_brings(qwen2_5_vl: Path) -> Non
     assert replace(worst, rounding_mre=0.0, mre=0.005, mae=0.005).holds
 
 
-def test_mindvl_and_a_language_model_alone_hold(
+def test_parity_holds_for_mindvl_and_for_a_language_model(
     make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
     config = smallest_config(vocab_size=270)
@@ -117,8 +117,8 @@ def test_one_model_at_a_time_finds_the_same_errors(
     assert not list(tmp_path.glob("mindvl-parity-*"))
 
 
-def test_one_expert_for_each_token_holds(tmp_path: Path) -> None:
-    """Its weight is 1 where it is normalized; megatron-core itself refuses such a configuration."""
+def test_parity_holds_with_one_expert_per_token(tmp_path: Path) -> None:
+    """With normalization its weight is 1; megatron-core itself rejects such a configuration."""
     for normalize in (True, False):
         config = smallest_qwen3_moe(experts_per_token=1, normalize_router=normalize)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))
@@ -129,7 +129,7 @@ def test_one_expert_for_each_token_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [smallest_qwen3_moe(), smallest_deepseek_v3(num_mtp_layers=0)])
-def test_language_models_with_experts_hold_in_fp8_too(config: MindVLConfig, tmp_path: Path) -> None:
+def test_parity_holds_for_language_models_with_experts_also_in_fp8(config: MindVLConfig, tmp_path: Path) -> None:
     published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_an_error_in_the_vision_encoder_fails_every_input_with_images_or_videos(
     assert all(one.images or one.videos for one in report.failing)
 
 
-def test_a_nan_in_the_weights_never_holds(qwen2_5_vl: Path) -> None:
+def test_parity_fails_for_nan_in_the_weights(qwen2_5_vl: Path) -> None:
     file = qwen2_5_vl / "model.safetensors"
     tensors = load_file(file)
     tensors["model.norm.weight"][3] = float("nan")
@@ -179,7 +179,7 @@ def test_a_nan_in_the_weights_never_holds(qwen2_5_vl: Path) -> None:
     assert len(check_parity(qwen2_5_vl, num_inputs=5).failing) == 5
 
 
-def test_errors_are_those_of_hand_work() -> None:
+def test_errors_equal_values_computed_by_hand() -> None:
     class Model(torch.nn.Module):
         def logits(self, **_: Any) -> torch.Tensor:
             return torch.tensor([[1.0, -2.0], [3.0, 0.5]])
@@ -199,7 +199,7 @@ def test_errors_are_those_of_hand_work() -> None:
     assert errors == expected | {"rounding_mae": 0.0, "rounding_mre": 0.0}
 
 
-def test_inputs_follow_from_the_seed_and_hold_no_stray_placeholders() -> None:
+def test_inputs_depend_only_on_the_seed_and_have_no_extra_placeholders() -> None:
     config = smallest_config()
     inputs, again = (random_inputs(config, 25, seed=3) for _ in range(2))
     other = random_inputs(config, 25, seed=4)
@@ -225,6 +225,6 @@ def test_the_error_of_an_unsupported_family_lists_the_supported_ones(qwen2_5_vl:
         check_parity(qwen2_5_vl)
 
 
-def test_a_directory_that_is_none_is_our_error(tmp_path: Path) -> None:
+def test_a_missing_model_directory_raises_a_weight_error(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"config.json: does not exist"):
         check_parity(tmp_path)

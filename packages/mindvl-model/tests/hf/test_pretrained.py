@@ -29,7 +29,7 @@ class ForeignProcessor(ProcessorMixin):
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> tuple[Path, Path]:
-    """A directory whose code writes a file when it runs, and that file."""
+    """A directory with remote code that writes a file when it runs, and the path of that file."""
     directory, marker = tmp_path / "model", tmp_path / "marker"
     directory.mkdir()
     (directory / "foreign.py").write_text(CODE.format(marker=str(marker)))
@@ -57,7 +57,7 @@ def test_code_of_a_directory_runs_when_allowed(foreign: tuple[Path, Path]) -> No
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": 5}', '{"model_type": "qwen2", "vocab_size": []}'])
-def test_a_damaged_directory_is_one_error_of_ours(tmp_path: Path, content: str) -> None:
+def test_a_damaged_directory_raises_a_model_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match="AutoModelForImageTextToText cannot load the directory"):
         from_pretrained(AutoModelForImageTextToText, tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' models of the families with experts, with our weights, through directories and the rules of conversion."""
+"""transformers models of the families with experts with the weights of a MindVLModel, through directories."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
 
 
 def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
-    """The same language model in transformers' words."""
+    """The transformers configuration of the language model."""
     language = config.language
     shared = {
         "vocab_size": language.vocab_size,
@@ -110,7 +110,7 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def published_gradients(tmp_path: Path) -> Callable[[Any, MindVLConfig], dict[str, Tensor]]:
-    """Gradients of transformers' model under our parameter names, through its own saving and our rules."""
+    """Gradients of the transformers model under the parameter names of MindVLModel, converted by the weight rules."""
 
     def take(published: Any, config: MindVLConfig) -> dict[str, Tensor]:
         for parameter in published.parameters():
@@ -156,7 +156,7 @@ def near_in_bf16() -> Callable[..., None]:
 
 
 def segment_losses(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-    """Summed cross entropy of segments that ran alone."""
+    """Summed cross entropy of segments that were run alone."""
     pairs = zip(logits, labels, strict=True)
     return torch.stack([torch.nn.functional.cross_entropy(one, label, reduction="sum") for one, label in pairs]).sum()
 

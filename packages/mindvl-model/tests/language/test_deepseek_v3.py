@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DeepSeek-V3 adapter against transformers' DeepseekV3ForCausalLM and MtpModel, segment by segment."""
+"""The DeepSeek-V3 adapter equals DeepseekV3ForCausalLM and MtpModel of transformers for each segment."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
 
 
 def test_rotary_frequencies_follow_yarn_by_hand() -> None:
-    """factor 4, original length 128, width 8, base 10000: full speed below 0 pairs, a quarter from pair 2 on."""
+    """Factor 4, original length 128, width 8, base 10000: frequencies are divided by 4 from pair 2 on."""
     from mindvl_model.language.deepseek_v3 import rotary_frequencies, softmax_scale
 
     language = smallest_deepseek_v3().language

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2.5-VL whole against transformers' own class: logits and every gradient; layouts: testing/test_layouts.py."""
+"""Qwen2.5-VL equals the transformers class in logits and all gradients (layouts: testing/test_layouts.py)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def make_segments(config: MindVLConfig, kind: str) -> list[RandomSegment]:
 
 
 def separate_calls(published: Any, segments: Sequence[RandomSegment], config: MindVLConfig) -> tuple[Any, Any]:
-    """Logits [T, V] of one call for each segment, and the summed loss."""
+    """Logits [T, V] from one call per segment, and the summed loss."""
     logits, losses = [], []
     for segment in segments:
         published.model.rope_deltas = None
@@ -47,7 +47,7 @@ def separate_calls(published: Any, segments: Sequence[RandomSegment], config: Mi
 
 
 def gradients_under_published_names(model: Any, config: MindVLConfig) -> dict[str, torch.Tensor]:
-    """The rules only move numbers, so they move gradients as they move weights."""
+    """The weight rules only rearrange values, so they convert gradients as well as weights."""
     found = {}
     for rule in weight_rules(config):
         pieces = rule.split(model.get_parameter(rule.param_name).grad)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Qwen3-MoE adapter against transformers' Qwen3MoeForCausalLM, segment by segment."""
+"""The Qwen3-MoE adapter equals Qwen3MoeForCausalLM of transformers for each segment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
 def test_the_gradient_of_the_balancing_loss_is_that_of_transformers(
     make_model: Make, publish: Make, published_gradients: Make, losses: Make
 ) -> None:
-    """One layer, because transformers mixes all layers into one loss, mindvl uses the mean over layers."""
+    """One layer, because transformers computes one loss over all layers and mindvl the mean over layers."""
     config = smallest_qwen3_moe(num_layers=1, aux_loss_weight=0.5)
     model = make_model(config)
     published = publish(model)

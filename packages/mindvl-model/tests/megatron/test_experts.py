@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer of experts against a loop over tokens, and the start of expert weights."""
+"""The mixture-of-experts layer equals a loop over tokens; initialization of expert weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +17,8 @@ def gated_mlp(token: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor
     return (torch.nn.functional.silu(gate) * up) @ down
 
 
-def test_a_token_is_the_weighted_sum_of_its_experts_and_the_shared_one(make_model: Make) -> None:
-    """Written out token by token for two of four groups and two of their four experts, weights summing to 2.5."""
+def test_a_token_is_the_weighted_sum_of_its_experts_and_the_shared_expert(make_model: Make) -> None:
+    """Computed token by token, with two of four groups, two of their four experts, and weights that sum to 2.5."""
     from mindvl_model.megatron.packing import PackedSequence
 
     layer = make_model(smallest_deepseek_v3()).language.decoder.layers[1].mlp
@@ -42,13 +42,13 @@ def test_a_token_is_the_weighted_sum_of_its_experts_and_the_shared_one(make_mode
 
 
 def test_expert_weights_are_marked_alike_in_every_layout(make_model: Make) -> None:
-    """An optimizer's state then has one form, and a checkpoint loads whatever ep_size was."""
+    """Optimizer states then have one form, and a checkpoint can be loaded with another ep_size."""
     for name, parameter in make_model(smallest_deepseek_v3()).named_parameters():
         is_routed = ".mlp.experts." in name
         assert getattr(parameter, "allreduce", True) != is_routed, name
 
 
-def test_an_expert_starts_the_same_on_whichever_rank_it_lives(make_model: Make) -> None:
+def test_initial_weights_of_an_expert_do_not_depend_on_its_rank(make_model: Make) -> None:
     from mindvl_model.megatron.experts import GroupedLinear
 
     config = smallest_qwen3_moe()

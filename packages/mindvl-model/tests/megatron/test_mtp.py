@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shifting inside segments, and what multi-token prediction may see; its values are compared in language/."""
+"""Shifting inside segments and the reported loss of multi-token prediction; values are compared in language/."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routers count, how biases move, and what is recorded."""
+"""Statistics, bias updates and recording of routers."""
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_statistics_of_a_step_are_those_of_the_recorded_choices_of_all_its_packs
         assert 0 < float(one.entropy) < math.log(8)
 
 
-def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_rate(make_model: Make) -> None:
+def test_a_bias_increases_for_underloaded_and_decreases_for_overloaded_experts(make_model: Make) -> None:
     model = make_model(DEEPSEEK)
     before = biases(model)
     model(**pack()).backward()
@@ -61,7 +61,7 @@ def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_rate(make
     assert all(not parameter.requires_grad for name, parameter in model.named_buffers() if "bias" in name)
 
 
-def test_every_step_starts_counting_anew_and_evaluation_does_not_count(make_model: Make) -> None:
+def test_every_step_is_counted_separately_and_evaluation_is_not_counted(make_model: Make) -> None:
     model = make_model(QWEN)
     model(**pack())
     model.finish_router_step()
@@ -78,7 +78,7 @@ def test_every_step_starts_counting_anew_and_evaluation_does_not_count(make_mode
 @pytest.mark.parametrize(
     "config", [DEEPSEEK, smallest_qwen3_moe(aux_loss_weight=0.5)], ids=["deepseek_v3", "qwen3_moe"]
 )
-def test_layers_that_are_computed_twice_count_once_and_keep_their_gradients(make_model: Make, config: Any) -> None:
+def test_recomputed_layers_are_counted_once_and_have_the_same_gradients(make_model: Make, config: Any) -> None:
     outcomes = []
     for recompute in (False, True):
         model = make_model(config)
@@ -117,8 +117,8 @@ def test_a_bias_stays_in_float32_when_the_model_goes_to_16_bit(make_model: Make)
     assert all(torch.equal(*pair) for pair in zip(before, biases(other), strict=True))
 
 
-def test_an_even_choice_has_no_violation_and_the_entropy_of_no_preference(make_model: Make) -> None:
-    """Router weights of zero give all experts one score; the bias alone then chooses."""
+def test_uniform_routing_has_no_violation_and_maximal_entropy(make_model: Make) -> None:
+    """With zero weights all experts have the same score, so only the bias determines the selection."""
     model = make_model(DEEPSEEK)
     router = model.language.decoder.layers[1].mlp.router
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_an_even_choice_has_no_violation_and_the_entropy_of_no_preference(make_m
     assert one.aux_loss is None
 
 
-def test_models_without_experts_have_nothing_to_say(make_model: Make) -> None:
+def test_models_without_experts_have_no_statistics(make_model: Make) -> None:
     from mindvl_model.testing.tiny import smallest_config
 
     model = make_model(smallest_config())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of tensors from several ranks, and the proof that every layout computes what one process does."""
+"""Parallel layouts give the loss, gradients and routing of one process; assembly of tensors from shards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ MOE = smallest_qwen3_moe(aux_loss_weight=0.5)
 
 @dataclass(frozen=True)
 class Case:
-    """A model in a layout."""
+    """A model with a parallel layout."""
 
     config: MindVLConfig
     parallel: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ FOUR_PROCESSES = {
 
 
 def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
-    """Images of unequal size, text alone, a video, text alone again at the end; no length suits any layout."""
+    """Images of different sizes, text, a video, and text at the end; no layout divides the lengths evenly."""
     media: list[dict[str, Any]] = [
         {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
         {"num_text": 24},
@@ -95,7 +95,7 @@ def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> Callable[..., tuple[Outcome, Any]]:
-    """Outcome and weights of one process, once for each model."""
+    """Results and weights of one process, computed once per model."""
     found: dict[Any, tuple[Outcome, Any]] = {}
 
     def of(config: MindVLConfig, trainable: tuple[Part, ...] = PARTS) -> tuple[Outcome, Any]:
@@ -109,7 +109,7 @@ def alone() -> Callable[..., tuple[Outcome, Any]]:
 
 @pytest.fixture(scope="module")
 def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Case]], dict[str, Outcome]]:
-    """Outcomes of cases that take equally many processes, which are started once."""
+    """Results of all cases with the same number of processes, which are started once."""
     found: dict[str, Outcome] = {}
 
     def of(cases: dict[str, Case]) -> dict[str, Outcome]:
@@ -160,9 +160,7 @@ def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, toget
 
 @pytest.mark.parametrize("recompute", [{"kind": "selective"}, {"kind": "full"}, {"kind": "full", "layers": 1}])
 @pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])
-def test_computing_again_in_backward_changes_nothing(
-    alone: Any, config: MindVLConfig, recompute: dict[str, Any]
-) -> None:
+def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig, recompute: dict[str, Any]) -> None:
     expected = alone(config)[0]
     found, _ = in_one_process(
         config, packs_of(config), build_config=BuildConfig(recompute=RecomputeConfig(**recompute))
@@ -172,7 +170,7 @@ def test_computing_again_in_backward_changes_nothing(
 
 
 def test_every_parameter_has_a_gradient_in_the_step_that_layouts_are_compared_by(alone: Any) -> None:
-    """Else equal gradients would prove little."""
+    """Otherwise equal gradients would not show that the layouts agree."""
     for config in (smallest_config(), smallest_qwen2_5_vl(), MOE, DEEPSEEK):
         for name, gradient in alone(config)[0].gradients.items():
             assert gradient.any() or name.endswith("expert_bias"), name

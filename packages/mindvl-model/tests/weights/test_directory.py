@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers and indexes that lie are one error each; what is accepted is read as the safetensors library reads it."""
+"""Inconsistent headers and indexes raise errors; valid files are read as the safetensors library reads them."""
 
 import json
 import random
@@ -48,7 +48,7 @@ def rewrite_index(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["../model.safetensors", "/etc/hostname", "a/b", "..", "", "a\x00b", "\x1b[2J", 5, None]
 )
-def test_an_index_names_files_of_its_directory_alone(tmp_path: Path, name: Any) -> None:
+def test_an_index_may_only_name_files_of_its_directory(tmp_path: Path, name: Any) -> None:
     directory = make(tmp_path / "model")
     rewrite_index(directory, w0=name)
     with pytest.raises(WeightError, match=r"index\.json: tensor 'w0' .* not the name of a file") as caught:
@@ -91,7 +91,7 @@ def test_links_stay_in_the_directory_or_in_the_cache_of_hugging_face(tmp_path: P
     assert WeightDirectory(directory).names() == sorted(SHAPES)
 
 
-def test_what_the_library_says_of_names_does_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_errors_of_the_library_are_escaped(tmp_path: Path) -> None:
     directory = make(tmp_path / "model", shards=1)
     rewrite_header(
         directory / "model.safetensors", lambda text: text.replace(b'"w0"', b'"\\u001b\\n"').replace(b"[4]", b"[5]")
@@ -114,7 +114,7 @@ def test_what_the_library_says_of_names_does_not_reach_the_terminal(tmp_path: Pa
         (lambda text: text + b" " * 25_000_001, "header of 25000"),
     ],
 )
-def test_what_the_library_lets_pass_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_headers_that_the_library_accepts_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     directory = make(tmp_path / "model", shards=1)
     rewrite_header(directory / "model.safetensors", change)
     with pytest.raises(WeightError, match=rf"model\.safetensors: .*{message}"):
@@ -122,7 +122,7 @@ def test_what_the_library_lets_pass_is_refused(tmp_path: Path, change: Any, mess
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_damage_gives_one_sentence_or_what_the_library_reads(tmp_path: Path, shards: int) -> None:
+def test_damaged_files_raise_an_error_or_are_read_as_by_the_library(tmp_path: Path, shards: int) -> None:
     whole, draw, refused = make(tmp_path / "whole", shards), random.Random(shards), 0
     for number in range(150):
         directory = tmp_path / str(number)

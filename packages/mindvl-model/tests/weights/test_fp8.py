@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in block-scaled fp8, as DeepSeek-V3 is published: whole, in blocks, damaged."""
+"""Block-scaled fp8 weights in the format of DeepSeek-V3: whole tensors, blocks, and damaged files."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def stored() -> tuple[Tensor, Tensor]:
 
 
 def by_element(values: Tensor, scales: Tensor) -> Tensor:
-    """The definition: each value times the factor of its block of 128 x 128."""
+    """The definition: each value times the scale of its block of 128 x 128."""
     result = torch.empty(values.shape)
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
@@ -38,7 +38,7 @@ def write(directory: Path, values: Tensor, scales: Tensor, block: list[int] | No
     return WeightDirectory(directory)
 
 
-def test_each_value_is_multiplied_with_the_factor_of_its_block(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_each_value_is_multiplied_by_the_scale_of_its_block(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     directory = write(tmp_path, *stored)
     assert directory.names() == ["norm.weight", "w.weight"]
     assert directory.stored("w.weight").dtype == "BF16"
@@ -53,7 +53,7 @@ def test_each_value_is_multiplied_with_the_factor_of_its_block(stored: tuple[Ten
     assert torch.equal(thirds, torch.cat([expected[50:100], expected[150:200], expected[250:]]))
 
 
-def test_the_directory_says_the_size_of_its_blocks(tmp_path: Path) -> None:
+def test_the_block_size_is_read_from_the_directory(tmp_path: Path) -> None:
     values, scales = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     expected = torch.tensor([[1, 1, 1, 2, 2, 2]] * 2 + [[3, 3, 3, 4, 4, 4]] * 2)
     assert torch.equal(write(tmp_path, values, scales, [2, 3]).read("w.weight").int(), expected.int())
@@ -61,12 +61,12 @@ def test_the_directory_says_the_size_of_its_blocks(tmp_path: Path) -> None:
         write(tmp_path, values, scales, 0)  # type: ignore[arg-type]
 
 
-def test_factors_of_another_shape_are_refused_by_name(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_scales_of_another_shape_are_refused_by_name(stored: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"'w.weight_scale_inv' has shape \[2, 2\], but 'w.weight' .* needs \[3, 2\]"):
         write(tmp_path, stored[0], torch.ones(2, 2))
 
 
-def test_a_block_that_begins_inside_a_block_of_factors(stored: tuple[Tensor, Tensor]) -> None:
+def test_a_block_that_starts_inside_a_scale_block(stored: tuple[Tensor, Tensor]) -> None:
     values, scales = stored
     piece = dequantize(values[100:290, 60:190], scales, first_row=100, first_column=60)
     assert torch.equal(piece, by_element(values, scales)[100:290, 60:190])

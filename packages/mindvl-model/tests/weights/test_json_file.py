@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of other people is read within bounds, and damage is one error with the file's name."""
+"""JSON files are read with limits, and damaged files raise an error that names the file."""
 
 from pathlib import Path
 

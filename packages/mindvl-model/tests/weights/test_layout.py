@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of any layout read their own blocks of a directory and together hold what one process holds."""
+"""Each rank of a parallel layout reads its blocks of a directory; together they hold the weights of one process."""
 
 import pickle
 import textwrap
@@ -88,7 +88,7 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 
 @pytest.mark.multi
-def test_two_ranks_of_any_layout_hold_the_whole_model_read_only_their_own_and_start_alike(
+def test_two_ranks_read_their_shards_of_the_model_and_initialize_like_one_process(
     make_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     from mindvl_model.megatron.one_step import pieces
@@ -135,7 +135,7 @@ def test_cuts_are_those_of_megatron_core() -> None:
     assert cut_of(prefix + "self_attention.linear_kv_down_proj.weight") == "whole"
 
 
-def test_experts_of_a_rank_are_neighbours() -> None:
+def test_a_rank_has_consecutive_experts() -> None:
     config = smallest_qwen3_moe()
     rule = next(rule for rule in weight_rules(config) if rule.param_name.endswith("0.mlp.experts.linear_fc2.weight"))
     taken = [name.split("experts.")[1] for name, block in blocks(rule, Share(ep_rank=1, ep_size=4)) if block is None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the families with experts: nothing is left out, both ways are exact, names are the published ones."""
+"""Rules of the families with experts cover all parameters with the published names and are exact both ways."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def test_rules_cover_every_parameter_and_bias_and_go_both_ways_exactly(
 
 
 def test_names_are_those_of_the_published_deepseek_v3() -> None:
-    """Tensors of one layer each, as the index of deepseek-ai/DeepSeek-V3 lists them (61 there is 3 here)."""
+    """Tensors of one layer of each kind, from the index of deepseek-ai/DeepSeek-V3 (layer 61 there is 3 here)."""
     config = smallest_deepseek_v3()
     names = {name for rule in weight_rules(config) for name in rule.hf_names}
     prefix = "model.language_model.layers."
@@ -57,7 +57,7 @@ def test_names_are_those_of_the_published_deepseek_v3() -> None:
         assert found == {f"{prefix}{layer}.{part}" for part in parts}
 
 
-def test_an_expert_is_turned_and_its_gate_stands_before_its_up() -> None:
+def test_an_expert_is_transposed_and_its_gate_precedes_its_up_projection() -> None:
     rules = {rule.param_name: rule for rule in weight_rules(smallest_qwen3_moe(num_experts=2))}
     rule = rules["language.decoder.layers.0.mlp.experts.linear_fc1.weight"]
     assert [name.split("experts.")[1] for name in rule.hf_names[:3]] == [

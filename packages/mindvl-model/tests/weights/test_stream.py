@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files written tensor by tensor are read by safetensors itself, whatever their types, sizes and names."""
+"""Files written one tensor at a time can be read by safetensors, for all data types, sizes and names."""
 
 import json
 from pathlib import Path
