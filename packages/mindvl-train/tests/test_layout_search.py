@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What blocks cost, where the schedule holds most, what a search finds; planner/test_measure.py has measured peaks."""
+"""What blocks cost, where the schedule holds most, what a search finds; layout_search/test_measure.py has measured peaks."""
 
 from collections import Counter
 from dataclasses import replace
@@ -183,16 +183,16 @@ def test_a_search_finds_layouts_that_the_trainer_takes_and_that_fit() -> None:
     request = _request()
     task = request.task()
     found = search(task, keep=5)
-    assert len(found.plans) == 5
-    assert found.plans == sorted(found.plans, key=lambda plan: plan.time.total)
-    for plan in found.plans:
-        parallel = plan.parallel
-        assert plan.memory[plan.fullest].total <= task.limit
-        assert parallel.model_parallel_size * plan.dp_size == 64
-        assert plan.num_microbatches * plan.dp_size == request.global_batch_size
+    assert len(found.candidates) == 5
+    assert found.candidates == sorted(found.candidates, key=lambda candidate: candidate.time.total)
+    for candidate in found.candidates:
+        parallel = candidate.parallel
+        assert candidate.memory[candidate.fullest].total <= task.limit
+        assert parallel.model_parallel_size * candidate.dp_size == 64
+        assert candidate.num_microbatches * candidate.dp_size == request.global_batch_size
         check_parallel(task.model, parallel)
-        assert 0.1 < plan.mfu < 0.58
-        assert plan.time.total == pytest.approx(sum(vars(plan.time).values()))
+        assert 0.1 < candidate.mfu < 0.58
+        assert candidate.time.total == pytest.approx(sum(vars(candidate.time).values()))
 
 
 @pytest.mark.parametrize(("tp_size", "ways"), [(1, [False]), (4, [False, True]), (8, [True])])
@@ -203,12 +203,12 @@ def test_a_vision_encoder_that_cannot_be_split_is_only_spread(tp_size: int, ways
 
 def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:
     found = search(_request("mindvl-671b-a37b", num_devices=8).task())
-    assert not found.plans
+    assert not found.candidates
     assert found.num_full > 0
     assert found.misses[0].memory[found.misses[0].fullest].total > 60e9
     refused: Counter[str] = Counter()
     assert list(layouts(_request("mindvl-8b", num_devices=64).task(), refused))
-    assert any("tensor parallel would leave the server" in reason for reason in refused)
+    assert any("tensor parallel size exceeds" in reason for reason in refused)
     assert any("does not divide language.num_heads=32" in reason for reason in refused)
     with pytest.raises(ModelError):
         check_parallel(named_config("mindvl-8b"), ParallelConfig(tp_size=8, cp_size=8, spread_images=True))
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:
 
 def test_longer_packs_leave_less_room_for_images() -> None:
     request = _request()
-    best = search(request.task(), keep=1).plans[0]
+    best = search(request.task(), keep=1).candidates[0]
     found = room(request, best, (2048, 8192, 65536))
     assert found[0].visual_tokens == 2048
     assert found[1].visual_tokens is not None
@@ -227,7 +227,7 @@ def test_longer_packs_leave_less_room_for_images() -> None:
 
 def test_days_are_steps_times_seconds() -> None:
     request = _request()
-    best = search(request.task(), keep=1).plans[0]
+    best = search(request.task(), keep=1).candidates[0]
     warmup, multitask, _ = days(request, best, BUDGETS["mindvl-8b"])
     assert multitask.step_s == pytest.approx(best.time.total)
     assert multitask.days == pytest.approx(179e9 / (1024 * 8192) * best.time.total / 86400)

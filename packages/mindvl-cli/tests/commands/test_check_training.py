@@ -69,7 +69,7 @@ def test_an_impossible_layout_is_refused_before_anything_runs(
     monkeypatch.chdir(tiny_place)
     result = CliRunner().invoke(check, ["parallel", str(RECIPES / "sft.yaml"), "--layouts", "dp2,ep2", "init={}"])
     assert isinstance(result.exception, TrainError)
-    assert "layout 'ep2': the model has no experts to spread" in str(result.exception)
+    assert "--layouts: 'ep2': parallel.ep_size: 2, but the model has no experts" in str(result.exception)
 
 
 def test_tables_say_what_differs_and_what_failed() -> None:

@@ -14,7 +14,7 @@ from mindvl_train.config import FaultsConfig
 
 PROGRAM = """
 import os
-from mindvl_train.checks.jobs import be_one_rank
+from mindvl_train.checks.jobs import run_rank
 
 def work(task):
     rank = int(os.environ["RANK"])
@@ -22,7 +22,7 @@ def work(task):
         raise ValueError("the second one cannot")
     return task, rank, os.environ["WORLD_SIZE"]
 
-be_one_rank(work)
+run_rank(work)
 """
 
 

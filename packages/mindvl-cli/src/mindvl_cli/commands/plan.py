@@ -19,7 +19,7 @@ from mindvl_cli.whole_file import write_whole
 if TYPE_CHECKING:
     from mindvl_model import MindVLConfig
     from mindvl_train import RunConfig
-    from mindvl_train.layout_search import Machine, Plan, Request
+    from mindvl_train.layout_search import Candidate, Machine, Request
     from mindvl_train.layout_search.blocks import Kernels
 
 _PHASES = ("warmup", "multitask", "sft")
@@ -221,7 +221,7 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
 
     task = request.task()
     found = search(task, keep=top)
-    best = found.plans[0] if found.plans else None
+    best = found.candidates[0] if found.candidates else None
     name = config.model.size if config is not None and config.model.size else model
     return {
         "model": name,
@@ -237,7 +237,7 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
         "fitting": found.num_fitting,
         "too_large": found.num_full,
         "refused": dict(found.refused.most_common()),
-        "plans": [_described(request, one) for one in found.plans],
+        "plans": [_described(request, one) for one in found.candidates],
         "misses": [_described(request, one) for one in found.misses[:3]],
         "largest_max_pixels": largest_pixels(request, best) if best is not None and widest else None,
         "room": [vars(one) for one in room(request, best)] if best is not None else [],
@@ -247,7 +247,7 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
     }
 
 
-def _described(request: "Request", plan: "Plan") -> dict[str, Any]:
+def _described(request: "Request", plan: "Candidate") -> dict[str, Any]:
     from mindvl_cli.load import to_plain
 
     return {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the same recipe by mindvl and by a plain loop over transformers, and compare losses, norms and parameters.
+"""Train the same recipe with mindvl and with a reference loop over transformers; compare losses, norms, parameters.
 
-The training check of the paper (A.2, Figures 5 to 7) for any recipe. Both start from the same weights and see the same
-samples; ours packed, by megatron-core and our operators, theirs sample by sample, at positions that transformers
-computes itself. bounds.py says how far they may be apart.
+The training check of the paper (A.2, Figures 5 to 7) for any recipe. Both start from the same weights and use the same
+samples: mindvl packed, with megatron-core and its own operators, the reference sample by sample, with the positions of
+transformers. bounds.py has the tolerances.
 """
 
 import math
@@ -31,7 +31,7 @@ from mindvl_train.schedule import learning_rate
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedStep:
-    """One update as both sides saw it."""
+    """Loss and gradient norm of one step on both sides."""
 
     step: int
     loss: float  # mean over loss tokens
@@ -41,27 +41,27 @@ class AlignedStep:
 
     @property
     def difference(self) -> float:
-        """Of the losses, relative to the plain one."""
+        """Relative difference of the losses."""
         return _relative(self.loss, self.plain_loss)
 
     @property
     def norm_difference(self) -> float:
-        """Of the gradient norms, relative to the plain one."""
+        """Relative difference of the gradient norms."""
         return _relative(self.grad_norm, self.plain_grad_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReport:
-    """Two runs over the same samples."""
+    """Comparison of two runs over the same samples."""
 
     phase: str
     precision: str
     steps: tuple[AlignedStep, ...]
-    parameter_difference: float  # of what training changed in the worst parameter, relative
-    parameter: str  # the worst one, as transformers names it
-    moved_tokens: int  # tokens whose position is not the one that transformers computes
-    bounds: Mapping[str, float] = field(default_factory=lambda: ALIGNMENT_BOUNDS)  # of `differences`
-    note: str = ""  # what the data did not exercise
+    parameter_difference: float  # relative difference of the change of the worst parameter
+    parameter: str  # name of the worst parameter in transformers
+    moved_tokens: int  # tokens whose position differs from transformers
+    bounds: Mapping[str, float] = field(default_factory=lambda: ALIGNMENT_BOUNDS)  # bounds of `differences`
+    note: str = ""  # limits of the data
 
     @property
     def mean_difference(self) -> float:
@@ -70,7 +70,7 @@ class AlignmentReport:
 
     @property
     def differences(self) -> dict[str, float]:
-        """What is bounded, by the names of the bounds."""
+        """Differences by the name of their bound."""
         return {
             "loss": self.mean_difference,
             "grad_norm": sum(step.norm_difference for step in self.steps) / len(self.steps),
@@ -79,32 +79,32 @@ class AlignmentReport:
 
     @property
     def bound(self) -> float:
-        """Of the mean difference of the losses."""
+        """Bound of the mean difference of the losses."""
         return self.bounds["loss"]
 
     @property
     def beyond(self) -> dict[str, float]:
-        """The differences that are beyond their bounds; NaN is."""
+        """The differences that exceed their bounds, including NaN."""
         return {name: value for name, value in self.differences.items() if not value <= self.bounds[name]}
 
     @property
     def holds(self) -> bool:
-        """Whether both trained the same."""
+        """Whether all differences are within their bounds."""
         return not self.beyond and not self.moved_tokens
 
 
 def check_alignment(
     config: RunConfig, directory: Path, *, on_step: Callable[[int], None] = lambda done: None
 ) -> AlignmentReport:
-    """Train schedule.steps steps of a recipe twice, in one process; in bf16 a third time, plainly in fp32.
+    """Train schedule.steps steps of a recipe twice, in one process; in bf16 the reference also in fp32.
 
     Args:
-        directory: An empty one for the weights that all start from, and for our run.
-        on_step: Told the number of finished steps; those of all sides count (`num_steps`).
+        directory: Empty directory for the initial weights and the mindvl run.
+        on_step: Called with the number of finished steps of all runs (`num_steps`).
 
     Raises:
-        TrainError: The recipe trains what transformers does not: multi-token prediction, moving routing biases or a
-            loss that balances experts.
+        TrainError: The recipe uses a feature that transformers does not train: multi-token prediction, routing bias
+            updates or a load balancing loss.
     """
     steps = config.schedule.steps
     config = replace(
@@ -114,7 +114,7 @@ def check_alignment(
         metrics=MetricsConfig(every_steps=1, tensorboard=False),
         checkpoints=CheckpointConfig(every_steps=steps, keep_last=1),
     )
-    _refuse_what_plain_training_lacks(config)
+    _check_supported(config)
     write_start(config, directory / "start")
     from mindvl_train.run import run_training
 
@@ -141,22 +141,22 @@ def check_alignment(
 
 
 def num_steps(config: RunConfig) -> int:
-    """Steps that check_alignment trains, of all sides together."""
+    """Number of steps of all runs of check_alignment."""
     return config.schedule.steps * (2 if config.precision == "fp32" else 3)
 
 
-def _refuse_what_plain_training_lacks(config: RunConfig) -> None:
+def _check_supported(config: RunConfig) -> None:
     language = config.model.resolved.language
     for name in ("num_mtp_layers", "bias_update_rate", "aux_loss_weight"):
         if getattr(language, name, 0):
             raise TrainError(
-                f"model.language.{name}: is {getattr(language, name)}, which a plain loop over transformers does not "
-                f"train. Set it to 0 for this check: model.language.{name}=0."
+                f"model.language.{name}: is {getattr(language, name)}, which transformers does not train. "
+                f"Set model.language.{name}=0 for this check."
             )
 
 
 def write_start(config: RunConfig, start: Path) -> None:
-    """The weights of a run before its first step, as a transformers directory."""
+    """Write the initial weights of a run as a transformers directory."""
     device = set_up_device().device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.megatron.process import single_process
@@ -182,7 +182,7 @@ def _processor(config: RunConfig) -> ProcessorSettings:
 
 @dataclass(frozen=True)
 class _Plain:
-    """A plain training that has ended."""
+    """A finished reference training."""
 
     training: PlainTraining
     steps: list[tuple[float, float]]  # loss and gradient norm
@@ -193,7 +193,7 @@ def _train_plainly(config: RunConfig, start: Path, on_step: Callable[[int], None
     from mindvl_train.resolved_run import tokenized_model
 
     model_config = tokenized_model(config)
-    # Trusted: write_start made this directory a moment ago, with the code of this package.
+    # Trusted: write_start has just created this directory with the code of this package.
     plain = PlainTraining(start, model_config, config, set_up_device().device(), trust_remote_code=True)
     found, windows_cut = [], False
     with Loader(
@@ -218,7 +218,7 @@ def _aligned(ours: list[tuple[float, float]], plain: list[tuple[float, float]]) 
 
 
 def _noise_bounds(rounded: _Plain, exact: _Plain) -> dict[str, float]:
-    """In bf16: a multiple of how far the plain loop in bf16 is from the plain loop in fp32."""
+    """Bounds in bf16: a multiple of the differences between the reference in bf16 and in fp32."""
     steps = _aligned(rounded.steps, exact.steps)
     noise = {
         "loss": sum(step.difference for step in steps) / len(steps),
@@ -229,7 +229,7 @@ def _noise_bounds(rounded: _Plain, exact: _Plain) -> dict[str, float]:
 
 
 def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
-    """The fp32 parameters at the end of our run, by the names that transformers gives them."""
+    """The fp32 parameters at the end of the mindvl run, by their names in transformers."""
     from mindvl_model.hf.export import write_hf_directory
     from mindvl_model.megatron.process import single_process
     from mindvl_train.checkpoints.directory import newest_checkpoint
@@ -240,13 +240,14 @@ def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
     model_config = tokenized_model(config)
     reader = TensorReader(newest_checkpoint(config.out) / "tensors")
     with single_process():
-        places = stored_parameters(model_config, DTYPES[config.precision])
+        stored = stored_parameters(model_config, DTYPES[config.precision])
 
     def read(name: str) -> Tensor:
-        place = places[name]
-        kept = f"{STATE}.param.{place.key}"  # in bf16 the optimizer keeps the parameters that it updates in fp32
-        found = replace(place, key=kept, dtype=torch.float32) if kept in reader.tensors else place
-        return reader.read(found).float()
+        parameter = stored[name]
+        master = f"{STATE}.param.{parameter.key}"  # the optimizer keeps fp32 copies of bf16 parameters
+        if master in reader.tensors:
+            parameter = replace(parameter, key=master, dtype=torch.float32)
+        return reader.read(parameter).float()
 
     write_hf_directory(
         read, torch.float32, model_config, end, tokenizer=config.data.tokenizer, processor=_processor(config)
@@ -255,10 +256,10 @@ def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
 
 
 def _worst_parameter(plain: _Plain, ours: dict[str, Tensor]) -> tuple[str, float]:
-    """Name and difference of the parameter whose changes by training differ most, relative to those of the plain loop.
+    """Name and relative difference of the parameter whose change by training differs most from the reference.
 
-    Elements count by the size of their gradients: Adam makes full-sized updates of gradients that are nothing but
-    rounding errors, such as those of the keys' biases.
+    Elements are weighted by the size of their gradients, because Adam makes full updates for gradients that consist of
+    rounding errors, such as those of key biases.
     """
     start, end = plain.training.start, plain.training.end()
     sizes = plain.training.gradient_sizes()

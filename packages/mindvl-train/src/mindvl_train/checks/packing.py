@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove that samples in one pack do not see each other: on the user's model and data, in any layout.
+"""Check that the samples of a pack are independent of each other, on the user's model and data, in any parallel layout.
 
-A packed pack and its samples one by one must give the same loss and gradients; a sample whose tokens and pixels are
-changed must change no other's loss; and a pack whose lengths are left out must differ, or the check could not fail. As
-a program this file is one rank: `python -m mindvl_train.checks.packing JOB`.
+A pack and its samples one by one must have the same loss and gradients; changed tokens and pixels of a sample must not
+change the loss of other samples; and a pack without sequence lengths must differ, as a control. The main function is one
+rank: `python -m mindvl_train.checks.packing JOB`.
 """
 
 import math
@@ -20,7 +20,7 @@ from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.language_config import Qwen3MoELanguageConfig
 from mindvl_train.checks.bounds import BF16_NEIGHBOUR, FP32_BOUND, bound_of
-from mindvl_train.checks.jobs import apart, be_one_rank, run_job
+from mindvl_train.checks.jobs import apart, run_job, run_rank
 from mindvl_train.checks.parallel import in_layout
 from mindvl_train.checks.runs import SMALL, worst_of
 from mindvl_train.checks.windows import window_note
@@ -29,33 +29,33 @@ from mindvl_train.errors import TrainError
 from mindvl_train.launch import world_size
 from mindvl_train.resolved_run import ResolvedRun, resolve_run, tokenized_model
 
-_SHOWS = 3.0  # what must change changes by this many times what must not may; fresh weights change little
-_PACKS = 8  # of which the one with most samples is taken
+_SHOWS = 3.0  # required changes must exceed this multiple of the bound; random weights change little
+_PACKS = 8  # the one with most samples is used
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackingReport:
-    """What one layout gave; relative differences."""
+    """Relative differences of one parallel layout."""
 
     layout: str
     processes: int
-    samples: int = 0  # in the pack
+    samples: int = 0  # samples of the pack
     tokens: int = 0
-    loss: float = math.nan  # of all samples, packed against one by one
-    gradient: float = math.nan  # of the worst parameter, element by element
-    parameter: str = ""  # the worst one
-    neighbour: float = math.nan  # largest change of a sample's loss while another one was changed
+    loss: float = math.nan  # all samples packed, compared with one by one
+    gradient: float = math.nan  # worst parameter, by element
+    parameter: str = ""  # name of the worst parameter
+    neighbour: float = math.nan  # largest change of a sample's loss when another sample is changed
     poisoned: float = math.nan  # smallest change of a changed sample's own loss
-    control: float = math.nan  # smallest change of the loss while one pipeline stage was not told the lengths
+    control: float = math.nan  # smallest change of the loss if one pipeline stage ignores the sequence lengths
     loss_bound: float = FP32_BOUND
-    gradient_bound: float = FP32_BOUND  # of that parameter
+    gradient_bound: float = FP32_BOUND  # bound of that parameter
     neighbour_bound: float = FP32_BOUND
-    problem: str = ""  # why there is nothing to compare
-    note: str = ""  # what the data did not exercise
+    problem: str = ""  # error that prevented the comparison
+    note: str = ""  # limits of the data
 
     @property
     def holds(self) -> bool:
-        """Whether what must be equal is, and what must change does."""
+        """Whether equal values are within their bounds and required changes are large enough."""
         return (
             not self.problem
             and self.loss <= self.loss_bound
@@ -74,14 +74,15 @@ def check_packing(
     precision: Precision = "fp32",
     on_layout: Callable[[str], None] = lambda name: None,
 ) -> list[PackingReport]:
-    """Take a pack of the run's data and compare, in processes of their own for each layout.
+    """Check a pack of the run's data in each parallel layout, in separate processes.
 
     Args:
-        directory: Of the jobs; empty.
-        precision: Of weights and activations. In bf16 the pack is also computed in fp32, to know the rounding noise.
+        directory: Empty directory for the jobs.
+        precision: Precision of weights and activations. In bf16 the pack is also computed in fp32, to measure the
+            rounding noise.
 
     Raises:
-        TrainError: A layout is not possible.
+        TrainError: A layout does not fit.
     """
     plain = replace(apart(config), precision=precision, global_batch_size=_PACKS)
     runs = {name: in_layout(plain, name) for name in layouts}
@@ -103,7 +104,7 @@ def check_packing(
 
 
 def alone(pack: Batch, number: int) -> Batch:
-    """One sample of a pack as a pack of its own."""
+    """One sample of a pack as a separate pack."""
     start, stop = pack.cu_seqlens[number : number + 2].tolist()
     before, sample = pack.samples[:number], pack.samples[number]
     images, image_grids = _media(
@@ -130,18 +131,18 @@ def alone(pack: Batch, number: int) -> Batch:
 
 
 def poisoned(pack: Batch, number: int, config: MindVLConfig) -> Batch:
-    """The same pack, with other text and inverted pixels in one sample; what is learned stays."""
+    """The same pack with changed text and inverted pixels in one sample; labels are unchanged."""
     start, stop = pack.cu_seqlens[number : number + 2].tolist()
     special = torch.tensor([token for token in vars(config.tokens).values() if token is not None])
     is_text = ~torch.isin(pack.input_ids, special.to(pack.input_ids.device))
     words = pack.input_ids[is_text].unique()
-    if len(words) == 1:  # the one word of this pack has no other to become
+    if len(words) == 1:  # the pack has only one distinct token
         ordinary = torch.ones(config.language.vocab_size, dtype=torch.bool).index_fill_(0, special, value=False)
         words = torch.cat((words, ordinary.nonzero()[:2, 0])).unique()
     ids = pack.input_ids.clone()
     inside = is_text.clone()
     inside[:start], inside[stop:] = False, False
-    # Each word becomes the next one that this pack has, so that all stay words of the vocabulary.
+    # Each token is replaced by the next distinct token of the pack.
     ids[inside] = words[(torch.searchsorted(words, ids[inside]) + 1) % len(words)]
     before, sample = pack.samples[:number], pack.samples[number]
     pixels, videos = pack.pixel_values.clone(), pack.pixel_values_videos.clone()
@@ -155,7 +156,7 @@ def poisoned(pack: Batch, number: int, config: MindVLConfig) -> Batch:
 
 
 def without_lengths(pack: Batch) -> Batch:
-    """The same pack as if it were one sample."""
+    """The same pack with the sequence lengths of a single sample."""
     length = len(pack.input_ids)
     return replace(pack, cu_seqlens=torch.tensor([0, length], dtype=torch.int32), max_seqlen=length)
 
@@ -167,7 +168,7 @@ def _media(values: Tensor, grids: Tensor, first: int, count: int) -> tuple[Tenso
 
 
 class _Rank:
-    """One process of a layout: its chunks, and what packs come to on them."""
+    """Model chunks of one rank, and losses and gradients of packs on them."""
 
     def __init__(self, run: ResolvedRun, ranks: Any) -> None:
         from mindvl_train.megatron.whole_gradients import with_whole_gradients
@@ -179,7 +180,7 @@ class _Rank:
             model.zero_grad_buffer()  # type: ignore[operator]
 
     def run(self, packs: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses of all samples, end to end (zeros but on the last stage), and the gradients of the mean loss."""
+        """Losses of all samples in order (zeros on all stages but the last), and the gradients of the mean loss."""
         from mindvl_train.megatron.pipeline import forward_backward
         from mindvl_train.megatron.whole_gradients import sum_over_context, take_gradients
 
@@ -219,7 +220,7 @@ def _check(config: RunConfig) -> dict[str, Any]:
             packed = packed[:number]
             changes = torch.stack([_relative(one[:number], packed) for one in poisons])  # [changed sample, sample]
             own = torch.eye(number, dtype=torch.bool)
-            learns = torch.tensor([alone(pack, sample).num_loss_tokens > 0 for sample in range(number)])
+            has_loss = torch.tensor([alone(pack, sample).num_loss_tokens > 0 for sample in range(number)])
             loss_noise = None if exact is None else float(_relative(packed.sum(), exact[0][:number].sum()))
             result |= {
                 "samples": number,
@@ -227,9 +228,9 @@ def _check(config: RunConfig) -> dict[str, Any]:
                 "loss": float(_relative(singly.sum(), packed.sum())),
                 "loss_bound": bound_of(loss_noise),
                 "neighbour": float(changes[~own].max()),
-                # The two packs have the same lengths, so that in bf16, too, they are rounded in the same places.
+                # Both packs have the same lengths, so that rounding is the same, also in bf16.
                 "neighbour_bound": FP32_BOUND if exact is None else BF16_NEIGHBOUR,
-                "poisoned": float(changes[own][learns].min()),
+                "poisoned": float(changes[own][has_loss].min()),
                 "control": float(torch.stack([_relative(one, packed.sum()) for one in controls]).min()),
                 "note": window_note([pack], model_config.vision),
             }
@@ -237,19 +238,19 @@ def _check(config: RunConfig) -> dict[str, Any]:
 
 
 def _packed_in_fp32(run: ResolvedRun, ranks: Any, pack: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses and gradients of the pack, computed from the same weights in fp32."""
+    """Losses and gradients of the pack with the same weights in fp32."""
     return _Rank(replace(run, build=replace(run.build, dtype=torch.float32)), ranks).run([pack])
 
 
 def _without_balancing(config: MindVLConfig) -> MindVLConfig:
-    """The loss that balances experts looks at a whole pack, so it may differ; all else may not."""
+    """The model without the load balancing loss, which depends on the whole pack."""
     if isinstance(config.language, Qwen3MoELanguageConfig):
         return replace(config, language=replace(config.language, aux_loss_weight=0.0))
     return config
 
 
 def _pack(config: RunConfig, model_config: MindVLConfig) -> Batch:
-    """The pack with most samples of the first step."""
+    """The pack of the first step with most samples."""
     with Loader(
         config.data,
         global_batch_size=_PACKS,
@@ -260,19 +261,19 @@ def _pack(config: RunConfig, model_config: MindVLConfig) -> Batch:
     pack = max(packs, key=lambda pack: len(pack.samples))
     if len(pack.samples) < 2:
         raise TrainError(
-            f"data: none of the first {_PACKS} packs has two samples, so there is nothing to keep apart. "
+            f"data: none of the first {_PACKS} packs has two samples, so there is nothing to check. "
             "Raise data.packing.seq_length."
         )
     return pack
 
 
 def _relative(actual: Tensor, expected: Tensor) -> Tensor:
-    """Relative differences; a loss of 0 (a sample that learns nothing) must stay so."""
+    """Relative differences; a loss of 0 (a sample without loss tokens) must remain 0."""
     return ((actual - expected).abs() / expected.abs().clamp(min=1e-6)).nan_to_num(math.inf)
 
 
 def _differences(expected: dict[str, Tensor], actual: dict[str, Tensor], device: torch.device) -> dict[str, float]:
-    """Largest difference of an element of each gradient, relative to the largest element; ranks ask together."""
+    """Largest difference of an element of each gradient, relative to the largest element; collective over all ranks."""
     largest = torch.stack(
         [tensor.abs().max().float() for tensor in expected.values()] or [torch.zeros((), device=device)]
     ).max()
@@ -286,4 +287,4 @@ def _differences(expected: dict[str, Tensor], actual: dict[str, Tensor], device:
 
 
 if __name__ == "__main__":
-    be_one_rank(_check)
+    run_rank(_check)

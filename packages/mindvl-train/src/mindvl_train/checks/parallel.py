@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the same steps in several layouts and compare with one process: losses, gradients, routers, counts.
+"""Train the same steps in several parallel layouts and compare with one process: losses, gradients, routers, counts.
 
-Each layout is a run of its own, by run.py and everything below it, in processes of its own; runs.py compares metrics
-and checkpoints of two of them. As a program this file is one rank: `python -m mindvl_train.checks.parallel JOB`.
+Each layout is a separate run of run.py in its own processes; runs.py compares metrics and checkpoints of two runs. The
+main function is one rank: `python -m mindvl_train.checks.parallel JOB`.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_model.parallel_config import ParallelConfig
-from mindvl_train.checks.jobs import apart, be_one_rank, run_job
+from mindvl_train.checks.jobs import apart, run_job, run_rank
 from mindvl_train.checks.runs import Column, Difference, Differences, compare, worst
 from mindvl_train.checks.windows import note_without_windows
 from mindvl_train.config import CheckpointConfig, MetricsConfig, Precision, RunConfig
@@ -21,54 +21,54 @@ from mindvl_train.resolved_run import min_processes, resolve_run
 
 _SIZES = {"tp": "tp_size", "pp": "pp_size", "vpp": "virtual_stages", "cp": "cp_size", "ep": "ep_size"}
 _WORD = re.compile(r"(tp|pp|vpp|cp|ep|dp)(\d+)")
-_EXACT = "one in fp32"  # what bf16 is compared with to know its rounding noise
+_EXACT = "one in fp32"  # reference for the rounding noise of bf16
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutReport:
-    """How far one layout is from one process."""
+    """Differences between a parallel layout and one process."""
 
     layout: str
     processes: int
     steps: int
-    differences: Mapping[Column, Difference] = field(default_factory=dict)  # the worst of each column, over all steps
-    problem: str = ""  # why there is nothing to compare
-    note: str = ""  # what the data did not exercise
+    differences: Mapping[Column, Difference] = field(default_factory=dict)  # worst of each column over all steps
+    problem: str = ""  # error that prevented the comparison
+    note: str = ""  # limits of the data
 
     @property
     def holds(self) -> bool:
-        """Whether it is near enough."""
+        """Whether all differences are within their bounds."""
         compared = {"loss", "grad_norm", "gradient"} <= self.differences.keys()
         return compared and not self.problem and all(one.holds for one in self.differences.values())
 
     @property
     def worst(self) -> Difference:
-        """Of all columns, what is furthest beyond its bound or nearest to it."""
+        """The difference of all columns that is largest relative to its bound."""
         return max(self.differences.values(), key=lambda one: one.value / one.bound)
 
 
 def parse_layout(name: str) -> tuple[ParallelConfig, int | None]:
-    """A name such as "tp2pp2", "pp2vpp2", "ep2" or "one" as a layout, and its data-parallel size where it names one.
+    """Parse a layout name such as "tp2pp2", "pp2vpp2", "ep2" or "one"; returns it with its data-parallel size, if given.
 
     Raises:
-        TrainError: It is no such name, or its parts do not fit each other.
+        TrainError: The name or the combination of sizes is invalid.
     """
     words = [] if name == "one" else _WORD.findall(name)
     if name != "one" and (not words or "".join(word + size for word, size in words) != name):
         raise TrainError(
-            f"{name!r} is no layout. --layouts. Join sizes by their names, such as tp2, tp2pp2, pp2vpp2, cp2, ep2, dp2."
+            f"--layouts: {name!r} is not a layout name. Use for example tp2, tp2pp2, pp2vpp2, cp2, ep2 or dp2."
         )
     sizes = {word: int(size) for word, size in words}
     try:
         named: dict[str, Any] = {_SIZES[word]: size for word, size in sizes.items() if word in _SIZES}
         parallel = ParallelConfig(**named)
     except ValueError as error:
-        raise TrainError(f"layout {name!r}: {error}") from None
+        raise TrainError(f"--layouts: {name!r}: {error}") from None
     return parallel, sizes.get("dp")
 
 
 def usual_layouts(config: RunConfig) -> list[str]:
-    """Two processes in each way that is possible on the model."""
+    """The layouts of two processes that the model supports."""
     possible = []
     for name in ("dp2", "tp2", "pp2", "cp2", "ep2"):
         try:
@@ -80,10 +80,10 @@ def usual_layouts(config: RunConfig) -> list[str]:
 
 
 def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
-    """The run in another layout, and the number of its processes.
+    """The run in another parallel layout, and its number of processes.
 
     Raises:
-        TrainError: The layout is not possible on this model or with these packs; the message says why.
+        TrainError: The layout does not fit the model or the global batch size.
     """
     parallel, dp_size = parse_layout(name)
     kept = config.parallel
@@ -92,7 +92,7 @@ def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     try:
         resolve_run(run, processes)
     except TrainError as error:
-        raise TrainError(f"layout {name!r}: {error}") from None
+        raise TrainError(f"--layouts: {name!r}: {error}") from None
     return run, processes
 
 
@@ -109,24 +109,24 @@ def check_parallel(
     """Train `steps` steps in one process and in each layout, and compare.
 
     Args:
-        directory: Of all runs; empty.
-        num_cores: Shared by the processes of a run.
-        precision: Of weights and activations. In bf16 one more run, in one process and fp32, measures the rounding
-            noise that bounds the differences.
-        on_layout: Told the name of each run before it starts; those that layouts are compared with come first.
+        directory: Empty directory for all runs.
+        num_cores: Number of cores for the processes of a run.
+        precision: Precision of weights and activations. In bf16 an additional run, in one process and fp32, measures
+            the rounding noise that bounds the differences.
+        on_layout: Called with the name of each run before it starts; reference runs are first.
 
     Raises:
-        TrainError: A layout is not possible, or a run in one process fails.
+        TrainError: A layout does not fit, or a run in one process failed.
     """
     short = _short(config, steps, precision)
-    runs = {name: in_layout(short, name) for name in ("one", *layouts)}  # all are found possible before any runs
+    runs = {name: in_layout(short, name) for name in ("one", *layouts)}  # all layouts are checked before the first run
     note = note_without_windows(short, num_packs=steps * short.global_batch_size)
 
     def train(name: str, run: RunConfig, processes: int) -> Path:
         on_layout(name)
-        place = directory / name.replace(" ", "-")
-        task = replace(run, out=place / "run")
-        run_job("mindvl_train.checks.parallel", task, place, processes=processes, num_cores=num_cores)
+        job_directory = directory / name.replace(" ", "-")
+        task = replace(run, out=job_directory / "run")
+        run_job("mindvl_train.checks.parallel", task, job_directory, processes=processes, num_cores=num_cores)
         return task.out
 
     one, noise = _train_one(runs.pop("one")[0], precision, train, steps)
@@ -143,14 +143,14 @@ def check_parallel(
 
 
 def num_runs(layouts: Sequence[str], precision: Precision) -> int:
-    """How many runs check_parallel makes."""
+    """Number of runs of check_parallel."""
     return len(layouts) + (1 if precision == "fp32" else 2)
 
 
 def _train_one(
     run: RunConfig, precision: Precision, train: Callable[[str, RunConfig, int], Path], steps: int
 ) -> tuple[Path, Differences | None]:
-    """The run in one process, and in bf16 how far it is from fp32."""
+    """The run in one process, and in bf16 its differences from fp32."""
     try:
         one = train("one", run, 1)
         exact = None if precision == "fp32" else train(_EXACT, replace(run, precision="fp32"), 1)
@@ -160,7 +160,7 @@ def _train_one(
 
 
 def _short(config: RunConfig, steps: int, precision: Precision) -> RunConfig:
-    """The same training, a few steps of it at full rate, with a checkpoint after each."""
+    """The same training for a few steps without warm-up, with a checkpoint after each step."""
     return replace(
         apart(config),
         precision=precision,
@@ -177,4 +177,4 @@ def _train(config: RunConfig) -> None:
 
 
 if __name__ == "__main__":
-    be_one_rank(_train)
+    run_rank(_train)

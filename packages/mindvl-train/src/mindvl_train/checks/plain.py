@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training as most people write it: transformers' own model, one call for each sample, torch's AdamW.
+"""Reference training loop: a transformers model, one call per sample, torch's AdamW.
 
-The rival of alignment.py and of the step benchmark; nothing of ours is in it but the samples. Comes after a model was
-written as a transformers directory.
+The reference of alignment.py and of the step benchmark; it shares only the samples with mindvl. Comes after the export
+of a model as a transformers directory.
 """
 
 import itertools
@@ -26,10 +26,10 @@ IGNORE_INDEX = -100
 
 
 class PlainTraining:
-    """A transformers directory, trained step by step; weights are fp32, with bf16 by autocast.
+    """Trains a transformers directory step by step; weights are fp32, with autocast for bf16.
 
     Attributes:
-        moved_tokens: Tokens of all samples so far whose position in the pack is not the one that transformers computed.
+        moved_tokens: Number of tokens so far whose position in the pack differs from the one of transformers.
         start: The trained parameters before the first step, on the host.
     """
 
@@ -42,13 +42,13 @@ class PlainTraining:
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        """Load the directory and freeze what the run does not train.
+        """Load the directory and freeze the parts that the run does not train.
 
         Args:
-            trust_remote_code: Run the code that the directory carries; a MindVL directory needs it.
+            trust_remote_code: Allow code of the directory; required for a MindVL directory.
 
         Raises:
-            ModelError: The directory cannot be loaded, or needs its own code and that is not allowed.
+            ModelError: The directory cannot be loaded, or requires trust_remote_code.
         """
         self.config, self.device, self.precision = model_config, device, config.precision
         self.clip = config.optimizer.clip_grad_norm
@@ -72,7 +72,7 @@ class PlainTraining:
                 logits = self.model(**inputs, use_cache=False).logits
             self._compare_positions(positions)
             loss = F.cross_entropy(logits.squeeze(0).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-            if loss.requires_grad:  # a text teaches a frozen language model nothing
+            if loss.requires_grad:  # false for text samples if the language model is frozen
                 loss.backward()
             loss_sum += loss.detach()
         num_labels = max(1, sum(pack.num_loss_tokens for pack in packs))
@@ -92,7 +92,7 @@ class PlainTraining:
         return {name: parameter.detach().cpu() for name, parameter in self._trained()}
 
     def gradient_sizes(self) -> dict[str, Tensor]:
-        """Root of the second moment of each element, on the host: how large its gradients were."""
+        """Square root of the second moment of each element, on the host: the size of its gradients."""
         return {
             name: self.optimizer.state[parameter]["exp_avg_sq"].sqrt().cpu()
             for name, parameter in self._trained()
@@ -106,13 +106,13 @@ class PlainTraining:
         self._positions = kwargs.get("position_ids")
 
     def _compare_positions(self, packed: Tensor) -> None:
-        """Count the tokens of a sample that have another position [3, S] in the pack than transformers gave them."""
-        theirs = self._positions
-        if theirs is None:  # transformers counts tokens, on every axis
-            theirs = torch.arange(packed.shape[1], device=packed.device)
-        # [S], [1, S] or [3, 1, S]; four axes begin with one that masks only.
-        theirs = theirs.reshape(-1, packed.shape[1])[-3:].expand(3, -1)
-        self.moved_tokens += int((theirs != packed).any(dim=0).sum())
+        """Count the tokens of a sample whose position [3, S] in the pack differs from the one of transformers."""
+        expected = self._positions
+        if expected is None:  # transformers uses the token index on every axis
+            expected = torch.arange(packed.shape[1], device=packed.device)
+        # [S], [1, S] or [3, 1, S]; of four axes the first is used for masks only.
+        expected = expected.reshape(-1, packed.shape[1])[-3:].expand(3, -1)
+        self.moved_tokens += int((expected != packed).any(dim=0).sum())
 
     def _autocast(self) -> AbstractContextManager[None]:
         if self.precision == "fp32":
@@ -121,7 +121,7 @@ class PlainTraining:
 
 
 def load_plain(directory: Path, *, trust_remote_code: bool = False) -> Any:
-    """A transformers directory in fp32; arguments and errors are those of PlainTraining."""
+    """Load a transformers directory in fp32; arguments and errors as for PlainTraining."""
     from transformers import AutoModelForImageTextToText
 
     return from_pretrained(
@@ -135,14 +135,14 @@ def load_plain(directory: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def part_of(name: str) -> Part:
-    """The part of the model that a parameter of transformers belongs to."""
+    """The model part of a transformers parameter name."""
     if name.startswith("model.visual.merger."):
         return "projector"
     return "vision" if name.startswith("model.visual.") else "language"
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """torch's fused AdamW over what is trained; vectors (norms and biases) are not decayed."""
+    """torch's fused AdamW over the trained parameters, without weight decay for vectors (norms and biases)."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
@@ -152,11 +152,10 @@ def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
 
 
 def samples_of(pack: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]:
-    """Each sample of a pack alone, as keyword arguments of a transformers model, with two more for the caller.
+    """Each sample of a pack as keyword arguments of a transformers model, with `labels` and `packed_positions`.
 
-    Those two are `labels` [S], and `packed_positions` [3, S]: the positions in the pack, which transformers is not
-    given, since it computes its own. Padding and other segments without a loss token are left out: they add nothing to
-    loss or gradients.
+    `labels` [S] and `packed_positions` [3, S] (positions in the pack) are for the caller; transformers computes its own
+    positions. Padding and samples without loss tokens are omitted, because they do not affect loss or gradients.
     """
     inputs = pack.model_inputs()
     images = _Media(inputs["pixel_values"], inputs["image_grid_thw"], config.vision)
@@ -184,14 +183,14 @@ def samples_of(pack: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]
 
 
 class _Media:
-    """Images or videos of a pack, handed out sample by sample in their order."""
+    """Images or videos of a pack, taken sample by sample in order."""
 
     def __init__(self, pixels: Tensor, grids: Tensor, vision: VisionConfig) -> None:
         self._pixels, self._grids, self._vision = pixels, grids, vision
-        self._patches = self.num_taken = 0  # handed out so far
+        self._patches = self.num_taken = 0  # taken so far
 
     def take(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Normalised patches and grids of the media that fill this many visual tokens."""
+        """Normalized patches and grids of the next media with num_tokens visual tokens."""
         merged = self._vision.spatial_merge_size**2
         first_patch, first = self._patches, self.num_taken
         while (self._patches - first_patch) // merged < num_tokens:

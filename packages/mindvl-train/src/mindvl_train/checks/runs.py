@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two runs of the same steps: everything in metrics and checkpoint that a parallel layout must not change.
+"""Compare two runs of the same steps: all metrics and tensors that must not depend on the parallel layout.
 
-Comes after the runs, which leave `metrics.jsonl` and a checkpoint of step 1; parallel.py makes and judges them.
+Reads `metrics.jsonl` and the checkpoint of step 1 of both runs; parallel.py trains them.
 """
 
 import math
@@ -18,9 +18,9 @@ from mindvl_train.metrics.sinks import flat, read_metrics
 
 Column = Literal["loss", "grad_norm", "gradient", "router", "figures"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
-SMALL = 1e-4  # of the largest gradient of all: what is smaller is compared with this, as it is made of rounding
-_MOMENT = "optimizer.state.exp_avg."  # after one step it is the gradient times 1 - beta1
-_FIGURES = (  # besides loss, norm and routers; times, memory and load balance differ between layouts by nature
+SMALL = 1e-4  # fraction of the largest gradient below which values are dominated by rounding errors
+_MOMENT = "optimizer.state.exp_avg."  # after one step: gradient * (1 - beta1)
+_FIGURES = (  # besides loss, norm and routers; times, memory and load balance depend on the layout
     "loss_tokens",
     "tokens",
     "learning_rate",
@@ -35,27 +35,27 @@ _FIGURES = (  # besides loss, norm and routers; times, memory and load balance d
 
 @dataclass(frozen=True)
 class Difference:
-    """The worst of a column: the quantity that comes nearest to its bound, or lies furthest beyond it."""
+    """The quantity of a column that is largest relative to its bound."""
 
     name: str  # such as "routers/load/2" or the name of a parameter
-    value: float  # relative
+    value: float  # relative difference
     bound: float
 
     @property
     def holds(self) -> bool:
-        """Whether it is within its bound; NaN is not."""
+        """Whether it is within its bound; false for NaN."""
         return self.value <= self.bound
 
 
-Differences = dict[Column, dict[str, float]]  # relative, by the name of the quantity, the largest of all steps
+Differences = dict[Column, dict[str, float]]  # largest relative difference of all steps by name of the quantity
 
 
 def compare(one: Path, other: Path, steps: int) -> Differences:
-    """Differences of two run directories, the first of which is right."""
+    """Differences of two run directories; the first one is the reference."""
     found: Differences = {column: {} for column in COLUMNS}
     lines = [read_metrics(run / "metrics.jsonl")[:steps] for run in (one, other)]
-    for here, there in zip(*lines, strict=True):
-        expected, actual = _figures(here), _figures(there)
+    for reference, line in zip(*lines, strict=True):
+        expected, actual = _figures(reference), _figures(line)
         for name in expected.keys() | actual.keys():
             column = found[_column(name)]
             difference = relative(actual.get(name), expected.get(name))
@@ -65,10 +65,10 @@ def compare(one: Path, other: Path, steps: int) -> Differences:
 
 
 def worst(found: Differences, noise: Differences | None = None) -> dict[Column, Difference]:
-    """The worst of each column; a column is left out where there is nothing to compare, such as routers.
+    """The worst difference of each column, without empty columns.
 
     Args:
-        noise: In bf16, the differences of one process to one process in fp32.
+        noise: Differences between one process in bf16 and one in fp32; None: the check runs in fp32.
     """
     return {
         column: worst_of(values, None if noise is None else noise[column]) for column, values in found.items() if values
@@ -77,38 +77,38 @@ def worst(found: Differences, noise: Differences | None = None) -> dict[Column, 
 
 def worst_of(values: Mapping[str, float], noise: Mapping[str, float] | None = None) -> Difference:
     """The difference that is largest relative to its bound."""
-    judged = [
+    differences = [
         Difference(name, value, bound_of(None if noise is None else _finite(noise.get(name, 0.0))))
         for name, value in values.items()
     ]
-    return max(judged, key=lambda one: one.value / one.bound)
+    return max(differences, key=lambda one: one.value / one.bound)
 
 
 def gradient_differences(expected: Path, actual: Path) -> dict[str, float]:
     """Largest difference of an element of each parameter's gradient, relative to the largest element.
 
     Args:
-        expected, actual: Checkpoints of step 1, in any layout. Balancing biases of routers count as parameters.
+        expected, actual: Checkpoints of step 1, of any layout. Balancing biases of routers are included.
     """
-    ours, theirs = _Gradients(expected), _Gradients(actual)
-    if ours.shapes != theirs.shapes:  # a tensor is missing, or is not stored whole
-        return dict.fromkeys(sorted(key for key, _ in ours.shapes.items() ^ theirs.shapes.items()), math.inf)
-    floor = SMALL * max(float(tensor.abs().max()) for key in ours.shapes for _, tensor in ours.read(key))
+    reference, other = _Gradients(expected), _Gradients(actual)
+    if reference.shapes != other.shapes:  # a tensor is missing or incomplete
+        return dict.fromkeys(sorted(key for key, _ in reference.shapes.items() ^ other.shapes.items()), math.inf)
+    floor = SMALL * max(float(tensor.abs().max()) for key in reference.shapes for _, tensor in reference.read(key))
     found = {}
-    for key in sorted(ours.shapes):
+    for key in sorted(reference.shapes):
         try:
-            pairs = zip(ours.read(key), theirs.read(key), strict=True)
-        except ValueError:  # the checkpoint holds a part of it: the layout does not save all that it trains
+            pairs = zip(reference.read(key), other.read(key), strict=True)
+        except ValueError:  # the tensor is incomplete: the layout does not save all trained parameters
             found[key.removeprefix(_MOMENT)] = math.inf
             continue
-        for (name, tensor), (_, other) in pairs:
-            difference = float((tensor - other).abs().max()) / max(float(tensor.abs().max()), floor)
+        for (name, tensor), (_, compared) in pairs:
+            difference = float((tensor - compared).abs().max()) / max(float(tensor.abs().max()), floor)
             found[name] = math.inf if math.isnan(difference) else difference
     return found
 
 
 def relative(actual: Any, expected: Any) -> float:
-    """Relative difference of two figures; counts are equal or infinitely far apart, as is what one side lacks."""
+    """Relative difference of two numbers; infinite for different integers and for a missing value."""
     if actual is None or expected is None:
         return math.inf
     if isinstance(actual, int) and isinstance(expected, int):
@@ -118,7 +118,7 @@ def relative(actual: Any, expected: Any) -> float:
 
 
 def _figures(line: dict[str, Any]) -> dict[str, Any]:
-    """What is compared of one line of metrics, by name; what belongs to a group as group/name."""
+    """The compared metrics of one line by name, in groups as group/name."""
     kept = {name: line[name] for name in ("loss", "grad_norm", "routers", *_FIGURES) if name in line}
     return flat(kept)
 
@@ -130,7 +130,7 @@ def _column(name: str) -> Column:
 
 
 def _finite(noise: float) -> float:
-    """Noise that bounds something; a quantity that bf16 changes altogether, such as a count, has none."""
+    """Noise, or 0 if it is not finite, such as for a changed count."""
     return noise if math.isfinite(noise) else 0.0
 
 
@@ -139,7 +139,7 @@ def _first(run: Path) -> Path:
 
 
 class _Gradients:
-    """First moments in a checkpoint, one tensor at a time; layers are stacked there and taken apart here."""
+    """First moments in a checkpoint, one tensor at a time; stacked layers are split."""
 
     def __init__(self, checkpoint: Path) -> None:
         from mindvl_train.megatron.tensor_files import TensorReader  # imports megatron-core
@@ -152,10 +152,10 @@ class _Gradients:
         }
 
     def read(self, key: str) -> list[tuple[str, Tensor]]:
-        """A stored tensor by name, taken apart into those of its layers.
+        """Read a stored tensor and split it into layers.
 
         Raises:
-            ValueError: A part of it is not stored.
+            ValueError: The tensor is incomplete.
         """
         name, tensor = key.removeprefix(_MOMENT), self._reader.read_tensor(key).float()
         if ".layers." not in name or re.search(r"\.layers\.\d", name):

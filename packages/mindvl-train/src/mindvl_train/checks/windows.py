@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the images of a check are larger than a window of the vision encoder.
+"""Whether the images of a check exceed the attention window of the vision encoder.
 
-Comes after the loader. Where every image fits into one window, windowed attention is full attention, and a check that
-passes says nothing about windows: it notes that.
+Comes after the loader. If every image fits into one window, windowed attention equals full attention, and a check does
+not cover it; the check reports that in a note.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from mindvl_train.config import RunConfig
 
 
 def exercises_windows(packs: Iterable[Batch], vision: VisionConfig) -> bool:
-    """Whether an image or a frame of a video is cut into windows; True for an encoder that has none."""
+    """Whether an image or video frame has several windows; true for an encoder without windowed attention."""
     if len(vision.full_attention_layers) >= vision.num_layers:
         return True
     patches = vision.window_size // vision.patch_size
@@ -27,7 +27,7 @@ def exercises_windows(packs: Iterable[Batch], vision: VisionConfig) -> bool:
 
 
 def window_note(packs: Iterable[Batch], vision: VisionConfig) -> str:
-    """One sentence where no image exceeds a window, or nothing."""
+    """A note if no image exceeds a window, or empty text."""
     if exercises_windows(packs, vision):
         return ""
     return (

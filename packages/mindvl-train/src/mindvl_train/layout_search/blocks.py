@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each stretch of the model costs on one rank: parameters, bytes kept for backward, operations, traffic.
+"""Cost of each block of the model on one rank: parameters, bytes stored for backward, operations, communication.
 
-Comes after packs.py, before memory.py and step_time.py. Bytes follow the code of mindvl_model and mindvl_ops: what each
-autograd function of a layer keeps, by name in docs/design/layout-search.md; operations follow mindvl_model.flops.
+Comes after packs.py, before memory.py and step_time.py. Bytes follow the autograd functions of mindvl_model and
+mindvl_ops (docs/design/layout-search.md); operations follow mindvl_model.flops.
 """
 
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ Kernels = Literal["cpu", "cuda", "npu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes that one rank sends in a forward pass, by the group they are sent in; backward sends as many."""
+    """Bytes that one rank sends in a forward pass by process group; backward sends the same amount."""
 
-    tp: float = 0.0  # slices of the pack gathered and reduced, or sums over whole tensors
-    cp: float = 0.0  # heads against slices of the pack
-    ep: float = 0.0  # packs to the ranks of their experts, and back
+    tp: float = 0.0  # all-gather and reduce-scatter of sequence slices, or all-reduce
+    cp: float = 0.0  # all-to-all between heads and sequence slices
+    ep: float = 0.0  # tokens to the ranks of their experts, and back
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(tp=self.tp + other.tp, cp=self.cp + other.cp, ep=self.ep + other.ep)
@@ -32,39 +32,39 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A stretch of the model on one rank, for one pack."""
+    """A part of the model on one rank, for one pack."""
 
     name: str
     part: Part
-    dense: int = 0  # parameters that every data-parallel rank holds
+    dense: int = 0  # parameters without routed experts
     experts: int = 0  # parameters of the routed experts of this rank
     trained: bool = True
     kept: float = 0.0  # bytes kept from forward to backward
-    routed: float = 0.0  # of these, for routing and routed experts
-    boundary: float = 0.0  # its input, all that recomputation of the whole block keeps
-    forward_peak: float = 0.0  # bytes at most, above what was held before it
-    backward_peak: float = 0.0  # bytes at most, above what is held when backward enters it
-    matmul: float = 0.0  # operations of forward with weights
-    first: float = 0.0  # of these, of data that takes no gradient
-    attention: float = 0.0  # operations of forward between activations
-    elementwise: float = 0.0  # bytes read and written by everything else in forward
+    routed: float = 0.0  # of these, bytes of routing and routed experts
+    boundary: float = 0.0  # bytes of its input, which full recomputation stores
+    forward_peak: float = 0.0  # peak bytes in forward, above those before the block
+    backward_peak: float = 0.0  # peak bytes in backward, above those before its backward
+    matmul: float = 0.0  # forward operations with weights
+    first: float = 0.0  # of these, with inputs that need no gradient
+    attention: float = 0.0  # forward operations between activations
+    elementwise: float = 0.0  # bytes read and written by other forward operations
     sent: Traffic = Traffic()
-    weights: bool = True  # backward makes gradients of its weights
-    inputs: bool = True  # backward makes gradients of its input
+    weights: bool = True  # whether backward computes weight gradients
+    inputs: bool = True  # whether backward computes input gradients
 
     @property
     def backward_matmul(self) -> float:
-        """Operations of backward with weights."""
+        """Backward operations with weights."""
         return (self.weights + self.inputs) * (self.matmul - self.first) + self.weights * self.first
 
     @property
     def backward_attention(self) -> float:
-        """Operations of backward between activations."""
+        """Backward operations between activations."""
         return 2 * self.inputs * self.attention
 
 
 def joined(name: str, blocks: list[Block]) -> Block:
-    """Blocks that run one after the other, as one."""
+    """Combine consecutive blocks into one."""
     held = forward_peak = 0.0
     for block in blocks:
         forward_peak = max(forward_peak, held + block.forward_peak)
@@ -91,7 +91,7 @@ def joined(name: str, blocks: list[Block]) -> Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What blocks are counted for."""
+    """Inputs of the block costs."""
 
     model: MindVLConfig
     pack: Pack
@@ -102,23 +102,23 @@ class Setting:
     cp_size: int = 1
     ep_size: int = 1
     spread_images: bool = False
-    selective: bool = False  # the core of attention is computed again in backward
-    expert_imbalance: float = 1.0  # packs that the busiest rank of experts gets, over the mean
+    selective: bool = False  # whether core attention is recomputed in backward
+    expert_imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
 
     @property
     def tokens(self) -> int:
-        """Of the pack on this context-parallel rank."""
+        """Tokens of the pack on this context-parallel rank."""
         slices = self.cp_size * self.tp_size
         return -(-self.pack.tokens // slices) * self.tp_size
 
     @property
     def sliced(self) -> int:
-        """Of these, what this tensor-parallel rank has between the layers."""
+        """Tokens of this tensor-parallel rank between layers (sequence parallelism)."""
         return self.tokens // self.tp_size
 
     @cached_property
     def grids(self) -> tuple[Grid, ...]:
-        """Images that the fullest peer encodes; the blank image of a pack without any is left out."""
+        """Images of the rank with most patches, without the blank image of packs without images."""
         if not self.spread_images:
             return self.pack.grids
         frames = [(1, height, width) for time, height, width in self.pack.grids for _ in range(time)]
@@ -129,30 +129,30 @@ class Setting:
 
     @cached_property
     def patches(self) -> int:
-        """That the fullest peer encodes."""
+        """Number of patches of these images."""
         return sum(time * height * width for time, height, width in self.grids)
 
     @property
     def gradient_arrives(self) -> bool:
-        """Whether the language model passes a gradient on to what comes before it."""
+        """Whether the language model computes gradients of its input."""
         return "vision" in self.trained or "projector" in self.trained
 
     def ring(self, size: int) -> float:
-        """Share of a tensor that a rank sends when `size` ranks gather or reduce it."""
+        """Fraction of a tensor that a rank sends in a ring all-gather or reduce-scatter over `size` ranks."""
         return (size - 1) / size
 
     def weight_gradient(self, elements: float) -> float:
-        """Bytes of the gradient of one weight until it is added to the buffer; a CPU widens it for that."""
+        """Bytes of a weight gradient before it is added to the buffer; on a CPU with an fp32 copy."""
         return elements * (self.wide + (4 if self.kernels == "cpu" and self.wide < 4 else 0))
 
 
-def gated_activation(setting: Setting, packs: float, ffn: float) -> tuple[float, float]:
-    """Bytes that SwiGLU needs beside what is kept: (in forward, in backward); packs times ffn values come out.
+def gated_activation(setting: Setting, tokens: float, ffn: float) -> tuple[float, float]:
+    """Temporary bytes of SwiGLU with tokens * ffn outputs: (in forward, in backward).
 
-    Backward counts from where the input of the second matrix is let go: its gradient, that of both halves, and
-    their wide copies where the operator is not one kernel (NPU).
+    Backward starts after the input of the second matrix is freed: gradients of the output and of both halves, and their
+    fp32 copies without a fused kernel.
     """
-    values = packs * ffn
+    values = tokens * ffn
     if setting.kernels == "npu":
         return setting.wide * values, 2 * setting.wide * values
     if setting.wide == 4:

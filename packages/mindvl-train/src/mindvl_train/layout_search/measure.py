@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run real training steps of a layout and read off the most memory each rank held, by the parts a plan has.
+"""Measure the peak memory of every rank in real training steps, by the parts of the memory estimate.
 
-Beside memory.py, whose figures this checks. On a device the peak is what its allocator reports. On a CPU every
-allocation of PyTorch's allocator is recorded (torch.profiler), those inside of kernels and of other threads too; not
-seen are Python, NumPy and the buffers of gloo. As a program it is one rank, with the variables of a launcher set:
+Verifies memory.py. On a device the peak is that of its allocator. On a CPU every allocation of PyTorch's allocator is
+recorded (torch.profiler), also in kernels and other threads; Python, NumPy and gloo buffers are not included. The main
+function is one rank, with the variables of a launcher:
 `python -m mindvl_train.layout_search.measure JOB`.
 """
 
@@ -38,15 +38,15 @@ _SPECIAL = 7  # lower ids may be special tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Bytes on one rank."""
+    """Measured bytes of one rank."""
 
     pp_rank: int
     parameters: float
     gradients: float
     optimizer: float
     inputs: float
-    activations: float  # kept and temporary: the peak less all that is there between steps
-    base: float  # what else was there between steps
+    activations: float  # stored and temporary: the peak minus the bytes between steps
+    base: float  # other bytes between steps
 
     @property
     def total(self) -> float:
@@ -63,8 +63,8 @@ class Job:
 
 
 def job_of(config: RunConfig, num_processes: int) -> Job:
-    """A run in its own layout, on the fullest pack that its recipe allows, without a tokenizer."""
-    # Of a request the pack alone is wanted, which is the same on every machine.
+    """The job of a recipe, with the largest pack that it allows, without a tokenizer."""
+    # Only the pack of the request is used, which is the same on every machine.
     pack = request_of(config, Machine(device=DEVICES[0], num_devices=num_processes)).full_pack
     special = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
     run = resolve_run(config, num_processes)
@@ -72,7 +72,7 @@ def job_of(config: RunConfig, num_processes: int) -> Job:
 
 
 def measure(job: Job, *, threads_per_process: int = 1) -> list[Measured]:
-    """Two steps in fresh processes on this machine; the peak of the second one of every rank, in order of ranks.
+    """Run two steps in new processes on this machine; returns the peak of the second step by rank.
 
     Raises:
         TrainError: A process failed.
@@ -86,7 +86,7 @@ def measure(job: Job, *, threads_per_process: int = 1) -> list[Measured]:
 
 
 def predict(job: Job, kernels: Kernels) -> list[Memory]:
-    """What memory.py says of the same ranks."""
+    """Estimates of memory.py for the same ranks."""
     run, config, parallel = job.run, job.run.config, job.run.parallel
     setting = Setting(
         model=run.model,
@@ -120,13 +120,13 @@ def predict(job: Job, kernels: Kernels) -> list[Memory]:
 
 @dataclass(frozen=True)
 class RandomBatch:
-    """A packed pack of a given form, with random content."""
+    """A pack of given lengths with random content."""
 
     inputs: dict[str, Any]
 
     @classmethod
     def of(cls, pack: Pack, model: MindVLConfig, seed: int = 0) -> Self:
-        """Placeholders stand at the start, every other token is learned."""
+        """Placeholders are at the start; every second text token is a loss token."""
         generator = torch.Generator().manual_seed(seed)
         vision = model.vision
         ids = torch.randint(_SPECIAL, model.language.vocab_size, (pack.tokens,), generator=generator)
@@ -150,7 +150,7 @@ class RandomBatch:
 
     @property
     def samples(self) -> Sequence[Any]:
-        """Nobody asks where random samples are from."""
+        """Random packs have no sample references."""
         return ()
 
     @property
@@ -159,7 +159,7 @@ class RandomBatch:
         return int((self.inputs["labels"] != IGNORE_INDEX).sum())
 
     def to(self, device: torch.device) -> "RandomBatch":
-        """A copy on a device, on a CPU too, but for what the model reads on the host."""
+        """A copy on a device (also on a CPU), except tensors that the model reads on the host."""
         stays = {"cu_seqlens", "image_grid_thw"}
         moved = {
             name: value.to(device, copy=True) if isinstance(value, Tensor) and name not in stays else value
@@ -176,7 +176,7 @@ def rank_main(path: Path) -> None:
     """One rank of measure()."""
     job: Job = pickle.loads(path.read_bytes())
     accelerator = set_up_device()
-    # Imported here: these modules import megatron-core, which must find the device settled.
+    # Imported here: these modules import megatron-core, which needs the device setup first.
     from mindvl_ops import select_backends
     from mindvl_train.parallel_state import process_groups
 
@@ -203,7 +203,7 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
         pack = RandomBatch.of(job.pack, job.run.model)
         microbatches = [pack] * job.run.num_microbatches
         for _ in range(2):
-            gc.collect()  # what building and the first step left behind in cycles is nobody's part
+            gc.collect()  # free reference cycles of model building and the first step
             recorder.begin_step()
             for model in models:
                 model.zero_grad_buffer()  # type: ignore[operator]
@@ -215,7 +215,7 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
         parts = _persistent(chunks, optimizer)
     between, peak = recorder.result()
     parts["inputs"] = inputs = _bytes(pack.to(ranks.device).inputs.values())
-    if ranks.device.type == "cpu":  # the pack that waits there is no part of the device's memory
+    if ranks.device.type == "cpu":  # exclude the host copy of the pack
         waiting = _bytes(pack.inputs.values())
         between, peak = between - waiting, peak - waiting
     return Measured(
@@ -227,7 +227,7 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
 
 
 def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, float]:
-    """Bytes of parameters, gradient buffers and optimizer state, each storage once."""
+    """Bytes of parameters, gradient buffers and optimizer states; each storage is counted once."""
     weights: list[Tensor] = [*(p for chunk in chunks for p in chunk.parameters())]
     weights += [buffer for chunk in chunks for buffer in chunk.buffers()]
     held: list[Any] = [getattr(p, "main_grad", None) for chunk in chunks for p in chunk.parameters()]
@@ -246,7 +246,7 @@ def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, 
 
 
 def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
-    """Of the storages of tensors; those seen before are left out."""
+    """Bytes of the storages of tensors, without those in seen."""
     seen = set() if seen is None else seen
     total = 0
     for value in values:
@@ -257,7 +257,7 @@ def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
 
 
 class _DeviceRecorder:
-    """The device's allocator counts."""
+    """Reads the counters of the device allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = torch.get_device_module(device)
@@ -284,7 +284,7 @@ class _DeviceRecorder:
 
 
 class _CpuRecorder:
-    """Every allocation since it was entered, from the profiler."""
+    """Records every allocation with the profiler."""
 
     def __init__(self) -> None:
         self._profiler = torch.profiler.profile(

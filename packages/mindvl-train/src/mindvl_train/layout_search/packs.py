@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packed pack that a plan is made for: its segments and images, as the layers will meet them.
+"""The typical packed sequence (pack) of a layout search: sequence lengths and images.
 
-Comes first in the planner; blocks.py turns it into bytes and operations. A plan needs two: a full one for the memory, a
-usual one for the time.
+The first step of the layout search; blocks.py converts it to bytes and operations. A search uses two packs: one with the
+maximum number of images for memory, an average one for time.
 """
 
 import math
@@ -12,29 +12,30 @@ from functools import cached_property, lru_cache
 from mindvl_model.config import VisionConfig
 from mindvl_model.vision.positions import Grid, patch_order
 
-# Of the mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens are visual, a pack may have 1.25 times
+# Measured for the data mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens
+# are visual, a pack may have 1.25 times
 # that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
 VISUAL_SHARE = 0.48
-VISUAL_OF_PICTURED = 0.67  # the same of those samples alone that have images
+VISUAL_OF_PICTURED = 0.67  # the same for samples with images only
 VISUAL_LIMIT = 1.25
 SEGMENT_TOKENS = 1920
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """One packed pack, which is one microbatch."""
+    """One packed sequence, which is one microbatch."""
 
-    segments: tuple[int, ...]  # tokens of each, padding included
+    segments: tuple[int, ...]  # tokens of each sample, with padding
     grids: tuple[Grid, ...]  # patches along time, height, width of each image
 
     @cached_property
     def tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return sum(self.segments)
 
     @cached_property
     def patches(self) -> int:
-        """P."""
+        """Number of patches P."""
         return sum(time * height * width for time, height, width in self.grids)
 
     @cached_property
@@ -45,7 +46,7 @@ class Pack:
 
 @lru_cache(maxsize=256)
 def image_segments(grids: tuple[Grid, ...], vision: VisionConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Patches that attend to each other: in layers of full attention, and in the windows of the others."""
+    """Lengths of attention segments in patches: with full attention, and with windowed attention."""
     if not grids:
         return (), ()
     order = patch_order(grids, vision)
@@ -60,15 +61,15 @@ def typical_pack(
     visual_tokens: float,
     segment_tokens: int = SEGMENT_TOKENS,
 ) -> Pack:
-    """A pack of equal segments with as few, as large images as its visual tokens allow.
+    """A pack of equal samples with as few and as large images as possible.
 
     Args:
-        max_pixels: Of one image.
-        visual_tokens: In the pack; rounded to whole images of nearly that many.
+        max_pixels: Maximum pixels of one image.
+        visual_tokens: Visual tokens of the pack; rounded to whole images.
     """
     count = max(1, round(seq_length / segment_tokens))
     each, more = divmod(seq_length, count)
-    segments = tuple(each + (place < more) for place in range(count))
+    segments = tuple(each + (index < more) for index in range(count))
     side = vision.patch_size * vision.spatial_merge_size
     largest = max(1, max_pixels // side**2)
     wanted = round(min(visual_tokens, seq_length))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a plan: which packs still fit, how many days the paper's budgets take.
+"""Requests of a layout search in the units of a user: image limits, token budgets, training days.
 
-Comes after search.py. A request is what a user says; `task` makes of it what the search needs.
+Comes after search.py. `Request.task` converts a request to the input of the search.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ from mindvl_train.layout_search.packs import (
     Pack,
     typical_pack,
 )
-from mindvl_train.layout_search.search import Plan, Task, evaluate
+from mindvl_train.layout_search.search import Candidate, Task, evaluate
 from mindvl_train.layout_search.step_time import Machine
 
 SEQUENCE_LENGTHS = (2048, 4096, 8192, 16384, 32768)
 _SECONDS_PER_DAY = 86400
 
-# Paper, Table 1: tokens of the three phases by model, and packs of a step.
+# Paper, Table 1: tokens of the three phases by model, and global batch sizes.
 BUDGETS: dict[str, dict[Phase, float]] = {
     "mindvl-8b": {"warmup": 256e9, "multitask": 179e9, "sft": 12e9},
     "mindvl-671b-a37b": {"warmup": 16e9, "multitask": 80e9, "sft": 12e9},
@@ -34,14 +34,14 @@ BATCHES: dict[Phase, int] = {"warmup": 1024, "multitask": 1024, "sft": 512}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be trained, as a user says it."""
+    """Model, machine and data limits of a layout search."""
 
     model: MindVLConfig
     machine: Machine
     seq_length: int = 8192
-    max_pixels: int = 1280 * 28 * 28  # of one image
-    max_patches: int | None = None  # of a pack; None: 1.25 times the average, and at least one image
-    visual_share: float = VISUAL_SHARE  # of the tokens of all packs
+    max_pixels: int = 1280 * 28 * 28  # maximum pixels of one image
+    max_patches: int | None = None  # maximum patches of a pack; None: 1.25 times the average, at least one image
+    visual_share: float = VISUAL_SHARE  # fraction of all tokens that are visual
     segment_tokens: int = SEGMENT_TOKENS
     global_batch_size: int = 1024
     trained: tuple[Part, ...] = TRAINABLE["multitask"]
@@ -49,7 +49,7 @@ class Request:
 
     @property
     def visual_limit(self) -> int:
-        """Visual tokens that a pack may have."""
+        """Maximum number of visual tokens of a pack."""
         vision = self.model.vision
         if self.max_patches is not None:
             return min(self.seq_length, self.max_patches // vision.spatial_merge_size**2)
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def full_pack(self) -> Pack:
-        """A pack with as many images as it may have."""
+        """A pack with the maximum number of images."""
         return self._pack(self.visual_limit)
 
     def _pack(self, visual_tokens: float) -> Pack:
@@ -72,7 +72,7 @@ class Request:
         )
 
     def task(self) -> Task:
-        """The same for the search."""
+        """The input of the search."""
         return Task(
             model=self.model,
             machine=self.machine,
@@ -85,7 +85,7 @@ class Request:
 
 
 def request_of(config: RunConfig, machine: Machine) -> Request:
-    """What a recipe asks for."""
+    """The request of a recipe."""
     data = config.data
     request = Request(
         model=config.model.resolved,
@@ -104,30 +104,30 @@ def request_of(config: RunConfig, machine: Machine) -> Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What fits into a layout at one length of packs."""
+    """Image limit of a layout at one sequence length."""
 
     seq_length: int
-    visual_tokens: int | None  # most of one pack; None: not even text fits
+    visual_tokens: int | None  # maximum of one pack; None: not even text fits
 
     def max_pixels(self, request: Request) -> int | None:
-        """Of one image that fills all of it."""
+        """Pixels of one image with all visual tokens."""
         side = request.model.vision.patch_size * request.model.vision.spatial_merge_size
         return None if self.visual_tokens is None else self.visual_tokens * side**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Days:
-    """How long one phase takes."""
+    """Estimated duration of one phase."""
 
     phase: Phase
     tokens: float
     step_s: float
     days: float
-    fits: bool  # in the memory of the devices, in the same layout
+    fits: bool  # whether it fits into memory in the same layout
 
 
-def room(request: Request, plan: Plan, lengths: tuple[int, ...] = SEQUENCE_LENGTHS) -> list[Room]:
-    """For each length of packs the most visual tokens with which the layout of a plan still fits."""
+def room(request: Request, candidate: Candidate, lengths: tuple[int, ...] = SEQUENCE_LENGTHS) -> list[Room]:
+    """The maximum number of visual tokens with which a layout fits, for each sequence length."""
 
     def fits(seq_length: int, visual_tokens: int) -> bool:
         patches = visual_tokens * request.model.vision.spatial_merge_size**2
@@ -135,7 +135,7 @@ def room(request: Request, plan: Plan, lengths: tuple[int, ...] = SEQUENCE_LENGT
         asked = replace(
             request, seq_length=seq_length, max_patches=patches, max_pixels=min(request.max_pixels, max(pixels, 1))
         )
-        return _fits(asked, plan)
+        return _fits(asked, candidate)
 
     found = []
     for seq_length in lengths:
@@ -152,15 +152,15 @@ def room(request: Request, plan: Plan, lengths: tuple[int, ...] = SEQUENCE_LENGT
     return found
 
 
-def days(request: Request, plan: Plan, budgets: dict[Phase, float]) -> list[Days]:
-    """Time of each phase in the layout of a plan, with the paper's packs of a step and trained parts."""
+def days(request: Request, candidate: Candidate, budgets: dict[Phase, float]) -> list[Days]:
+    """Duration of each phase in a layout, with global batch size and trained parts of the paper."""
     found = []
     for phase, tokens in budgets.items():
         batch = BATCHES[phase]
-        if batch % plan.dp_size:
-            batch = -(-batch // plan.dp_size) * plan.dp_size
+        if batch % candidate.dp_size:
+            batch = -(-batch // candidate.dp_size) * candidate.dp_size
         asked = replace(request, trained=TRAINABLE[phase], global_batch_size=batch)
-        timed = evaluate(asked.task(), plan.parallel, plan.recompute, offload=plan.offload)
+        timed = evaluate(asked.task(), candidate.parallel, candidate.recompute, offload=candidate.offload)
         steps = tokens / (batch * request.seq_length)
         found.append(
             Days(
@@ -174,23 +174,23 @@ def days(request: Request, plan: Plan, budgets: dict[Phase, float]) -> list[Days
     return found
 
 
-def largest_pixels(request: Request, plan: Plan) -> int:
-    """Largest max_pixels with which packs of the request's length fit the layout of a plan.
+def largest_pixels(request: Request, candidate: Candidate) -> int:
+    """Largest max_pixels with which packs of the requested length fit.
 
     Raises:
-        TrainError: Not even packs of text fit.
+        TrainError: Not even packs without images fit.
     """
-    (found,) = room(request, plan, (request.seq_length,))
+    (found,) = room(request, candidate, (request.seq_length,))
     pixels = found.max_pixels(request)
     if pixels is None:
         raise TrainError(
-            f"packs of {request.seq_length} tokens do not fit this layout even without images. --seq-length. "
-            "Use shorter packs or more devices."
+            f"--seq-length: packs of {request.seq_length} tokens do not fit even without images. "
+            "Use a shorter sequence length or more devices."
         )
     return pixels
 
 
-def _fits(request: Request, plan: Plan) -> bool:
+def _fits(request: Request, candidate: Candidate) -> bool:
     task = request.task()
-    tried = evaluate(task, plan.parallel, plan.recompute, offload=plan.offload)
+    tried = evaluate(task, candidate.parallel, candidate.recompute, offload=candidate.offload)
     return tried.memory[tried.fullest].total <= task.limit

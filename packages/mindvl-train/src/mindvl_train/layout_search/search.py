@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every layout that a model and a cluster allow, what it needs and how long it takes: the fastest that fit come first.
+"""Search over all parallel layouts of a model on a cluster; the fastest layouts that fit into memory come first.
 
-Comes last in the planner; mindvl_cli's `plan` shows what it finds. A layout that is left out is counted by its reason.
+The last step of the layout search; the command `mindvl plan` prints the result. Invalid layouts are counted by reason.
 """
 
 from collections import Counter
@@ -19,45 +19,45 @@ from mindvl_train.layout_search.packs import Pack
 from mindvl_train.layout_search.stages import Parts, balanced_counts, parts_of
 from mindvl_train.layout_search.step_time import Clock, Machine, StepTime, step_time
 
-# Context, kernels and the buffers of collectives: not seen by the allocator of tensors, so never measured here.
+# Device context, kernels and buffers of collectives, which are outside the tensor allocator and not measured here.
 BASE_GB = {"cpu": 0.0, "cuda": 2.0, "npu": 3.0}
-USABLE = 0.94  # of a device's memory; the rest is lost between blocks of the allocator
+USABLE = 0.94  # usable fraction of device memory; the rest is allocator fragmentation
 MAX_CP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, on what."""
+    """Model, data and machine of a search."""
 
     model: MindVLConfig
     machine: Machine
-    full_pack: Pack  # as many images as the limit allows: for the memory
-    usual_pack: Pack  # as many as there are on average: for the time
+    full_pack: Pack  # with the maximum number of images, for the memory estimate
+    usual_pack: Pack  # with the average number of images, for the time estimate
     global_batch_size: int
     trained: tuple[Part, ...]
     wide: int = 2  # bytes of a weight
-    expert_imbalance: float = 1.3  # packs at the busiest rank of experts over the mean, for the memory
+    expert_imbalance: float = 1.3  # tokens of the busiest expert-parallel rank over the mean, for the memory estimate
 
     @property
     def limit(self) -> float:
-        """Bytes a rank may hold."""
+        """Usable bytes of a rank."""
         return 1e9 * USABLE * (self.machine.memory_gb or self.machine.device.memory_gb)
 
     @property
     def base(self) -> float:
-        """Bytes it holds beside tensors."""
+        """Bytes of a rank that are not tensors."""
         return 1e9 * BASE_GB[self.machine.kernels]
 
     @cached_property
     def flops(self) -> int:
-        """Operations of one step, as metrics count them: nothing for what is recomputed."""
+        """Floating-point operations of one step without recomputation, as in metrics."""
         pack = self.usual_pack
         return self.global_batch_size * pack_flops(self.model, pack.segments, pack.grids, trainable=self.trained).total
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One layout with what it needs."""
+class Candidate:
+    """A parallel layout with its estimated memory and step time."""
 
     parallel: ParallelConfig
     recompute: RecomputeConfig
@@ -70,29 +70,29 @@ class Plan:
 
     @property
     def fullest(self) -> int:
-        """The pipeline rank that holds most."""
+        """The pipeline rank with the highest memory use."""
         return max(range(len(self.memory)), key=lambda rank: self.memory[rank].total)
 
     @property
     def bubble(self) -> float:
-        """Share of the step in which the slowest rank waits for the pipeline to fill and drain."""
+        """Fraction of the step that is pipeline bubble on the slowest rank."""
         return self.time.bubble / self.time.total
 
 
 @dataclass(kw_only=True)
 class Search:
-    """What was found."""
+    """Result of a search."""
 
-    plans: list[Plan] = field(default_factory=list)  # that fit, fastest first
-    misses: list[Plan] = field(default_factory=list)  # that do not, those that lack least first
-    refused: Counter[str] = field(default_factory=Counter)  # layouts that cannot be, by reason
+    candidates: list[Candidate] = field(default_factory=list)  # layouts that fit, fastest first
+    misses: list[Candidate] = field(default_factory=list)  # layouts that do not fit, lowest memory first
+    refused: Counter[str] = field(default_factory=Counter)  # number of invalid layouts by reason
     num_fitting: int = 0
-    num_full: int = 0  # layouts that need more memory than there is
+    num_full: int = 0  # number of layouts that do not fit
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """Blocks of one way to cut a layer, for the memory and for the time."""
+    """Blocks of one layer split, for memory and time."""
 
     ledger: Ledger
     parts: Parts
@@ -101,49 +101,49 @@ class _Settings:
 
 
 class Cache(dict[tuple[object, ...], _Settings]):
-    """What layouts that cut a layer alike share."""
+    """Blocks by layer split, shared between layouts."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A layout whose time is not known yet."""
+    """A layout without a time estimate."""
 
     parallel: ParallelConfig
     recompute: RecomputeConfig
     offload: bool
-    need: float  # bytes on the fullest rank
-    standing: float  # of them, what no recomputation saves
+    need: float  # bytes of the rank with the highest memory use
+    standing: float  # of these, bytes that recomputation does not reduce
 
 
 def search(task: Task, *, keep: int = 10) -> Search:
-    """All layouts, the best `keep` that fit and the nearest `keep` that do not."""
+    """Evaluate all layouts; returns the fastest `keep` that fit, and the `keep` closest ones that do not."""
     found, cache = Search(), Cache()
-    plans: list[Plan] = []
+    candidates: list[Candidate] = []
     misses: list[_Choice] = []
     for parallel in layouts(task, found.refused):
         tried = [choice for spread in spreads(task, parallel) if (choice := _best(task, spread, cache, found.refused))]
         timed = [evaluate_choice(task, choice, cache) for choice in tried if choice.need <= task.limit]
-        # The quick look spares the ranks in the middle; what turns out too full there does not fit.
-        timed = [plan for plan in timed if plan.memory[plan.fullest].total <= task.limit]
+        # The first estimate skips ranks in the middle of the pipeline, so check all ranks here.
+        timed = [candidate for candidate in timed if candidate.memory[candidate.fullest].total <= task.limit]
         if timed:
-            plans.append(min(timed, key=lambda plan: plan.time.total))
+            candidates.append(min(timed, key=lambda candidate: candidate.time.total))
         elif tried:
             misses.append(min(tried, key=lambda choice: choice.need))
-    found.num_fitting, found.num_full = len(plans), len(misses)
-    found.plans = sorted(plans, key=lambda plan: plan.time.total)[:keep]
+    found.num_fitting, found.num_full = len(candidates), len(misses)
+    found.candidates = sorted(candidates, key=lambda candidate: candidate.time.total)[:keep]
     nearest = sorted(misses, key=lambda choice: choice.need)[:keep]
     found.misses = [evaluate_choice(task, miss, cache) for miss in nearest]
     return found
 
 
 def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
-    """Sizes that divide what they have to; `stage_layers` and `spread_images` are left open."""
+    """All valid combinations of sizes, without `stage_layers` and `spread_images`."""
     language, machine = task.model.language, task.machine
     num_experts: int = getattr(language, "num_experts", 0)
     for tp in _powers(machine.num_devices):
         for cp in _powers(machine.num_devices // tp):
             if machine.num_devices % (tp * cp):
-                continue  # with 12 devices, 8 are no group of any kind
+                continue  # for example groups of 8 with 12 devices
             reason = _refusal(task, tp, cp)
             if reason is not None:
                 refused[reason] += 1
@@ -151,9 +151,7 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
             for pp in _divisors(machine.num_devices // (tp * cp), language.num_layers + 2):
                 dp = machine.num_devices // (tp * cp * pp)
                 if task.global_batch_size % dp:
-                    refused[
-                        f"global_batch_size={task.global_batch_size} cannot be dealt to the data-parallel ranks"
-                    ] += 1
+                    refused[f"global_batch_size={task.global_batch_size} is not divisible by dp_size"] += 1
                     continue
                 of_stage = tp * cp * dp
                 for ep in _powers(of_stage) if num_experts else [1]:
@@ -165,11 +163,11 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
 
 
 def spreads(task: Task, parallel: ParallelConfig) -> list[ParallelConfig]:
-    """The layout with images spread over peers, and with the vision encoder split over them where it can be."""
+    """The layout with a split vision encoder, if that is valid, and with images spread over tp and cp ranks."""
     tp, cp = parallel.tp_size, parallel.cp_size
     can_split = _refusal(task, tp, cp, spread_images=False) is None
-    ways = [False] * can_split + [True] * (tp * cp > 1)
-    return [replace(parallel, spread_images=way) for way in ways]
+    values = [False] * can_split + [True] * (tp * cp > 1)
+    return [replace(parallel, spread_images=value) for value in values]
 
 
 def evaluate(
@@ -179,8 +177,8 @@ def evaluate(
     *,
     offload: bool = False,
     cache: Cache | None = None,
-) -> Plan:
-    """Memory of every pipeline rank and time of one layout whose stage_layers are known."""
+) -> Candidate:
+    """Estimate memory of every pipeline rank and step time of a layout with stage_layers."""
     settings = _settings(task, parallel, recompute, Cache() if cache is None else cache)
     counts = parallel.stage_layers or (len(settings.parts.layers),)
     dp_size = task.machine.num_devices // parallel.model_parallel_size
@@ -195,7 +193,7 @@ def evaluate(
         offload=offload,
     )
     machine = task.machine
-    return Plan(
+    return Candidate(
         parallel=parallel,
         recompute=recompute,
         offload=offload,
@@ -207,13 +205,13 @@ def evaluate(
     )
 
 
-def evaluate_choice(task: Task, choice: _Choice, cache: Cache) -> Plan:
-    """The same for one of the layouts that were looked at."""
+def evaluate_choice(task: Task, choice: _Choice, cache: Cache) -> Candidate:
+    """Evaluate a layout of the search."""
     return evaluate(task, choice.parallel, choice.recompute, offload=choice.offload, cache=cache)
 
 
 def with_stage_layers(task: Task, parallel: ParallelConfig, cache: Cache | None = None) -> ParallelConfig | None:
-    """The layout with the decoder's layers dealt so that stages take equally long; None: too many chunks."""
+    """The layout with decoder layers assigned so that stages take equal time; None: too many chunks."""
     settings = _settings(task, parallel, RecomputeConfig(), Cache() if cache is None else cache)
     counts = balanced_counts(settings.timed, parallel, settings.clock.pack_s)
     if counts is None:
@@ -249,15 +247,15 @@ def _memory(
 
 
 def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[str]) -> _Choice | None:
-    """A layout with as little recomputation as fits; offloading only where nothing else does."""
-    dealt = with_stage_layers(task, parallel, cache)
-    if dealt is None:
-        refused["more chunks of the pipeline than layers"] += 1
+    """The layout with the least recomputation that fits; with offloading only if nothing else fits."""
+    assigned = with_stage_layers(task, parallel, cache)
+    if assigned is None:
+        refused["more pipeline chunks than layers"] += 1
         return None
     choice: _Choice | None = None
     for offload in (False, True):
         for kind in ("none", "selective", "full"):
-            choice = _choice(task, dealt, RecomputeConfig(kind=kind), cache, offload=offload)
+            choice = _choice(task, assigned, RecomputeConfig(kind=kind), cache, offload=offload)
             if choice.need <= task.limit:
                 return _fewest_layers(task, choice, cache) if kind == "full" else choice
             if choice.standing > task.limit:  # no recomputation helps
@@ -268,7 +266,7 @@ def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[s
 def _choice(
     task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache, *, offload: bool
 ) -> _Choice:
-    """What it needs on the ranks that can be fullest: the first two, the last, the first of those with most layers."""
+    """Memory of the ranks that can have the maximum: the first two, the last, and the first with most layers."""
     size = parallel.pp_size
     layers = [sum((parallel.stage_layers or (0,))[rank::size]) for rank in range(size)]
     settings = _settings(task, parallel, recompute, cache)
@@ -278,7 +276,7 @@ def _choice(
 
 
 def _fewest_layers(task: Task, choice: _Choice, cache: Cache) -> _Choice:
-    """Whole layers are recomputed: the smallest number of them in each chunk that still fits."""
+    """The smallest number of recomputed layers per chunk that fits."""
     low, high = 0, max(choice.parallel.stage_layers or (task.model.language.num_layers,))
     best = choice
     while low + 1 < high:
@@ -316,9 +314,9 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
 
 def _refusal(task: Task, tp: int, cp: int, *, spread_images: bool = True) -> str | None:
     if tp > task.machine.per_server:
-        return f"tensor parallel would leave the server of {task.machine.per_server} devices"
+        return f"tensor parallel size exceeds the {task.machine.per_server} devices of a server"
     if cp > MAX_CP:
-        return f"context parallel over more than {MAX_CP} ranks"
+        return f"context parallel size above {MAX_CP}"
     try:
         check_parallel(task.model, ParallelConfig(tp_size=tp, cp_size=cp, spread_images=spread_images))
     except ModelError as error:
@@ -334,7 +332,7 @@ def _virtual(task: Task, pp: int, packs: int, refused: Counter[str]) -> Iterator
         if pp * virtual > task.model.language.num_layers + 2:
             return
         if packs % pp:
-            refused["interleaved stages want microbatches in groups of pp_size"] += 1
+            refused["microbatches not divisible by pp_size with virtual stages"] += 1
             return
         yield virtual
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of each chunk of the pipeline, and how many decoder layers each chunk should have.
+"""The blocks of each model chunk, and a balanced number of decoder layers per chunk.
 
-Comes after decoder.py and vision_encoder.py, before memory.py and step_time.py. Chunk c stands on pipeline rank c % pp_size; the
-first has vision encoder, projector and embedding, the last the head, its loss and multi-token prediction.
+Comes after decoder.py and vision_encoder.py, before memory.py and step_time.py. Chunk c is on pipeline rank
+c % pp_size; the first has vision encoder, projector and embedding, the last the head, its loss and multi-token prediction.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,49 +14,49 @@ from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.decoder import decoder_layer, embedding_block, head_block, mtp_block
 from mindvl_train.layout_search.vision_encoder import vision_blocks
 
-Run = tuple[Block, int]  # a block and how many times it is repeated
+Run = tuple[Block, int]  # a block and its number of repetitions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """What stands in one chunk, in the order it runs."""
+    """The blocks of one chunk in execution order."""
 
-    key: tuple[object, ...]  # equal for chunks of one Parts that hold the same
+    key: tuple[object, ...]  # equal for chunks with equal blocks
     before: tuple[Run, ...]  # vision encoder, projector, embedding
     layers: tuple[Run, ...]  # decoder layers
     after: tuple[Run, ...]  # multi-token prediction, head
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All of it."""
+        """All blocks."""
         return self.before + self.layers + self.after
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return sum(count for _, count in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The blocks of a whole model, before they are put on stages."""
+    """The blocks of a whole model."""
 
     before: tuple[Run, ...]
     layers: tuple[Block, ...]
     after: tuple[Run, ...]
-    copy: Block | None  # the embedding again, on a last stage that needs it too
+    copy: Block | None  # copy of the embedding on the last stage, if that needs it
 
     def chunks(self, counts: Sequence[int]) -> list[Chunk]:
-        """Chunks of so many decoder layers each."""
+        """Split into chunks with these numbers of decoder layers."""
         result, first = [], 0
-        for place, count in enumerate(counts):
-            is_last = place == len(counts) - 1
-            own_copy = ((self.copy, 1),) if self.copy is not None and is_last and place else ()
+        for index, count in enumerate(counts):
+            is_last = index == len(counts) - 1
+            own_copy = ((self.copy, 1),) if self.copy is not None and is_last and index else ()
             layers = runs_of(self.layers[first : first + count])
             result.append(
                 Chunk(
-                    key=(place == 0, is_last, *((block.name, count) for block, count in layers)),
-                    before=self.before if place == 0 else (),
+                    key=(index == 0, is_last, *((block.name, count) for block, count in layers)),
+                    before=self.before if index == 0 else (),
                     layers=layers,
                     after=own_copy + self.after if is_last else (),
                 )
@@ -66,12 +66,12 @@ class Parts:
 
 
 def runs_of(blocks: Sequence[Block]) -> tuple[Run, ...]:
-    """Equal neighbours counted."""
+    """Consecutive equal blocks with their counts."""
     return tuple((block, len(list(group))) for block, group in groupby(blocks))
 
 
 def parts_of(setting: Setting) -> Parts:
-    """All blocks of the model in this setting."""
+    """All blocks of the model."""
     language = setting.model.language
     embedding, prediction = embedding_block(setting), mtp_block(setting)
     layers: dict[str, Block] = {}
@@ -79,7 +79,7 @@ def parts_of(setting: Setting) -> Parts:
     for number in range(language.num_layers):
         layer = decoder_layer(setting, number) if number in (0, language.num_layers - 1) or not layers else None
         if layer is None:
-            # Layers differ between the dense ones at the start and the rest only.
+            # Only the dense layers at the start differ from the others.
             layer = layers["last"] if number >= getattr(language, "num_dense_layers", 0) else layers["first"]
         elif number == 0:
             layers["first"], layers["last"] = layer, decoder_layer(setting, language.num_layers - 1)
@@ -97,13 +97,13 @@ def parts_of(setting: Setting) -> Parts:
 
 
 def balanced_counts(parts: Parts, parallel: ParallelConfig, cost: Callable[[Block], float]) -> tuple[int, ...] | None:
-    """Decoder layers of each chunk, so that the dearest pipeline rank is as cheap as can be.
+    """Decoder layers of each chunk that minimize the cost of the most expensive pipeline rank.
 
-    Layers go, one after the other, to the rank that is cheapest with one more; of its chunks to the one that has
-    fewest. What stands before and after counts, so the first and last get fewer.
+    Each layer is assigned to the rank with the lowest cost, and there to the chunk with the fewest layers. Vision encoder
+    and head are included in the cost, so the first and last chunks have fewer layers.
 
     Returns:
-        None where there are more chunks than layers, a first or last one without any left aside.
+        None if there are more chunks than layers; the first and last chunk may have none.
     """
     size, chunks = parallel.pp_size, parallel.pp_size * parallel.virtual_stages
     total = len(parts.layers)
@@ -116,12 +116,12 @@ def balanced_counts(parts: Parts, parallel: ParallelConfig, cost: Callable[[Bloc
     load = [0.0] * size
     load[0] += sum(count * cost(block) for block, count in parts.before)
     load[(chunks - 1) % size] += sum(count * cost(block) for block, count in parts.after)
-    for chunk in range(1, chunks - 1):  # only a chunk that has something else may do without a layer
+    for chunk in range(1, chunks - 1):  # only the first and last chunk may have no layer
         counts[chunk] += 1
         load[chunk % size] += layer
     for _ in range(total - sum(counts)):
-        rank = min(range(size), key=lambda place: (load[place], -place))
-        chunk = min(range(rank, chunks, size), key=lambda place: counts[place])
+        rank = min(range(size), key=lambda rank: (load[rank], -rank))
+        chunk = min(range(rank, chunks, size), key=lambda chunk: counts[chunk])
         counts[chunk] += 1
         load[rank] += layer
     return tuple(counts)
