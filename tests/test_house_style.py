@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the house that no linter knows: headers, sizes, mirrored tests, quiet imports, no trace of a machine."""
+"""House rules that no linter checks: headers, sizes, mirrored tests, imports, paths, words, help texts, messages."""
 
 import ast
 import re
@@ -7,6 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import click
+import pytest
+
+from mindvl_cli.main import COMMANDS, cli
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -28,6 +33,74 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".css", ".html", ".json
 REGISTRY_HOSTS = ("pypi" + ".org", "python" + "hosted", "registry.npm" + "js", "download." + "pytorch")
 MACHINE_PATH = re.compile(r"(?<![\w.:/~-])/(?:wo" r"rk|ro" r"ot|ho" r"me|Us" r"ers|op" r"t)/\w")
 STUB = re.compile("NotImplemented" r"Error|\bFIX" r"ME\b|\bX" r"XX\b|\bTO" r"DO\b(?!\(#\d+\))")
+
+# What to write -> what is never written: whole words in any case, in source, help texts, messages and documents.
+BANNED = {
+    "an active sentence with a subject": r"nobody|whom|speaks? for|patience",
+    "anomalous step": r"bad steps?",
+    "assigned, sharded": r"dealt",
+    "asynchronous save": r"beside training",
+    "device setup": r"doorways?",
+    "directory": r"folders?",
+    "fix, correct, check": r"mend(?:s|ed|ing)?",
+    "global_batch_size": r"packs[ _]per[ _]step|rows (?:of|in|per) (?:a|each|the) step",
+    "image": r"pictures?",
+    "implementation": r"twins?",
+    "layout search, data order": r"planners?",
+    "logged, raised, reported": r"told|said|heard",
+    "loss tokens": r"learned tokens?",
+    "overfits": r"by heart",
+    "packed sequence": r"packed (?:rows?|packs?)",
+    "pipeline file": r"plan\.yaml|plan of several",
+    "resume, continue": r"go(?:es|ing)? on|went on|take(?:s|n)? up|took up",
+    "silently": r"without a word",
+    "vision encoder": r"towers?",
+}
+BANNED_PATTERNS = {name: re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE) for name, words in BANNED.items()}
+WORDS_CHECKED_IN = ("packages/*/src/**/*", "packages/*/README.md", "docs/**/*", "recipes/**/*", "*.md", "noxfile.py")
+WORDS_ALLOWED = {
+    "CHANGELOG.md": "earlier releases used the old names",
+    "packages/mindvl-cli/src/mindvl_cli/commands/data.py": "refuses the old format name",
+    "packages/mindvl-cli/src/mindvl_cli/renamed.py": "lists the old recipe keys and options",
+    "packages/mindvl-data/src/mindvl_data/formats/parquet.py": "lists column names of other data sets",
+}
+WORDS_REMAINING: dict[str, int] = {}  # path -> number of banned words that may remain; only ever reduced
+
+HELP_VERBS = {
+    *("Average", "Check", "Compare", "Convert", "Estimate", "Find", "List", "Measure", "Recompute", "Report"),
+    *("Run", "Score", "Show", "Summarize", "Train", "Validate", "Write"),
+}
+NO_HELP_STARTS = {
+    *("At", "Between", "By", "For", "From", "How", "In", "Of", "On", "Such", "That", "Told", "What", "When", "Where"),
+    *("Which", "With", "Without"),
+}
+
+# Errors with a reason only: the code that catches them adds WHERE and WHAT TO DO.
+REASONS = {
+    "AssertionError": "our own mistakes",
+    "AttributeError": "protocol of Python",
+    "BadParameter": "click adds the option",
+    "IndexError": "protocol of Python",
+    "KeyError": "protocol of Python",
+    "NotImplementedError": "abstract methods",
+    "RecordError": "the reader adds file and record",
+    "SampleError": "the loader adds shard and key",
+    "SealError": "the reader of the index adds the file",
+    "StopIteration": "protocol of Python",
+    "TemplateError": "the loader adds the tokenizer",
+    "TimeoutExpired": "protocol of subprocess",
+    "TypeError": "our own mistakes",
+    "UnpicklingError": "the reader of the checkpoint adds the file",
+    "YAMLError": "load.py adds file and line",
+}
+# Files whose exceptions never reach a user as they are.
+MESSAGES_ALLOWED = {
+    "packages/mindvl-merge/src/mindvl_merge/files.py": "ValueError of a JSON hook, which gets the file's name",
+    "packages/mindvl-model/src/mindvl_model/weights/json_file.py": "ValueError of a JSON hook, which gets the file's name",
+}
+MESSAGES_REMAINING: dict[str, int] = {}  # path -> number of other messages that may remain; only ever reduced
+PREDICATE = re.compile(r"(?<!\S)(?:is|are|was|were|has|have|cannot|does|do|must|needs?|got)(?!\S)")
+
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 
@@ -151,3 +224,124 @@ def test_nothing_happens_on_import() -> None:
     code = IMPORT_CHECK.format(packages=PACKAGES)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["mindvl_data", "mindvl_merge"])
+def test_a_package_is_imported_without_torch_and_numpy(package: str) -> None:
+    code = f"import sys, {package}; print(sorted({{'torch', 'numpy', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_no_banned_word_is_used(root: Path, workspace_files: list[Path]) -> None:
+    tracked = set(workspace_files)
+    paths = {path.relative_to(root) for pattern in WORDS_CHECKED_IN for path in root.glob(pattern)} & tracked
+    found: dict[str, list[str]] = {}
+    for path, text in _texts(root, sorted(paths)):
+        if path.as_posix() in WORDS_ALLOWED:
+            continue
+        for instead, pattern in BANNED_PATTERNS.items():
+            for match in pattern.finditer(text):
+                where = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
+                found.setdefault(path.as_posix(), []).append(f"{where}: {match.group()!r}. Write: {instead}.")
+    wrong = [line for path, lines in found.items() if len(lines) > WORDS_REMAINING.get(path, 0) for line in lines]
+    assert not wrong, "\n".join(wrong)
+
+
+def _command_tree(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from _command_tree(found, f"{name} {below}")
+
+
+def test_every_command_help_starts_with_a_verb_and_ends_with_a_full_stop() -> None:
+    texts = {f"mindvl --help: {name}": text for name, (_, text) in COMMANDS.items()}
+    for name, command in _command_tree(cli, "mindvl"):
+        texts[name] = (command.help or "").partition("\n\n")[0].replace("\n", " ")
+        if command.short_help:
+            texts[f"{name} (short help)"] = command.short_help
+    wrong = [
+        f"{name}: {text!r}" for name, text in texts.items() if _first_word(text) not in HELP_VERBS or text[-1] != "."
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_option_has_a_help_text_that_is_no_fragment() -> None:
+    wrong = []
+    for name, command in _command_tree(cli, "mindvl"):
+        for option in command.params:
+            if not isinstance(option, click.Option) or option.hidden:
+                continue
+            text = option.help or ""
+            is_fragment = not text[:1].isupper() and "," not in text.split(":")[0]
+            if not text or is_fragment or _first_word(text) in NO_HELP_STARTS or text[-1] not in ".]":
+                wrong.append(f"{name} {option.opts[0]}: {text!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _first_word(text: str) -> str:
+    return text.partition(" ")[0].strip(",.")
+
+
+def test_every_message_has_where_what_and_what_to_do(root: Path, workspace_files: list[Path]) -> None:
+    """As far as the source shows it: `WHERE: WHAT. WHAT TO DO.`, or one sentence that says what a value must be."""
+    found: dict[str, list[str]] = {}
+    for path in _sources(workspace_files):
+        if path.as_posix() in MESSAGES_ALLOWED or "testing" in path.parts:
+            continue
+        for node in ast.walk(ast.parse((root / path).read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
+                continue
+            name = ast.unparse(node.exc.func).rpartition(".")[2]
+            text = _literal(node.exc.args[0])
+            if not name[0].isupper() or name in REASONS or text is None:
+                continue
+            complaint = _message_complaint(text)
+            if complaint:
+                found.setdefault(path.as_posix(), []).append(f"{path}:{node.lineno}: {name}: {complaint}: {text!r}")
+    wrong = [line for path, lines in found.items() if len(lines) > MESSAGES_REMAINING.get(path, 0) for line in lines]
+    assert not wrong, "\n".join(wrong)
+
+
+def _literal(node: ast.expr) -> str | None:
+    """The text of a string expression, with {} for every value; None where there is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _literal(node.left), _literal(node.right)
+        return None if left is None and right is None else (left or "{}") + (right or "{}")
+    return None
+
+
+def _message_complaint(text: str) -> str | None:
+    where, colon, rest = text.partition(": ")
+    if not colon or re.search(r"[.!?] ", where) or PREDICATE.search(where):
+        return "starts without WHERE"
+    if rest.endswith("{}"):  # the end is not in the source
+        return None
+    if rest[-1] not in ".!?`":
+        return "ends without a full stop"
+    has_two_sentences = re.search(r"[.!?)}]['\"`)]? +[^\s]", rest)
+    return None if has_two_sentences or rest.startswith("must ") or ": must " in rest else "lacks WHAT TO DO"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{}: data.store.cache: {} is not writable. Choose another directory.", None),
+        ("faults.stuck_after_s: must be a finite number >= 0, got {}.", None),
+        ("{}: {}", None),
+        ("no metrics.jsonl. {}. Give the directory of a run.", "starts without WHERE"),
+        ("{} is bad (got: {}). Correct it.", "starts without WHERE"),
+        ("{}: the file is missing.", "lacks WHAT TO DO"),
+        ("{}: the file is missing. Copy it again", "ends without a full stop"),
+    ],
+)
+def test_the_check_of_messages_tells_good_from_bad(text: str, complaint: str | None) -> None:
+    assert _message_complaint(text) == complaint

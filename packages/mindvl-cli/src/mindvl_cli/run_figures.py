@@ -33,13 +33,13 @@ State = Literal["finished", "stopped", "unfinished"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the directory of a run holds."""
+    """Contents of the directory of a run."""
 
     directory: Path
     lines: tuple[dict[str, Any], ...]  # one for each report, oldest first; at least one
     card: dict[str, Any]  # run.json; empty for a run of an older version
-    result: dict[str, Any]  # result.json; empty while the run goes on, or after it was killed
-    skipped: tuple[dict[str, Any], ...]  # steps that were left out
+    result: dict[str, Any]  # result.json; empty while the run is in progress, or after it was killed
+    skipped: tuple[dict[str, Any], ...]  # skipped steps
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -51,13 +51,13 @@ def read_run(directory: Path) -> RunRecord:
     path = directory / "metrics.jsonl"
     if not path.is_file():
         raise CliError(
-            f"no metrics.jsonl. {directory}. Give the directory that a recipe names as `out`, once training has begun in it."
+            f"{directory}: has no metrics.jsonl. Give the `out` directory of a run that has started training."
         )
     lines = _whole_lines(path)
     if not lines:
         raise CliError(
-            f"no report yet. {path}. Wait for the first metrics.every_steps steps, or look at {directory / 'logs'} if the "
-            "run has ended."
+            f"{path}: is empty. Wait for the first metrics.every_steps steps, or read {directory / 'logs'} if the run has "
+            "ended."
         )
     skipped = directory / "skipped.jsonl"
     return RunRecord(
@@ -141,7 +141,7 @@ def mean_split(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def gain(name: str, part: dict[str, float]) -> str:
-    """How much faster steps were without this part of mean_split; of the work itself nothing is said."""
+    """Speedup of a step without this part of mean_split; empty for the work itself."""
     return "" if name in WORK else f"+{100 * part['gain_if_zero']:.1f} %"
 
 
@@ -195,5 +195,5 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise CliError(f"is no JSON ({error}). {path}. Move it away; the report does without it.") from None
+        raise CliError(f"{path}: is not valid JSON ({error}). Remove it; the report does not need it.") from None
     return found

@@ -11,7 +11,6 @@ from .config import MergeConfig
 from .differences import Difference, code_differences, config_differences, processor_differences
 from .directory import ModelDirectory
 from .errors import DirectoryError
-from .headers import TensorInfo
 from .tokenizers import tokenizer_differences
 
 _NAMED_IN_MESSAGE = 6
@@ -82,16 +81,12 @@ def _refuse_other_tensors(first: ModelDirectory, other: ModelDirectory, *, any_f
         right = other.tensors[name]
         if left.shape != right.shape:
             raise DirectoryError(
-                f"{_tensor_of(other, right)} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
+                f"{other.path / right.file}: tensor {name} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
                 "Merge models of one size."
             )
         both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
         if left.dtype != right.dtype and not (any_float and both_float):
             raise DirectoryError(
-                f"{_tensor_of(other, right)} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
+                f"{other.path / right.file}: tensor {name} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
                 "Choose the type of the result (--dtype) to mix them."
             )
-
-
-def _tensor_of(directory: ModelDirectory, info: TensorInfo) -> str:
-    return f"{directory.path / info.file}: tensor {info.name}"

@@ -103,7 +103,7 @@ def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
 
 def _start(start: dict[str, Any]) -> str:
     if start["resumes"]:
-        return f"goes on from {start['resumes']}"
+        return f"resumes from {start['resumes']}"
     given = [f"{name} from {path}" for name, path in start["init"].items()]
     if start["from_stage"]:
         given = [f"all parts from stage {start['from_stage']}"]
