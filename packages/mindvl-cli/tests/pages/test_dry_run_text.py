@@ -113,7 +113,7 @@ def test_a_device_has_its_article() -> None:
 
 def test_where_a_run_begins_is_told() -> None:
     resumed = replace(REPORT, start=REPORT.start | {"resumes": "runs/w/checkpoints/step-00000100"})
-    assert "weights     goes on from runs/w/checkpoints/step-00000100" in dry_run_text("first", resumed)
+    assert "weights     resumes from runs/w/checkpoints/step-00000100" in dry_run_text("first", resumed)
     later = replace(REPORT, start=REPORT.start | {"from_stage": "warmup", "at_random": []})
     assert "weights     all parts from stage warmup" in dry_run_text("first", later)
 
