@@ -81,8 +81,8 @@ def _refuse_other_tensors(first: ModelDirectory, other: ModelDirectory, *, any_f
         right = other.tensors[name]
         if left.shape != right.shape:
             raise DirectoryError(
-                f"{other.path / right.file}: tensor {name} has shape {list(right.shape)}, but {list(left.shape)} in {first.path}. "
-                "Merge models of one size."
+                f"{other.path / right.file}: tensor {name} has shape {list(right.shape)}, "
+                f"but {list(left.shape)} in {first.path}. Merge models of one size."
             )
         both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
         if left.dtype != right.dtype and not (any_float and both_float):
