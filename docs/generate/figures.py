@@ -87,7 +87,7 @@ def sample(pack: Batch, tokens: list[str]) -> str:
     drawing = Drawing(760, 306)
     drawing.box(10, 20, 24 * width / 2, 24 * height / 2, color="plain", strong=0.1)
     drawing.text(10 + 6 * width, 20 + 6 * height, "4071", anchor="middle", size=22)
-    drawing.text(10, 36 + 12 * height, f"JPEG of {14 * height} x {14 * width} pixels")
+    drawing.text(10, 36 + 12 * height, f"image of {14 * height} x {14 * width} pixels")
     left = 240
     for row in range(height):
         for column in range(width):

@@ -119,7 +119,7 @@ def _relinked(text: str, source: str, pages: dict[str, str], problems: list[str]
         if target not in pages:
             return label
         place = os.path.relpath(pages[target], os.path.dirname(pages[source]) or ".")
-        if sign and target.startswith("docs/figures/"):
+        if sign and "currentColor" in (ROOT / target).read_text(encoding="utf-8"):  # drawn for light and dark pages
             return _figure(ROOT / target, label)
         return f"{sign}[{label}]({place}{hash_sign}{anchor})"
 
