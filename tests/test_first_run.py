@@ -42,4 +42,6 @@ def test_every_block_of_the_first_run_works(tmp_path: Path) -> None:
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
     reference = (PAGE.parents[1] / "reference" / "metrics.md").read_text()
     names = {name for line in lines for name in line}
-    assert [name for name in sorted(names) if f"`{name}`" not in reference] == [], "docs/reference/metrics.md lacks these"
+    assert [name for name in sorted(names) if f"`{name}`" not in reference] == [], (
+        "docs/reference/metrics.md lacks these"
+    )
