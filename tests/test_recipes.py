@@ -150,5 +150,5 @@ def test_sft_tokens_of_both_readings_are_written_down() -> None:
     thirds = [int(4e9 / (512 * length)) for length in SFT_LENGTHS]
     for path in (RECIPES / "mindvl-8b" / "pipeline.yaml", RECIPES / "mindvl-671b-a37b" / "pipeline.yaml"):
         text = " ".join(line.lstrip("# ") for line in path.read_text().splitlines())
-        assert "does not say of what" in text
+        assert "without a scope" in text
         assert f"schedule.steps of {thirds[0]}, {thirds[1]} and {thirds[2]}" in text

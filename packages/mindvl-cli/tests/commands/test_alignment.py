@@ -84,7 +84,7 @@ def test_other_positions_than_those_of_transformers_end_with_code_1(measured: li
     recipe.write_text(RECIPE)
     result = CliRunner().invoke(check, ["alignment", str(recipe), "seed=8"], catch_exceptions=False)
     assert result.exit_code == 1
-    assert "positions of transformers and ours: DIFFER at 3 tokens" in result.stdout
+    assert "position ids of transformers and mindvl: DIFFER at 3 tokens" in result.stdout
     assert result.stdout.endswith("note: no image is larger than a window\n")
 
 
@@ -95,5 +95,5 @@ def test_a_figure_in_a_directory_that_is_not_there_is_refused_before_training(
     recipe.write_text(RECIPE)
     result = CliRunner().invoke(check, ["alignment", str(recipe), "--out", str(tmp_path / "no" / "curves.svg")])
     assert result.exit_code == 2
-    assert "Make it first" in result.output
+    assert "Create it first" in result.output
     assert measured == []

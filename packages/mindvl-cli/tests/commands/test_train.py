@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `mindvl train`: how a recipe is refused, how a plan goes on; tests/demo/test_pipeline.py sees it train."""
+"""Tests of `mindvl train`: how a recipe is refused, how a pipeline resumes; tests/demo/test_pipeline.py sees it train."""
 
 import getpass
 import importlib
@@ -176,7 +176,7 @@ def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
 
 def test_restarts_need_a_run_that_goes_on_from_its_newest_checkpoint(recipe: Path) -> None:
     result = CliRunner().invoke(train, [str(recipe), "--nproc", "2", "--max-restarts", "1", "--resume", "never"])
-    assert (result.exit_code, "not from --resume never" in result.output) == (2, True)
+    assert (result.exit_code, "cannot be combined with --resume never" in result.output) == (2, True)
 
 
 @pytest.mark.multi

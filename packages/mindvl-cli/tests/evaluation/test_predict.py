@@ -40,7 +40,7 @@ def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_directory,
     predictions = predictor.predict(questions)
     assert all(h * w <= 9 * 784 for p in predictions for h, w in p.resized)
     assert predictions[2].original == ((90, 200),)
-    with pytest.raises(CliError, match="over max_pixels"):
+    with pytest.raises(CliError, match="above --max-pixels"):
         predictor.questions(items, min_pixels=784, max_pixels=700)
 
 
@@ -134,7 +134,7 @@ def test_a_damaged_image_is_named(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(CliError, match=r"a\.png: image cannot be opened.*Replace the file"):
         open_image(tmp_path / "a.png")
-    with pytest.raises(CliError, match=r"b\.png: image cannot be read"):
+    with pytest.raises(CliError, match=r"b\.png: the image cannot be read"):
         open_image(tmp_path / "b.png")
 
 

@@ -62,11 +62,11 @@ def test_limits_are_written_into_a_copy_or_in_place(model_directory, tmp_path):
     assert Predictor(model_directory, trust_remote_code=True).default_limits == (4 * 784, 16 * 784)
     resolution.apply_limits(copy, min_pixels=1568, max_pixels=7840)
     assert Predictor(copy, trust_remote_code=True).default_limits == (1568, 7840)
-    with pytest.raises(CliError, match="the directory exists"):
+    with pytest.raises(CliError, match=r"--copy-to: directory .* exists"):
         resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
     shutil.rmtree(copy)
     (copy / "empty").mkdir(parents=True)
-    with pytest.raises(CliError, match="no image processor"):
+    with pytest.raises(CliError, match="has no image processor"):
         resolution.apply_limits(copy, min_pixels=784, max_pixels=7840)
 
 
