@@ -6,6 +6,7 @@ Used by load.py for YAML keys and KEY=VALUE overrides, and by failures.py for op
 
 KEYS = {
     "packs_per_step": "global_batch_size",
+    "checkpoints.in_background": "checkpoints.async_save",
     "data.max_bad_share": "data.max_failed_share",
     "data.plan_ahead_steps": "data.order_ahead_steps",
     "faults.on_bad_step": "faults.on_anomalous_step",
