@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader benchmark's job done with megatron-energon, by its own means: cooker, pre- and post-encoding, packing.
+"""The task of the loader benchmark with megatron-energon: cooker, pre- and post-encoding, packing.
 
-Used by loader.py where megatron-energon is installed. As its documentation advises, what is cheap (text, size from the
-header) happens before packing and what is dear after it. Rows are filled by a greedy knapsack, as in its examples.
-Images become patches in one of three ways: its decoder, then Pillow and numpy, written plainly; its decoder, then
-transformers' processor; our functions, so that nothing but the frame differs.
+Used by loader.py if megatron-energon is installed. As its documentation recommends, cheap steps (text, size from the
+header) run before packing and expensive ones after it. Packing is a greedy knapsack, as in its examples. Images are
+converted to patches in one of three ways: its decoder with Pillow and numpy; its decoder with the processor of
+transformers; or the functions of mindvl, so that only the framework differs.
 """
 
 import json
@@ -39,7 +39,7 @@ Images = Literal["its decoder", "our functions", "transformers"]
 
 @edataclass
 class Cooked(Sample):
-    """What lies in the shard."""
+    """The content of the shard."""
 
     record: bytes
     image: bytes
@@ -47,7 +47,7 @@ class Cooked(Sample):
 
 @edataclass
 class Encoded(Sample):
-    """Text as tokens, its image still encoded."""
+    """The text as tokens, and the encoded image."""
 
     input_ids: Any  # int64 [S], one placeholder for the image
     learned: Any  # bool [S]
@@ -56,8 +56,8 @@ class Encoded(Sample):
 
 
 @edataclass
-class Row(Sample):
-    """A packed row."""
+class Pack(Sample):
+    """A packed sequence."""
 
     input_ids: Any
     labels: Any
@@ -72,15 +72,15 @@ def cook(sample: dict[str, Any]) -> Cooked:
 
 
 def prepare(directory: Path) -> None:
-    """What `energon prepare` writes: its index, and a description of the data set."""
+    """Write the index and the dataset description, as `energon prepare` does."""
     CrudeWebdataset.prepare_dataset(
         directory, sorted(path.name for path in directory.glob("*.tar")), split_parts_ratio=[("train", 1.0)], workers=1
     )
     (directory / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
-def rows(directory: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Row]:
-    """One epoch of packed rows, in this process."""
+def rows(directory: Path, encoder: "Encoder", *, buffer_size: int) -> Iterator[Pack]:
+    """One epoch of packed sequences, in this process."""
     dataset = get_train_dataset(
         directory,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
@@ -111,7 +111,7 @@ def plain_patches(image: Image.Image, config: ImageConfig) -> tuple[Any, tuple[i
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
-    """Tokens and patches of one sample, rows of several."""
+    """Encodes single samples and packs several of them."""
 
     decoder = None  # images are decoded after packing
     cookers = [Cooker(cook)]  # noqa: RUF012 - energon's own way
@@ -134,7 +134,9 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         height, width = read_size(sample.image, decode_limit=self._image.decode_limit)
         encoded = self._tokenizer.encode(parse_record(json.loads(sample.record), num_images=1), [])
         side = self._image.multiple
-        visual_tokens = round(height / side) * round(width / side)  # within the pixel budget, as the benchmark's are
+        visual_tokens = round(height / side) * round(
+            width / side
+        )  # the images of the benchmark are within the pixel budget
         return Encoded.derive_from(
             sample,
             input_ids=encoded.ids,
@@ -148,7 +150,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         return [[samples[number] for number in row] for row, _ in closed]
 
     @stateless
-    def postencode_sample(self, sample: Encoded) -> Row:
+    def postencode_sample(self, sample: Encoded) -> Pack:
         patches, grid = self._patches(sample.image)
         visual_tokens = grid[1] * grid[2] // self._image.spatial_merge_size**2
         is_pad = sample.input_ids == self._tokenizer.image_pad_id
@@ -156,13 +158,13 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         input_ids, learned = np.repeat(sample.input_ids, repeats), np.repeat(sample.learned, repeats)
         labels = np.full(len(input_ids), -100, np.int64)
         labels[:-1][learned[1:]] = input_ids[1:][learned[1:]]
-        return Row.derive_from(
+        return Pack.derive_from(
             sample, input_ids=input_ids, labels=labels, cu_seqlens=None, pixel_values=patches, image_grid_thw=[grid]
         )
 
     @stateless
-    def pack_selected_samples(self, samples: list[Row]) -> Row:
-        return Row.derive_from(
+    def pack_selected_samples(self, samples: list[Pack]) -> Pack:
+        return Pack.derive_from(
             samples[0],
             input_ids=torch.from_numpy(np.concatenate([s.input_ids for s in samples])),
             labels=torch.from_numpy(np.concatenate([s.labels for s in samples])),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured figure, its rival in the same run, and whether the target is met; printed as JSON or as a table.
+"""One measured figure, the comparison measured in the same run, and its target; printed as JSON or as a table.
 
-Used by every benchmark of this directory; `mindvl bench` reads the JSON.
+Used by every benchmark in this directory; `mindvl bench` reads the JSON.
 """
 
 import json
@@ -21,7 +21,7 @@ class Figure:
     name: str
     value: float
     unit: str
-    rival: str = ""  # who else did the same job in the same run
+    rival: str = ""  # the implementation compared with in the same run
     rival_value: float | None = None
     at_least: float | None = None  # bounds of the value
     at_most: float | None = None
@@ -34,7 +34,7 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether all targets are met; None where there is none, or its rival is not installed."""
+        """Whether all targets are met; None if there is none, or the implementation to compare with is not installed."""
         found = [
             self.at_least is None or self.value >= self.at_least,
             self.at_most is None or self.value <= self.at_most,
@@ -53,14 +53,14 @@ class Figure:
 
 
 def as_rows(figures: Iterable[Figure]) -> list[dict[str, object]]:
-    """JSON values, with what is derived."""
+    """JSON values, including the derived ones."""
     return [asdict(f) | {"ratio": f.ratio, "target": f.target, "holds": f.holds} for f in figures]
 
 
 def print_report(figures: Sequence[Figure], *, as_json: bool, directory: Path = Path(__file__).parent) -> None:
-    """All figures on stdout, with the commit that was measured and the versions that took part.
+    """Print all figures with the commit and the versions of the packages.
 
-    `directory` is that of the benchmark, inside of the package that is measured.
+    `directory` is the directory of the benchmark, inside the measured package.
     """
     if as_json:
         names = ("mindvl-data", "mindvl-ops", "simplejpeg", "pillow", "numpy", "torch", "torchvision", "transformers",
@@ -79,7 +79,7 @@ def print_report(figures: Sequence[Figure], *, as_json: bool, directory: Path = 
 
 
 def installed(distribution: str) -> str | None:
-    """Version of an installed distribution; None where it is not installed."""
+    """Version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def installed(distribution: str) -> str | None:
 
 
 def commit(here: Path) -> str:
-    """The checkout's commit, with a plus where files of the package differ from it; empty outside of a git checkout."""
+    """The commit of the checkout, with a plus if files of the package differ from it; empty outside of a git checkout."""
     try:
         name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
         changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".."], cwd=here)

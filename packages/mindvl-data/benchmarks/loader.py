@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images a core can make ready to train on, beside JPEG decoding alone, transformers, webdataset and energon.
+"""Images per second and core of the loader, compared with JPEG decoding, transformers, webdataset and energon.
 
 Run: python packages/mindvl-data/benchmarks/loader.py [--quick] [--json]
-All contenders read the same half-megapixel photo-like JPEGs, round after round in turn; a figure is the median over the
-rounds of images by second of processor time. What is compared is said in docs/design/evidence/loader.md.
+All implementations read the same half-megapixel photo-like JPEGs in alternating rounds; a figure is the median over the
+rounds of images per second of processor time. docs/design/evidence/loader.md explains the comparison.
 """
 
 import argparse
@@ -42,12 +42,12 @@ RIVAL_ENVIRONMENT = (
 
 @dataclass
 class Contender:
-    """One way to do a job; `prepare` is not timed and gives what is: it returns how many samples went through."""
+    """One implementation; `prepare` is not timed and returns the timed function, which returns the number of samples."""
 
     name: str
     prepare: Callable[[], Callable[[], int]]
     num_samples: int
-    cpu_rates: list[float] = field(default_factory=list)  # samples by second of processor time
+    cpu_rates: list[float] = field(default_factory=list)  # samples per second of processor time
     wall_rates: list[float] = field(default_factory=list)
 
     def play(self) -> None:
@@ -65,7 +65,7 @@ class Contender:
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Make the files, let everybody read them in turn, and compare."""
+    """Create the files, run all implementations in turn, and compare them."""
     torch.set_num_threads(1)
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     num_photos, num_small, rounds = (48, 400, 3) if quick else (96, 2_000, 5)
@@ -78,7 +78,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         for number in range(rounds + 1):
             for contender in contenders.values():
                 contender.play()
-                if number == 0:  # the first round fills caches and imports
+                if number == 0:  # the first round is a warm-up
                     contender.cpu_rates.clear()
                     contender.wall_rates.clear()
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
@@ -86,7 +86,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def contend(photos: Source, small: Source, tokenizer_directory: Path) -> list[Contender]:
-    """Everybody who can take part on this machine."""
+    """The implementations that are installed on this machine."""
     tokenizer = load_tokenizer(tokenizer_directory)
     found = [
         Contender("decode", lambda: decode_alone(photos), photos.num_samples),
@@ -121,11 +121,11 @@ def contend(photos: Source, small: Source, tokenizer_directory: Path) -> list[Co
 
 
 def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
-    """Figures with their rivals; a rival that is not installed is named with the command that would install it."""
+    """Figures with their comparisons; for a missing implementation, print the command that installs it."""
 
     def figure(name: str, rival: str, ratio: float | None = None, **more: Any) -> Figure:
         mine, other = contenders[name], contenders.get(rival)
-        note = f"spread {100 * spread(mine.cpu_rates):.0f} %, {median(mine.wall_rates):.0f}/s by the clock"
+        note = f"spread {100 * spread(mine.cpu_rates):.0f} %, {median(mine.wall_rates):.0f}/s wall clock"
         if rival and other is None:
             note = f"{rival} is not installed; {note}"
         unit = "samples/s/core" if "raw" in name or "webdataset" in name else "images/s/core"
@@ -150,7 +150,7 @@ def compare(contenders: dict[str, Contender], photos: Source) -> list[Figure]:
     ]  # fmt: skip
     lacking = [name for name in ("webdataset", "megatron-energon", "torchvision") if not installed(name)]
     if lacking:
-        print(f"not installed here: {', '.join(lacking)}. All rivals take part with:\n  {RIVAL_ENVIRONMENT}",
+        print(f"not installed: {', '.join(lacking)}. To compare with all implementations, run:\n  {RIVAL_ENVIRONMENT}",
               file=sys.stderr)  # fmt: skip
     return figures
 
@@ -168,13 +168,13 @@ def raw_samples(source: Source) -> list[tuple[bytes, bytes]]:
 
 
 def decode_alone(source: Source) -> Callable[[], int]:
-    """What a loader can never be faster than: JPEG to RGB, nothing else."""
+    """The upper limit for any loader: decode JPEG to RGB, nothing else."""
     images = [image for _, image in raw_samples(source)]
     return lambda: sum(simplejpeg.decode_jpeg(image, colorspace="RGB").shape[2] == 3 for image in images)
 
 
 def our_loader(source: Source, tokenizer: Path, *, num_threads: int) -> Callable[[], int]:
-    """Everything: read, check, parse, tokenize, decode, resize, cut, pack, collate."""
+    """The whole loader: read, check, parse, tokenize, decode, resize, split, pack, collate."""
     config = DataConfig(
         sources=(SourceConfig(name="photos", path=source.directory, max_epochs=1),),
         tokenizer=tokenizer,
@@ -210,7 +210,7 @@ def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callab
 
 
 def image_processor(backend: str) -> Any:
-    """The published settings, with numpy ("Pil") or torchvision ("") underneath."""
+    """The published settings, with Pillow ("Pil") or torchvision ("") as the backend."""
     budget = ImageConfig()
     size = {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
     if backend == "Pil":
@@ -223,7 +223,7 @@ def image_processor(backend: str) -> Any:
 
 
 def our_raw(source: Source) -> Callable[[], int]:
-    """Record and image bytes of every sample, checked against the index, those of a pack read together."""
+    """Read and verify record and image bytes of every sample, one pack at a time."""
     index, files = open_index(source.directory), ShardFiles()
 
     def go() -> int:
@@ -239,7 +239,7 @@ def our_raw(source: Source) -> Callable[[], int]:
 
 
 def webdataset_raw(source: Source) -> Callable[[], int]:
-    """The same bytes by webdataset's own loop."""
+    """Read the same bytes with webdataset."""
     import webdataset
 
     paths = sorted(str(path) for path in source.directory.glob("*.tar"))
@@ -248,7 +248,7 @@ def webdataset_raw(source: Source) -> Callable[[], int]:
 
 
 def energon_rows(source: Source, tokenizer: Tokenizer, images: Any) -> Callable[[], int]:
-    """The loader's job by megatron-energon."""
+    """The same result with megatron-energon."""
     from energon_rival import Encoder, rows
 
     processor = image_processor("Pil") if images == "transformers" else None
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer images and rounds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with contextlib.redirect_stdout(sys.stderr):  # energon reports on stdout, which is ours
+    with contextlib.redirect_stdout(sys.stderr):  # energon prints to stdout
         figures = run(quick=arguments.quick)
     print_report(figures, as_json=arguments.json)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others do to fill rows, written plainly: the rivals of the packing benchmark.
+"""Simple implementations of other packing algorithms, with which the packing benchmark compares.
 
-Used by packing.py. All of them look at tokens alone, as the loaders do that use them. A packer takes lengths in the
-order of the stream and gives rows in the order in which they are closed, each with how much of the stream had been
-read by then.
+Used by packing.py. They consider only tokens, like the loaders that use them. A packer takes lengths in the order of
+the stream and yields packed sequences in the order in which they are closed, each with the number of samples read.
 """
 
 from bisect import bisect_right
@@ -11,63 +10,63 @@ from collections.abc import Iterator
 
 import numpy as np
 
-Closed = tuple[list[int], int]  # samples of a row, samples read when it was closed
+Closed = tuple[list[int], int]  # samples of a pack, number of samples read when it was closed
 
 
 def first_fit(lengths: list[int], capacity: int, _: int) -> Iterator[Closed]:
-    """Each sample goes into the oldest row with room; a row is closed when nothing can fit any more.
+    """Put each sample into the oldest pack in which it fits; close a pack when no sample can fit any more.
 
-    Rows that never get full stay open to the end, without bound: this is what makes its fill good and its waits long.
+    The number of open packs is unbounded, so that the packing efficiency is high and waits are long.
     """
     shortest = min(lengths)
     free = np.zeros(len(lengths), np.int64)
-    rows: list[list[int]] = []
-    start = 0  # rows before it are closed
+    packs: list[list[int]] = []
+    start = 0  # packs before it are closed
     for number, length in enumerate(lengths):
-        place = start + int((free[start : len(rows)] >= length).argmax()) if len(rows) > start else 0
-        if len(rows) == start or free[place] < length:
-            place = len(rows)
-            rows.append([])
-            free[place] = capacity
-        rows[place].append(number)
-        free[place] -= length
-        if free[place] < shortest:
-            yield rows[place], number + 1
-            free[place], rows[place] = -1, []
-            while start < len(rows) and free[start] < 0:
+        position = start + int((free[start : len(packs)] >= length).argmax()) if len(packs) > start else 0
+        if len(packs) == start or free[position] < length:
+            position = len(packs)
+            packs.append([])
+            free[position] = capacity
+        packs[position].append(number)
+        free[position] -= length
+        if free[position] < shortest:
+            yield packs[position], number + 1
+            free[position], packs[position] = -1, []
+            while start < len(packs) and free[start] < 0:
                 start += 1
-    yield from ((row, len(lengths)) for row in rows if row)
+    yield from ((pack, len(lengths)) for pack in packs if pack)
 
 
 def first_fit_decreasing(lengths: list[int], capacity: int, buffer_size: int) -> Iterator[Closed]:
-    """The whole buffer, longest first, each into the first row with room; then the next buffer."""
+    """Pack one buffer at a time, longest sample first, each into the first pack in which it fits."""
     for start in range(0, len(lengths), buffer_size):
         stop = min(start + buffer_size, len(lengths))
-        rows: list[list[int]] = []
+        packs: list[list[int]] = []
         free: list[int] = []
         for number in sorted(range(start, stop), key=lambda n: -lengths[n]):
-            place = next((place for place, room in enumerate(free) if room >= lengths[number]), None)
-            if place is None:
-                place = len(rows)
-                rows.append([])
+            position = next((position for position, room in enumerate(free) if room >= lengths[number]), None)
+            if position is None:
+                position = len(packs)
+                packs.append([])
                 free.append(capacity)
-            rows[place].append(number)
-            free[place] -= lengths[number]
-        yield from ((row, stop) for row in rows)
+            packs[position].append(number)
+            free[position] -= lengths[number]
+        yield from ((pack, stop) for pack in packs)
 
 
 def greedy_knapsack(lengths: list[int], capacity: int, buffer_size: int) -> Iterator[Closed]:
-    """The whole buffer, row by row: the largest sample that still fits, until none does (as Megatron's examples)."""
+    """Pack one buffer at a time; add the largest sample that fits until none does (as in Megatron's examples)."""
     for start in range(0, len(lengths), buffer_size):
         stop = min(start + buffer_size, len(lengths))
         waiting = sorted((lengths[number], number) for number in range(start, stop))
         while waiting:
-            row, room = [], capacity
-            while (place := bisect_right(waiting, (room, stop))) > 0:
-                length, number = waiting.pop(place - 1)
-                row.append(number)
+            pack, room = [], capacity
+            while (position := bisect_right(waiting, (room, stop))) > 0:
+                length, number = waiting.pop(position - 1)
+                pack.append(number)
                 room -= length
-            yield row, stop
+            yield pack, stop
 
 
 RIVALS = {

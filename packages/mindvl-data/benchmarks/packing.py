@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill, visual balance, waits, drift and speed of the packer, beside what others do to fill rows.
+"""Packing efficiency, visual balance, waits, drift and speed of the packer, compared with other algorithms.
 
 Run: python packages/mindvl-data/benchmarks/packing.py [--quick] [--json]
-What the figures mean is said in docs/design/evidence/loader.md. Lengths are drawn, no image is read.
+docs/design/evidence/loader.md explains the figures. Lengths are random; no image is read.
 """
 
 import argparse
@@ -22,32 +22,32 @@ from mindvl_data import Packer
 from mindvl_data.order.balance import balance_order
 
 DP_SIZE, MICROBATCHES, WINDOW = 8, 8, 4
-DRIFT_ROWS = 64  # rows of one window whose mean number of samples is looked at
+DRIFT_PACKS = 64  # packs in a window over which the number of samples is averaged
 BUFFER = 256
-FILL_TARGETS = {8192: 99.9, 4096: 99.7, 2048: 99.3}
+EFFICIENCY_TARGETS = {8192: 99.9, 4096: 99.7, 2048: 99.3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What one packer made of one stream; rows closed because it ended count for waits alone."""
+    """Results of one packer on one stream; packs closed at the end of the stream count only for waits."""
 
-    fill: float  # tokens in rows over room in rows, percent
-    visual_max: float  # most visual tokens of a row over the mean
-    over_limit: int  # rows above the visual limit
-    plain_rank: float  # imbalance of rows dealt as they come, percent
+    efficiency: float  # share of positions that are not padding, percent
+    visual_max: float  # maximum of the visual tokens per pack over their mean
+    over_limit: int  # packs above the visual limit
+    plain_rank: float  # imbalance of packs assigned in their order, percent
     plain_lock_step: float
-    rank: float  # the same after the planner's balance window
+    rank: float  # the same after the balance window of the data order
     lock_step: float
     worst_rank: float  # of all steps
     worst_lock_step: float
     longest_wait: int
-    drift: float  # from the first row on
-    rows_per_s: float  # by second of processor time
+    drift: float  # from the first pack on
+    packs_per_s: float  # per second of processor time
     balanced_per_s: float  # the same with the balance window
 
 
 def ours(lengths: list[int], capacity: int, buffer_size: int, *, visual: list[int], limit: int) -> Iterator[Closed]:
-    """The packer of this package, as the planner drives it."""
+    """The packer of this package, called as in the data order."""
     density = sum(visual) / sum(lengths)
     packer: Packer[int] = Packer(
         capacity=capacity, max_patches=limit, patches_per_token=density, buffer_size=buffer_size
@@ -61,36 +61,38 @@ def ours(lengths: list[int], capacity: int, buffer_size: int, *, visual: list[in
 
 
 def visual_limit(tokens: Lengths, visual: Lengths, capacity: int) -> int:
-    """The planner's own rule: 1.25 times what the mixture asks for, but never less than the largest sample needs."""
+    """The rule of the data order: 1.25 times the mean of the mixture, but at least the largest sample."""
     return max(int(1.25 * visual.sum() / tokens.sum() * capacity), int(visual.max()))
 
 
-def pack(
+def measure_packer(
     packer: Callable[[list[int], int, int], Iterator[Closed]],
     tokens: Lengths,
     visual: Lengths,
     capacity: int,
     limit: int,
 ) -> Packed:
-    """Run a packer over a stream and measure what comes out."""
+    """Run a packer on a stream and measure its packs."""
     lengths = tokens.tolist()
     started = time.process_time()
     closed = list(packer(lengths, capacity, BUFFER))
     seconds = time.process_time() - started
-    rows, read = [row for row, _ in closed], np.array([stop for _, stop in closed])
-    assert sorted(number for row in rows for number in row) == list(range(len(lengths))), "a sample is lost or doubled"
-    sums = np.array([tokens[row].sum() for row in rows])
+    packs, read = [pack for pack, _ in closed], np.array([stop for _, stop in closed])
+    assert sorted(number for pack in packs for number in pack) == list(range(len(lengths))), (
+        "a sample is missing or duplicated"
+    )
+    sums = np.array([tokens[pack].sum() for pack in packs])
     assert sums.max() <= capacity
-    # First fit closes nothing but full rows before the end, so that without the others it would look perfect.
-    steady = np.full(len(rows), packer is RIVALS["first fit"]) | (read < len(lengths))
-    loads = np.array([visual[row].sum() for row in rows])[steady]
-    counts = np.array([len(row) for row in rows])[steady]
+    # First fit closes only full packs before the end, so all of its packs count.
+    steady = np.full(len(packs), packer is RIVALS["first fit"]) | (read < len(lengths))
+    loads = np.array([visual[pack].sum() for pack in packs])[steady]
+    counts = np.array([len(pack) for pack in packs])[steady]
     plain = imbalance(loads, balance=None)
     started = time.process_time()
     balanced = imbalance(loads, balance=window_balance)
     balance_seconds = time.process_time() - started
     return Packed(
-        fill=100 * float(sums[steady].mean()) / capacity,
+        efficiency=100 * float(sums[steady].mean()) / capacity,
         visual_max=float(loads.max() / loads.mean()) if loads.any() else 1.0,
         over_limit=int((loads > limit).sum()),
         plain_rank=plain[0],
@@ -99,39 +101,39 @@ def pack(
         lock_step=balanced[1],
         worst_rank=balanced[2],
         worst_lock_step=balanced[3],
-        longest_wait=longest_wait(rows, read),
+        longest_wait=longest_wait(packs, read),
         drift=drift(counts),
-        rows_per_s=len(rows) / seconds,
-        balanced_per_s=1 / (seconds / len(rows) + balance_seconds / len(loads)),
+        packs_per_s=len(packs) / seconds,
+        balanced_per_s=1 / (seconds / len(packs) + balance_seconds / len(loads)),
     )
 
 
-def longest_wait(rows: list[list[int]], read: NDArray[np.int64]) -> int:
-    """Rows closed between the moment a sample was read and the row that holds it, the longest over all samples."""
-    row_of = np.empty(sum(map(len, rows)), np.int64)
-    for number, row in enumerate(rows):
-        row_of[row] = number
-    closed_before = np.searchsorted(read, np.arange(len(row_of)), side="right")
-    return int((row_of - closed_before).max())
+def longest_wait(packs: list[list[int]], read: NDArray[np.int64]) -> int:
+    """The largest number of packs closed between reading a sample and closing its pack."""
+    pack_of = np.empty(sum(map(len, packs)), np.int64)
+    for number, pack in enumerate(packs):
+        pack_of[pack] = number
+    closed_before = np.searchsorted(read, np.arange(len(pack_of)), side="right")
+    return int((pack_of - closed_before).max())
 
 
 def drift(counts: NDArray[np.int64]) -> float:
-    """Variance of the mean samples per row over windows of rows, relative to what independent rows would have.
+    """Variance of the mean number of samples per pack over windows, relative to that of independent packs.
 
-    1 means that rows come as if drawn one by one; more, that some stretches hold many short samples and some few.
+    1 means that packs are as if drawn independently; more means that short samples are concentrated in some windows.
     """
-    windows = counts[: len(counts) // DRIFT_ROWS * DRIFT_ROWS].reshape(-1, DRIFT_ROWS).mean(axis=1)
-    return float(windows.var(ddof=1) / (counts.var(ddof=1) / DRIFT_ROWS)) if len(windows) > 1 else float("nan")
+    windows = counts[: len(counts) // DRIFT_PACKS * DRIFT_PACKS].reshape(-1, DRIFT_PACKS).mean(axis=1)
+    return float(windows.var(ddof=1) / (counts.var(ddof=1) / DRIFT_PACKS)) if len(windows) > 1 else float("nan")
 
 
-Balance = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # loads [W * rows of a step] -> order [W * rows of a step]
+Balance = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # loads [W * packs of a step] -> order [W * packs of a step]
 
 
 def imbalance(loads: NDArray[np.int64], *, balance: Balance | None) -> tuple[float, float, float, float]:
-    """How long ranks wait for each other, in percent of the mean load: (rank, lock-step), means and worst of all steps.
+    """Load imbalance between ranks in percent of the mean load: (rank, lock-step), mean and maximum over steps.
 
-    Rank: the most loaded rank of a step over the mean of its ranks. Lock-step: ranks meet after every microbatch, so
-    the most loaded row of each counts.
+    Rank: the maximum load of a rank in a step over the mean of the ranks. Lock-step: ranks synchronize after every
+    microbatch, so the maximum of each microbatch counts.
     """
     window = WINDOW * DP_SIZE * MICROBATCHES
     if len(loads) < window or not loads.any():
@@ -140,7 +142,7 @@ def imbalance(loads: NDArray[np.int64], *, balance: Balance | None) -> tuple[flo
     for start in range(0, len(loads) - window + 1, window):
         part = loads[start : start + window]
         order = np.arange(window) if balance is None else balance(part)
-        # Rows are dealt to ranks one by one, as `packs_of_rank` does.
+        # Packs are assigned to ranks one by one, as `packs_of_rank` does.
         steps = part[order].reshape(WINDOW, MICROBATCHES, DP_SIZE).astype(np.float64)
         mean = steps.mean(axis=2)
         lock_step.extend(steps.max(axis=2).sum(axis=1) / mean.sum(axis=1) - 1)
@@ -150,30 +152,30 @@ def imbalance(loads: NDArray[np.int64], *, balance: Balance | None) -> tuple[flo
 
 
 def window_balance(loads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order that the planner's balance window gives the rows of one window."""
+    """The order of the packs of one balance window."""
     return balance_order(loads, global_batch_size=DP_SIZE * MICROBATCHES, width=DP_SIZE)
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Every mixture and row size; targets stand at the mixture of the issue."""
+    """Measure every mixture and pack size; targets apply to the mixture 'issue'."""
     count, seeds = (12_000, (1,)) if quick else (60_000, (1, 2, 3))
     figures = []
     for mix in MIXES:
-        for capacity in FILL_TARGETS if mix == "issue" else (8192,):
+        for capacity in EFFICIENCY_TARGETS if mix == "issue" else (8192,):
             figures += measure(mix, capacity, count, seeds)
-            print(f"{mix}, rows of {capacity}: done", file=sys.stderr, flush=True)
+            print(f"{mix}, packs of {capacity}: done", file=sys.stderr, flush=True)
     return figures + measure("issue", 2048, count, seeds, too_long="drop")
 
 
 def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_long: TooLong = "cut") -> list[Figure]:
-    """Our packer and its rivals on the same streams, medians over the seeds (waits and limits: the worst)."""
+    """Compare the packers on the same streams; medians over the seeds (waits and limits: the maximum)."""
     streams = [draw(mix, count, capacity, seed, too_long=too_long) for seed in seeds]
     mine, theirs = [], {name: [] for name in RIVALS}
     for tokens, visual in streams:
         limit = visual_limit(tokens, visual, capacity)
-        mine.append(pack(partial(ours, visual=visual.tolist(), limit=limit), tokens, visual, capacity, limit))
+        mine.append(measure_packer(partial(ours, visual=visual.tolist(), limit=limit), tokens, visual, capacity, limit))
         for name, rival in RIVALS.items():
-            theirs[name].append(pack(rival, tokens, visual, capacity, limit))
+            theirs[name].append(measure_packer(rival, tokens, visual, capacity, limit))
     is_issue, has_images = mix == "issue" and too_long == "cut", any(visual.any() for _, visual in streams)
     where = f"{mix} {capacity}: " if too_long == "cut" else f"{mix} {capacity}, long ones dropped: "
     knapsack = theirs["greedy knapsack"]
@@ -187,17 +189,17 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
         return {"value": middle(name, mine), "rival_value": middle(name, knapsack)}
 
     figures = [
-        Figure(name=where + "fill", unit="%", at_least=FILL_TARGETS[capacity] if is_issue else None,
-               **pair("fill"), **common),
-        Figure(name=where + "longest wait", value=max(p.longest_wait for p in mine), unit="rows", at_most=BUFFER,
+        Figure(name=where + "packing efficiency", unit="%", at_least=EFFICIENCY_TARGETS[capacity] if is_issue else None,
+               **pair("efficiency"), **common),
+        Figure(name=where + "longest wait", value=max(p.longest_wait for p in mine), unit="packs", at_most=BUFFER,
                rival="first fit", rival_value=max(p.longest_wait for p in theirs["first fit"])),
         Figure(name=where + "drift", unit="", at_most=1.3 if is_issue else None, **pair("drift"), **common),
-        Figure(name=where + "speed", unit="rows/s/core", at_least=5000 if at_8192 else None,
-               **pair("rows_per_s"), **common, note=f"{middle('balanced_per_s', mine):,.0f} with the balance window"),
+        Figure(name=where + "speed", unit="packs/s/core", at_least=5000 if at_8192 else None,
+               **pair("packs_per_s"), **common, note=f"{middle('balanced_per_s', mine):,.0f} with the balance window"),
     ]  # fmt: skip
     if has_images:
         figures += [
-            Figure(name=where + "rows over the visual limit", value=sum(p.over_limit for p in mine), unit="rows",
+            Figure(name=where + "packs over the visual limit", value=sum(p.over_limit for p in mine), unit="packs",
                    at_most=0, rival_value=sum(p.over_limit for p in knapsack), **common),
             Figure(name=where + "visual max / mean", unit="", at_most=1.26 if at_8192 else None,
                    **pair("visual_max"), **common),
@@ -210,10 +212,10 @@ def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_
         ]  # fmt: skip
     for name, packed in theirs.items():
         figures.append(
-            Figure(name=f"{where}{name}, fill", value=middle("fill", packed), unit="%",
+            Figure(name=f"{where}{name}, packing efficiency", value=middle("efficiency", packed), unit="%",
                    note=f"visual max/mean {middle('visual_max', packed):.2f}, drift {middle('drift', packed):.2f}, "
-                        f"longest wait {max(p.longest_wait for p in packed)} rows, "
-                        f"{middle('rows_per_s', packed):,.0f} rows/s")
+                        f"longest wait {max(p.longest_wait for p in packed)} packs, "
+                        f"{middle('packs_per_s', packed):,.0f} packs/s")
         )  # fmt: skip
     return figures
 

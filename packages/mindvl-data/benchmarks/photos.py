@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loader benchmark reads: photo-like images in shards, and a tokenizer directory.
+"""The data of the loader benchmark: photo-like images in shards, and a tokenizer directory.
 
 Used by loader.py and scale.py. Images have the 1/f spectrum of natural images (Field 1987), strong edges, and colour
-that varies less than brightness, so that a JPEG of them has about the bytes per pixel, hence the decoding cost, of a
-photograph.
+that varies less than brightness, so that their JPEGs have about the bytes per pixel, and hence the decoding cost, of
+photographs.
 """
 
 import io
@@ -44,7 +44,7 @@ _WORDS = _make_words(5_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Indexed shards of one image a sample."""
+    """Indexed shards with one image per sample."""
 
     directory: Path
     num_samples: int
@@ -56,7 +56,7 @@ def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
     """An image [height, width, 3]."""
     generator = np.random.default_rng(seed)
     luminance = _field(generator, height, width, slope=1.1)
-    for _ in range(12):  # things in front of each other: edges, which a random phase does not have
+    for _ in range(12):  # overlapping rectangles add edges, which random phases do not have
         top, left = generator.integers(0, height // 2), generator.integers(0, width // 2)
         bottom, right = top + generator.integers(height // 8, height), left + generator.integers(width // 8, width)
         luminance[top:bottom, left:right] = 0.6 * luminance[top:bottom, left:right] + generator.normal(0, 0.8)
@@ -69,7 +69,7 @@ def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
 def make_source(
     directory: Path, count: int, *, sizes: tuple[tuple[int, int], ...] = SIZES, num_shards: int = 4
 ) -> Source:
-    """Write, pack into shards and index `count` conversations about one image each."""
+    """Write and index shards of `count` conversations about one image each."""
     raw = directory / "raw"
     raw.mkdir(parents=True)
     chooser = random.Random(0)
@@ -93,7 +93,7 @@ def make_source(
 
 
 def make_text(chooser: random.Random, num_words: int) -> str:
-    """A sentence of made-up words, drawn as often as words of that rank are in a language (Zipf)."""
+    """A sentence of invented words with Zipf-distributed frequencies."""
     ranks = range(1, len(_WORDS) + 1)
     return " ".join(chooser.choices(_WORDS, [1 / rank for rank in ranks], k=num_words)).capitalize() + "."
 
@@ -123,7 +123,7 @@ def make_tokenizer(directory: Path) -> Path:
 
 
 def _field(generator: np.random.Generator, height: int, width: int, *, slope: float) -> NDArray[np.float64]:
-    """Noise of mean 0 and deviation 1 whose amplitude falls with frequency to the power of `slope`."""
+    """Noise with mean 0 and standard deviation 1 whose amplitude is proportional to frequency**-slope."""
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
     frequency = np.hypot(rows, columns)
     frequency[0, 0] = 1.0

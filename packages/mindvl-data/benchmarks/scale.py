@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a loader with thousands of shards, memory and start of a plan over 100 million samples.
+"""Memory of a loader with thousands of shards; memory and start of a data order over 100 million samples.
 
 Run: python packages/mindvl-data/benchmarks/scale.py [--quick] [--json]
-Each measurement is a process of its own. The 100 million samples are 313 sources whose directories all lead to the same
-few files: every source maps and plans its own copy, the disk holds one, and all of it is in the page cache.
+Each measurement runs in its own process. The 100 million samples are 313 sources whose directories link to the same few
+files: every source maps its own copy, and all files are in the page cache.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Build what is needed, then measure in child processes."""
+    """Create the data, then measure in child processes."""
     import photos
 
     num_shards, num_sources, linked = (200, 32, 4) if quick else (NUM_SHARDS, NUM_SOURCES, LINKED_SHARDS)
@@ -33,7 +33,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         many = photos.make_source(root / "many", 2 * num_shards, sizes=((56, 84),), num_shards=num_shards)
         loader = child("loader", tokenizer, [many.directory])
         one = photos.make_source(root / "one", SAMPLES_PER_SHARD, sizes=((28, 56),), num_shards=1)
-        child("loader", tokenizer, [one.directory])  # measures the text and keeps the lengths beside the index
+        child("loader", tokenizer, [one.directory])  # measures the text and stores the lengths
         directories = link_sources(one.directory, root / "linked", num_sources=num_sources, shards=linked)
         first, plan = child("plan", tokenizer, directories), child("plan", tokenizer, directories)
     samples = num_sources * linked * SAMPLES_PER_SHARD
@@ -56,7 +56,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def link_sources(directory: Path, out: Path, *, num_sources: int, shards: int) -> list[Path]:
-    """Directories of `shards` shards each, all of them links to the one shard of `directory`."""
+    """Create directories of `shards` shards each, all of them links to the one shard of `directory`."""
     from mindvl_data.shards.sealed import seal
 
     base = out / "base"
@@ -80,7 +80,7 @@ def link_sources(directory: Path, out: Path, *, num_sources: int, shards: int) -
 
 
 def child(what: str, tokenizer: Path, directories: list[Path]) -> dict[str, float]:
-    """Run this script as a process that measures itself."""
+    """Run this script in a child process, which measures itself."""
     names = "\n".join(map(str, directories))
     command = [sys.executable, __file__, "--child", what, str(tokenizer)]
     done = subprocess.run(command, input=names, stdout=subprocess.PIPE, text=True, check=True)
@@ -89,12 +89,12 @@ def child(what: str, tokenizer: Path, directories: list[Path]) -> dict[str, floa
 
 
 def measure_child(what: str, tokenizer: Path, directories: list[Path]) -> dict[str, float]:
-    """Memory and times of a loader over the directories: one epoch ("loader") or some rows ("plan")."""
+    """Memory and times of a loader over the directories: one epoch ("loader") or some packs ("plan")."""
     from transformers import AutoTokenizer
 
     from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig
 
-    AutoTokenizer.from_pretrained(str(tokenizer))  # brings in what every loader imports
+    AutoTokenizer.from_pretrained(str(tokenizer))  # imports the libraries that every loader needs
     imports = memory()
     config = DataConfig(
         sources=tuple(
@@ -106,7 +106,7 @@ def measure_child(what: str, tokenizer: Path, directories: list[Path]) -> dict[s
         image=ImageConfig(min_pixels=28 * 28),
     )
     started, start_cpu = time.perf_counter(), time.process_time()
-    ranks = RANKS if what == "plan" else 1  # of many ranks one plans all rows and loads its few
+    ranks = RANKS if what == "plan" else 1  # one of many ranks, which orders all packs and loads its own
     with Loader(config, global_batch_size=RANKS, dp_size=ranks, position_kind="rope") as loader:
         next(loader)
         start_s, start_cpu, begin = time.perf_counter() - started, time.process_time() - start_cpu, memory()
@@ -124,7 +124,7 @@ def measure_child(what: str, tokenizer: Path, directories: list[Path]) -> dict[s
 
 
 def memory() -> tuple[int, int]:
-    """(resident, own) bytes of this process; own are the pages that no other process shares and no file holds."""
+    """(resident, private) bytes of this process; private pages are not shared and not mapped from a file."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     sizes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return sizes["Rss"], sizes["Private_Dirty"]

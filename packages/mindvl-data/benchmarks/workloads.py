@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of (tokens, visual tokens) to pack: the mixtures that the packing benchmark tries.
+"""Random streams of (tokens, visual tokens): the mixtures of the packing benchmark.
 
 Used by packing.py. A mixture is a list of kinds; each sample draws its kind, then its length, then its visual share.
 """
@@ -46,7 +46,7 @@ MIXES: dict[str, tuple[Kind, ...]] = {
 
 
 def draw(mix: str, count: int, capacity: int, seed: int, *, too_long: TooLong = "cut") -> tuple[Lengths, Lengths]:
-    """(tokens, visual tokens) of `count` samples; what is longer than a row is cut to it, or dropped as a run would."""
+    """(tokens, visual tokens) of `count` samples; samples longer than a pack are cut or dropped."""
     generator = np.random.default_rng(seed)
     kinds = MIXES[mix]
     kind = generator.choice(len(kinds), size=count, p=[share for share, _, _ in kinds])

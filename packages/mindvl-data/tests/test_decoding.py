@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from mindvl_data import SampleError
-from mindvl_data.decoding import _Budget, opened
+from mindvl_data.decoding import _MemoryBudget, opened
 from mindvl_data.images import decode, read_size, resize, resize_in_strips
 from mindvl_data.patches import Scratch
 
@@ -93,7 +93,7 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_values_of_32_bits_are_refused(mode: str) -> None:
-    with pytest.raises(SampleError, match="32 bits per value"):
+    with pytest.raises(SampleError, match="32 bits per channel"):
         colour(encoded(Image.new(mode, (4, 4)), "TIFF"))
 
 
@@ -173,20 +173,20 @@ def test_a_progressive_jpeg_counts_the_coefficients_it_keeps() -> None:
     image = Image.new("RGB", (400, 400))
     plain = encoded(image, "JPEG")
     decode(plain, decode_limit=160_000)
-    with pytest.raises(SampleError, match="takes 2 MB to decode in its format, and the decode limit of 160000 pixels"):
+    with pytest.raises(SampleError, match="takes 2 MB to decode, the decode limit of 160000 pixels"):
         decode(encoded(image, "JPEG", progressive=True, subsampling=0), decode_limit=160_000)
     decode(encoded(image, "JPEG", progressive=True, subsampling=0), decode_limit=320_000)
 
 
-def _take(budget: _Budget, order: list[str]) -> None:
-    with budget.taken(1):
+def _take(budget: _MemoryBudget, order: list[str]) -> None:
+    with budget.reserved(1):
         order.append("second")
 
 
 def test_threads_wait_for_memory_and_one_alone_never_does() -> None:
-    budget = _Budget(10)
+    budget = _MemoryBudget(10)
     order: list[str] = []
-    with budget.taken(25):
+    with budget.reserved(25):
         waiting = threading.Thread(target=lambda: _take(budget, order))
         waiting.start()
         order.append("first")

@@ -139,7 +139,7 @@ def test_a_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenize
     built = [workshop.builder.build(1, pack) for pack in workshop.packs]
     reasons = {sample.reason for one in built for sample in one.failed}
     assert reasons == {
-        "image of 84x140 pixels is larger than the decode limit of 4704 pixels. Make it smaller, or raise decode_limit"
+        "image of 84x140 pixels is larger than the decode limit of 4704 pixels. Resize it, or increase decode_limit"
     }
     assert all(segment.source == "images" for one in built for segment in one.batch.samples if segment.failed)
     workshop.files.close()

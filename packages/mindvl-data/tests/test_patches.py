@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the room for a pack's patches and of the memory that is used again."""
+"""Tests of the patch buffer of a packed sequence and of the reused memory."""
 
 import numpy as np
 
-from mindvl_data.patches import PatchRoom, Scratch
+from mindvl_data.patches import PatchBuffer, Scratch
 
 
 def test_what_is_put_in_stands_end_to_end_and_can_be_taken_back() -> None:
-    room = PatchRoom(5, 2)
-    room.take(2)[:] = 1
-    room.take(3)[:] = 2
-    assert room.since(2).tolist() == [[2, 2]] * 3
-    room.used = 2
-    assert room.since(0).tolist() == [[1, 1]] * 2
-    room.take(1)[:] = 3
-    assert room.since(0).tolist() == [[1, 1], [1, 1], [3, 3]]
+    buffer = PatchBuffer(5, 2)
+    buffer.take(2)[:] = 1
+    buffer.take(3)[:] = 2
+    assert buffer.since(2).tolist() == [[2, 2]] * 3
+    buffer.used = 2
+    assert buffer.since(0).tolist() == [[1, 1]] * 2
+    buffer.take(1)[:] = 3
+    assert buffer.since(0).tolist() == [[1, 1], [1, 1], [3, 3]]
 
 
 def test_memory_is_used_again_unless_it_is_huge() -> None:

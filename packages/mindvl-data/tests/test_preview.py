@@ -15,8 +15,8 @@ def test_the_stages_of_a_sample(shard_directories: dict[str, Path], tokenizer: T
     assert shown.key == "000000020"
     assert shown.shard == "shard-000001.tar"
     assert "messages" in str(shown.as_json("raw")["record"])
-    learned = "".join(run.text for run in shown.tokens if run.learned)
-    assert learned == shown.sample.messages[1].parts[0].text + "<|im_end|>"  # type: ignore[union-attr]
+    targets = "".join(run.text for run in shown.tokens if run.in_loss)
+    assert targets == shown.sample.messages[1].parts[0].text + "<|im_end|>"  # type: ignore[union-attr]
     placeholders = sum(run.count for run in shown.tokens if run.visual)
     assert placeholders == sum(h * w // 28**2 for _, (h, w) in shown.scales)
     assert sum(run.count for run in shown.tokens) == shown.as_json("tokens")["num_tokens"]
@@ -36,7 +36,7 @@ def test_runs_of_placeholders_are_counted_and_keep_apart_what_differs(tokenizer:
     runs = token_runs(ids, [-100, -100, -100, 65, -100, -100, -100, -100], tokenizer)
     assert [run.count for run in runs] == [2, 1, 1, 1, 3]
     assert [run.visual for run in runs] == [True, True, False, False, False]
-    assert [run.learned for run in runs] == [False, False, False, True, False]
+    assert [run.in_loss for run in runs] == [False, False, False, True, False]
 
 
 def test_an_unknown_key_is_refused(shard_directories: dict[str, Path]) -> None:

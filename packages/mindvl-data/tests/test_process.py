@@ -123,7 +123,7 @@ def test_memory_and_locks_that_threads_hold_are_free_in_a_fork() -> None:
     def decode_image() -> tuple[int, ...]:
         return decode(encoded.getvalue(), decode_limit=8).shape
 
-    with decoding._MEMORY.taken(decoding.DECODING_BYTES), decoding._MEMORY._changed, remote._lock:
+    with decoding._MEMORY.reserved(decoding.DECODING_BYTES), decoding._MEMORY._changed, remote._lock:
         found = in_fork({"decode": decode_image, "store": lambda: remote._lock.acquire(timeout=1)})
     assert found == {"decode": "returned (2, 4, 3)", "store": "returned True"}
 

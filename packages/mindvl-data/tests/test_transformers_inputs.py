@@ -159,12 +159,12 @@ def test_positions_of_a_model_that_counts_tokens_have_one_axis() -> None:
 
 @pytest.mark.parametrize(("made", "asked"), [("rope", "mrope"), ("mrope", "rope")])
 def test_positions_of_the_other_kind_are_refused(made: Any, asked: Any) -> None:
-    with pytest.raises(DataError, match=rf"position_kind is '{asked}'.*positions of kind '{made}'"):
+    with pytest.raises(DataError, match=rf"position_kind is '{asked}'.*the loader uses '{made}'"):
         packed(SAMPLES[:1], kind=made).to_transformers(position_kind=asked)
 
 
 def test_a_batch_without_pixels_is_refused(make_config: Callable[..., DataConfig]) -> None:
     with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="mrope", with_pixels=False) as loader:
         batch = next(batch for batch in loader if len(batch.image_grid_thw))
-    with pytest.raises(DataError, match=r"pixel_values has 0 patches, but image_grid_thw asks for \d+"):
+    with pytest.raises(DataError, match=r"pixel_values has 0 patches, but image_grid_thw requires \d+"):
         batch.to_transformers()

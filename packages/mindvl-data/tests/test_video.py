@@ -222,7 +222,7 @@ def test_fewer_frames_than_the_index_says_are_a_bad_sample() -> None:
     with pytest.raises(SampleError, match="10 of 30 frames"):
         decode_video(content, longer, video_layout(longer, SMALL, IMAGE), IMAGE)
     larger = MediaSize(96, 64, 10, 10.0)
-    with pytest.raises(SampleError, match="48x64 pixels instead of 96x64"):
+    with pytest.raises(SampleError, match="96x64 pixels, got 48x64"):
         decode_video(content, larger, video_layout(larger, SMALL, IMAGE), IMAGE)
 
 

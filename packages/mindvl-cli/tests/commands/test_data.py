@@ -125,8 +125,8 @@ def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None
     assert "Where?" in run("show", indexed, "--stage", "raw").stdout
     assert "assistant" in run("show", indexed).stdout
     tokens = run_json("show", indexed, "--key", "000000002", "--stage", "tokens", "--tokenizer", tokenizer)
-    learned = "".join(run["text"] for run in tokens["tokens"] if run["learned"])
-    assert learned == "At (4,4),(42,28), number 2.<|im_end|>"
+    targets = "".join(run["text"] for run in tokens["tokens"] if run["in_loss"])
+    assert targets == "At (4,4),(42,28), number 2.<|im_end|>"
     pack = run_json("show", indexed, "--stage", "pack", "--tokenizer", tokenizer)
     assert len(pack["segments"]) == 6
 

@@ -15,7 +15,7 @@ from mindvl_data.config import ImageConfig, SampleRules, VideoConfig
 from mindvl_data.decoding import opened
 from mindvl_data.errors import SampleError
 from mindvl_data.images import smart_resize, to_patches
-from mindvl_data.patches import PatchRoom
+from mindvl_data.patches import PatchBuffer
 from mindvl_data.samples import cut_turns, num_turns, parse_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, MediaSize, RawSample, Sample, TokenizedSample
@@ -83,32 +83,32 @@ def decode_sample(
     encoding: Encoding,
     *,
     tokenizer: Tokenizer,
-    room: PatchRoom | None = None,
+    buffer: PatchBuffer | None = None,
     with_pixels: bool = True,
 ) -> TokenizedSample:
     """Decode, resize and cut what the encoding uses; repeat its placeholders.
 
     Args:
-        room: Where patches of images go, after what is in it; else memory of their own.
+        buffer: The patches of images are appended to it; a new buffer if None.
         with_pixels: False leaves out patches and keeps their grids; nothing is decoded then, so nothing can fail.
 
     Raises:
         SampleError: An image or video cannot be decoded, or is not what the index says. What the sample had put into
-            the room is taken back.
+            the patches of the sample are removed from the buffer again.
     """
-    room = room or PatchRoom(image_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
-    start = room.used
+    buffer = buffer or PatchBuffer(image_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
+    start = buffer.used
     try:
-        return _decode_sample(raw, encoding, tokenizer, room, with_pixels)
+        return _decode_sample(raw, encoding, tokenizer, buffer, with_pixels)
     except SampleError:
-        room.used = start
+        buffer.used = start
         raise
 
 
 def _decode_sample(
-    raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, room: PatchRoom, with_pixels: bool
+    raw: RawSample, encoding: Encoding, tokenizer: Tokenizer, buffer: PatchBuffer, with_pixels: bool
 ) -> TokenizedSample:
-    image, start = encoding.image, room.used
+    image, start = encoding.image, buffer.used
     videos: list[NDArray[np.uint8]] = []
     grids: tuple[list[Grid], list[Grid]] = [], []
     seconds: list[float] = []
@@ -123,19 +123,19 @@ def _decode_sample(
         grids[0].append(grid)
         if not with_pixels:
             continue
-        with opened(content, decode_limit=image.decode_limit, padded=True, scratch=room.scratch) as decoded:
+        with opened(content, decode_limit=image.decode_limit, padded=True, scratch=buffer.scratch) as decoded:
             if (decoded.height, decoded.width) != (size.height, size.width):
                 raise SampleError(
                     f"image has {decoded.height}x{decoded.width} pixels, and the index says {size.height}x{size.width}"
                 )
-            _, found = to_patches(decoded, image, room)
+            _, found = to_patches(decoded, image, buffer)
         assert found == grid
     merged = [_num_merged(grid, image) for grid in encoding.grids]
     input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)
     return TokenizedSample(
         input_ids=input_ids,
         labels=labels,
-        pixel_values=room.since(start),
+        pixel_values=buffer.since(start),
         image_grid_thw=np.array(grids[0], np.int64).reshape(-1, 3),
         pixel_values_videos=_end_to_end(videos, 2 * image.patch_dim),
         video_grid_thw=np.array(grids[1], np.int64).reshape(-1, 3),

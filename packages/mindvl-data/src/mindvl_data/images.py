@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoded image -> uint8 patches: decode, resize to the pixel budget, cut.
+"""Encoded image -> uint8 patches: decode, resize to the pixel budget, split into patches.
 
-Comes after the shards, before collate; training, evaluation and search all decode here. Sizes, resize and patch order
-are those of transformers' Qwen2-VL image processor (Qwen2-VL, arXiv 2409.12191); normalising and the temporal copy are
-left to the device.
+Comes after the shards, before collate; used by training, evaluation and the resolution search. Sizes, resize and patch
+order are those of the Qwen2-VL image processor of transformers (arXiv 2409.12191); normalization and the temporal copy
+are done on the device.
 """
 
 import math
@@ -17,23 +17,24 @@ from mindvl_data.config import ImageConfig
 from mindvl_data.decoding import DecodedImage, opened
 from mindvl_data.errors import SampleError
 from mindvl_data.image_files import open_image, orientation
-from mindvl_data.patches import PatchRoom, Scratch
+from mindvl_data.patches import PatchBuffer, Scratch
 
 MAX_ASPECT_RATIO = 200
-WHOLE_PIXELS = 1 << 24  # images of more pixels are resized in strips
+MAX_WHOLE_PIXELS = 1 << 24  # images with more pixels are resized in strips
 STRIP_PIXELS = 1 << 21
-_BLOCK_ROWS = 2  # lines of merge blocks cut at once: about as much as a core's own cache holds
+_BLOCK_ROWS = 2  # rows of merge blocks that are split at a time, so that they fit into the cache of a core
 
 
 def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Choose the size nearest to the original that fits the pixel budget; returns (height, width) in pixels.
+    """Compute the size nearest to the original within the pixel budget; returns (height, width) in pixels.
 
     Args:
+        height, width: Size of the original in pixels.
         multiple: Both results are multiples of this (patch size times merge size).
         min_pixels, max_pixels: Inclusive budget for height times width.
 
     Raises:
-        SampleError: One side is more than 200 times the other.
+        SampleError: The aspect ratio is over 200.
     """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise SampleError(f"the aspect ratio of {height}x{width} pixels is over {MAX_ASPECT_RATIO}")
@@ -59,11 +60,13 @@ def count_patches(
     min_pixels: NDArray[Any] | int,
     max_pixels: NDArray[Any] | int,
 ) -> NDArray[np.int64]:
-    """Patches of many images at once, by the arithmetic of `smart_resize`; -1 where it would refuse the image.
+    """Vectorized patch count with the arithmetic of `smart_resize`; -1 where `smart_resize` would raise.
 
     Args:
-        heights, widths: [num_images], pixels of the originals.
-        min_pixels, max_pixels: One for all, or [num_images].
+        heights, widths: [num_images], sizes of the originals in pixels.
+        patch_size: Side of a patch in pixels.
+        multiple: As in `smart_resize`.
+        min_pixels, max_pixels: A scalar or [num_images].
     """
     height, width = heights.astype(np.float64), widths.astype(np.float64)
     m = multiple
@@ -83,10 +86,10 @@ def count_patches(
 
 
 def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
-    """(height, width) as shown, EXIF orientation applied, from the header alone.
+    """Read (height, width) as displayed, with EXIF orientation applied, from the header.
 
     Raises:
-        SampleError: Not an image of an allowed format, or larger than `decode_limit` allows.
+        SampleError: The format is not supported, or the image is larger than `decode_limit` allows.
     """
     image = open_image(content, decode_limit)
     return (image.width, image.height) if orientation(image, content) >= 5 else (image.height, image.width)
@@ -95,28 +98,32 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
 def decode(
     content: bytes, *, decode_limit: int, padded: bool = False, scratch: Scratch | None = None
 ) -> NDArray[np.uint8]:
-    """The image as 8-bit RGB [H, W, 3], upright, on white where transparent; the first frame of an animated one.
+    """Decode an image to upright 8-bit RGB [H, W, 3]; transparent images are composited on white.
+
+    Only the first frame of an animation is decoded.
 
     Args:
-        padded: A JPEG may come as [H, W, 4] with a last channel of no meaning, which makes resize and cut faster.
-        scratch: The image may be in its memory.
+        content: The encoded image.
+        decode_limit: Limit in pixels.
+        padded: Allow a JPEG to be [H, W, 4] with an undefined last channel, which makes later steps faster.
+        scratch: Buffers in which the image may be; they are overwritten by the next image.
 
     Raises:
-        SampleError: The bytes are damaged, of another format, or claim more than `decode_limit` allows.
+        SampleError: The image is damaged, its format is not supported, or it is larger than `decode_limit` allows.
     """
     with opened(content, decode_limit=decode_limit, padded=padded, scratch=scratch) as image:
         return image.rows(0, image.height)
 
 
 def to_patches(
-    source: NDArray[np.uint8] | Image.Image | DecodedImage, config: ImageConfig, room: PatchRoom | None = None
+    source: NDArray[np.uint8] | Image.Image | DecodedImage, config: ImageConfig, buffer: PatchBuffer | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
-    """Resize and cut.
+    """Resize an image to its pixel budget and split it into patches.
 
     Args:
-        source: [H, W, 3], or [H, W, 4] of which the last channel is left out, a Pillow image in RGB, or what `opened`
-            gives.
-        room: Where the patches go; else memory of their own.
+        source: [H, W, 3], [H, W, 4] whose last channel is ignored, a Pillow image in RGB, or a DecodedImage.
+        config: Pixel budget and patch size.
+        buffer: The patches are appended to it; a new buffer if None.
 
     Returns:
         Patches [P, patch_dim] in merge-block order, values of a patch ordered (channel, row, column), and the grid
@@ -131,27 +138,29 @@ def to_patches(
         max_pixels=config.max_pixels,
     )
     rows, columns = height // config.patch_size, width // config.patch_size
-    room = room or PatchRoom(rows * columns, config.patch_dim)
-    if image.height * image.width <= WHOLE_PIXELS:
-        resized = resize(image.rows(0, image.height), height, width, room.scratch)
+    buffer = buffer or PatchBuffer(rows * columns, config.patch_dim)
+    if image.height * image.width <= MAX_WHOLE_PIXELS:
+        resized = resize(image.rows(0, image.height), height, width, buffer.scratch)
     else:
         resized = resize_in_strips(image, height, width)
     if resized.shape[2] == 4 and resized.flags.c_contiguous:
-        patches = _cut_padded(resized, config, room)
+        patches = _cut_padded(resized, config, buffer)
     else:
-        patches = room.take(rows * columns)
+        patches = buffer.take(rows * columns)
         patches[:] = cut_patches(resized[None], config)
     return patches, (1, rows, columns)
 
 
 def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch | None = None) -> NDArray[np.uint8]:
-    """[H, W, C] -> [height, width, C], bicubic with antialias, in whole numbers.
+    """Resize [H, W, C] to [height, width, C], bicubic with antialiasing, in uint8.
 
-    torch does it in an eighth of Pillow's time, as long as it sees the channels last; it is what transformers' faster
-    processor calls. Pillow rounds otherwise: by a fifth of a level on average.
+    torch takes an eighth of the time of Pillow if the memory format is channels-last; the fast processor of
+    transformers calls the same function. Pillow rounds differently, by 0.2 levels on average.
 
     Args:
-        scratch: The result may be in its memory.
+        pixels: The image.
+        height, width: New size in pixels.
+        scratch: Buffers in which the result may be; they are overwritten by the next image.
     """
     if (height, width) == pixels.shape[:2]:
         return pixels
@@ -164,16 +173,18 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch 
     channels = pixels.shape[2]
     out = scratch.take("resized", height * width * channels).reshape(height, width, channels)
     into = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
-    torch.ops.aten._upsample_bicubic2d_aa.out(image, (height, width), False, None, None, out=into)  # interpolate's
+    torch.ops.aten._upsample_bicubic2d_aa.out(
+        image, (height, width), False, None, None, out=into
+    )  # the kernel of interpolate
     return out
 
 
 def resize_in_strips(
     image: DecodedImage, height: int, width: int, strip_pixels: int = STRIP_PIXELS
 ) -> NDArray[np.uint8]:
-    """The same pixels as `resize` gives, from strips of the image, so that it is never converted as a whole.
+    """The same result as `resize`, computed in strips, so that the whole image is never converted to RGB at once.
 
-    A resize is two passes, along lines and then across them; the first one needs one line at a time.
+    A resize is separable: the horizontal pass needs only one row at a time, the vertical pass runs on its result.
     """
     narrow: NDArray[np.uint8] | None = None
     step = max(1, strip_pixels // image.width)
@@ -187,14 +198,14 @@ def resize_in_strips(
 
 
 def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.uint8]:
-    """Cut frames that share one temporal patch, [T, H, W, 3 or more] -> [P, 3 * T * patch_size**2].
+    """Split the frames of one temporal patch, [T, H, W, 3 or more] -> [P, 3 * T * patch_size**2].
 
-    Patches stand in merge-block order; values of a patch are ordered (channel, time, row, column).
+    Patches are in merge-block order, values of a patch in the order (channel, time, row, column).
     """
     side, merge = config.patch_size, config.spatial_merge_size
     times, height, width, _ = frames.shape
     rows, columns = height // side, width // side
-    # two plain copies are faster than one that steps through single bytes: channels apart, then whole lines of patches
+    # Two copies are faster than one that moves single bytes: first separate the channels, then move rows of patches.
     planes = np.ascontiguousarray(frames.transpose(3, 0, 1, 2)[:3])
     lines = planes.view(np.dtype((np.void, side)))
     lines = lines.reshape(3, times, rows // merge, merge, side, columns // merge, merge)
@@ -202,10 +213,10 @@ def cut_patches(frames: NDArray[np.uint8], config: ImageConfig) -> NDArray[np.ui
     return cut.view(np.uint8).reshape(rows * columns, times * config.patch_dim)
 
 
-def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, room: PatchRoom) -> NDArray[np.uint8]:
-    """The same for one image [H, W, 4], into a room: whole pixels are moved to their patches, then channels apart.
+def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, buffer: PatchBuffer) -> NDArray[np.uint8]:
+    """`cut_patches` for one image [H, W, 4], into a buffer: move whole pixels to their patches, then split channels.
 
-    A few block rows at a time, so that the second step finds its pixels in the cache.
+    A few rows of blocks are processed at a time, so that they stay in the cache between the two steps.
     """
     side, merge = config.patch_size, config.spatial_merge_size
     height, width, _ = pixels.shape
@@ -213,14 +224,14 @@ def _cut_padded(pixels: NDArray[np.uint8], config: ImageConfig, room: PatchRoom)
     block_rows = rows // merge
     lines = pixels.reshape(height, 4 * width).view(np.dtype((np.void, 4 * side)))
     lines = lines.reshape(block_rows, merge, side, columns // merge, merge).transpose(0, 3, 1, 4, 2)
-    patches = room.take(rows * columns)
+    patches = buffer.take(rows * columns)
     channels = patches.reshape(block_rows, merge * columns, 3, side * side)
     for start in range(0, block_rows, _BLOCK_ROWS):
         some = lines[start : start + _BLOCK_ROWS]
-        moved = room.scratch.take("cut", some.size * 4 * side)
+        moved = buffer.scratch.take("cut", some.size * 4 * side)
         np.copyto(moved.view(lines.dtype).reshape(some.shape), some)
         values = moved.view("<u4").reshape(len(some), merge * columns, side * side)
-        for channel in range(3):  # a cast keeps the lowest byte, which is the first of four
+        for channel in range(3):  # the cast keeps the lowest byte, which is the first of the four channels
             np.copyto(channels[start : start + _BLOCK_ROWS, :, channel], values, casting="unsafe")
             values >>= 8
     return patches

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index -> how many tokens and patches each sample takes, exactly, before anything is decoded.
+"""Index -> the exact number of tokens and patches of each sample, computed without decoding.
 
-Comes after the index, before the plan. Text is measured once per tokenizer, by the code that encodes it at run time,
-and kept beside the index; patches follow from the index. A row can therefore never overflow.
+Comes after the index, before the data order. Text is measured once per tokenizer, with the code that encodes it during
+training, and its lengths are stored next to the index; patches are computed from the index. A pack can therefore never
+overflow.
 
 A file of lengths is `SHARD.DIGEST.len`, little-endian, without gaps:
 
@@ -10,13 +11,13 @@ A file of lengths is `SHARD.DIGEST.len`, little-endian, without gaps:
     offset 8    uint64    number of samples
     offset 16   uint32    digest of all that follows (crc32)
     offset 20   for each sample, in the order of the index:
-                uint32    tokens of its text and its template, the two marks around each image or video included,
-                          the repeated placeholders not; 0: the sample cannot be used
-                uint32    images and videos it keeps, counted from its first; fewer than it has where turns were cut
+                uint32    tokens of its text and template, including the two special tokens around each image or video
+                          but not the repeated placeholders; 0: the sample is invalid
+                uint32    number of images and videos that are kept, from the first; less than all if turns are cut
 
 DIGEST is the first 16 hex digits of the sha256 of these strings joined by a zero byte: the sha256 of the index file,
-the identity of the tokenizer; then, where texts hold coordinates or turns may be cut, so that the text depends on them,
-the rules of the source as their dataclass prints them.
+the identity of the tokenizer; and, if texts contain coordinates or turns may be cut, the repr of the rules of the source,
+on which the text then depends.
 """
 
 import hashlib
@@ -49,27 +50,27 @@ Progress = Callable[[int, int], None]  # (done, total) in shards
 Lengths = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # (tokens, patches) of each sample
 
 MAGIC = b"MVLLEN02"
-_ROWS_AT_ONCE = 256  # records asked for together: from an object store several come at once
+_RECORDS_PER_READ = 256  # records per read, so that an object store serves several at a time
 _HEADER = np.dtype([("magic", "S8"), ("samples", "<u8"), ("crc", "<u4")])
 _MEASURED = np.dtype([("text_tokens", "<u4"), ("kept_media", "<u4")])
 
 
 def shard_lengths(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> Lengths:
-    """(tokens, patches) of each sample of a shard; 0 tokens marks a sample that cannot be used."""
+    """(tokens, patches) of each sample of a shard; 0 tokens for an invalid sample."""
     path = _lengths_path(shard, rules, tokenizer, files)
     measured = _read_lengths(path, len(shard.samples))
     rows = np.arange(len(shard.samples))
     if measured is None:
-        logger.info("measuring the text of %s for this tokenizer, once", shown(shard.path))
+        logger.info("%s: measuring text lengths for this tokenizer.", shown(shard.path))
         measured = _measure(shard, rows, rules, tokenizer, files)
-        _keep_lengths(path, measured)
+        _store_lengths(path, measured)
     return _lengths(shard, rows, measured, rules)
 
 
 def sample_lengths(
     shard: ShardIndex, rows: NDArray[Any], *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
 ) -> Lengths:
-    """The same for a few rows: from the kept lengths where there are any, else only these rows are measured."""
+    """(tokens, patches) of the samples at `rows`: from stored lengths, or else only these samples are measured."""
     rows = np.asarray(rows, np.int64)
     kept = _read_lengths(_lengths_path(shard, rules, tokenizer, files), len(shard.samples))
     measured = _measure(shard, rows, rules, tokenizer, files) if kept is None else kept[rows]
@@ -77,14 +78,14 @@ def sample_lengths(
 
 
 def is_measured(shard: ShardIndex, *, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> bool:
-    """Whether lengths of this shard are kept, so that asking for a few rows reads no sample."""
+    """Whether lengths of this shard are stored, so that `sample_lengths` does not read samples."""
     return _lengths_path(shard, rules, tokenizer, files).is_file()
 
 
 def measure_directory(
     directory: Path | str, tokenizer: Tokenizer, rules: SampleRules, *, progress: Progress | None = None
 ) -> int:
-    """Measure all shards of an indexed directory ahead of the first run; returns the number of text tokens."""
+    """Measure all shards of an indexed directory before the first run; returns the number of text tokens."""
     index, files = open_index(directory), ShardFiles()
     total, tokens = len(index.shards), 0
     try:
@@ -101,18 +102,18 @@ def measure_directory(
 def _lengths(shard: ShardIndex, rows: NDArray[Any], measured: NDArray[Any], rules: SampleRules) -> Lengths:
     text = measured["text_tokens"].astype(np.int64)
     patches = _patches(shard, rows, measured["kept_media"], rules)
-    usable = (text > 0) & (patches >= 0)
-    tokens = np.where(usable, text + patches // rules.image.spatial_merge_size**2, 0).astype(np.uint32)
-    return tokens, np.where(usable, patches, 0).astype(np.uint32)
+    valid = (text > 0) & (patches >= 0)
+    tokens = np.where(valid, text + patches // rules.image.spatial_merge_size**2, 0).astype(np.uint32)
+    return tokens, np.where(valid, patches, 0).astype(np.uint32)
 
 
 def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: SampleRules) -> NDArray[np.int64]:
-    """Patches of the first `kept` media of each row; -1 where one of them is refused."""
+    """Patches of the first `kept` media of each sample; -1 if one of them is invalid."""
     samples = shard.samples[rows]
     counts = np.minimum(samples["num_members"].astype(np.int64) - 1, kept)
     owner = np.repeat(np.arange(len(rows)), counts)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    members = shard.members[samples["first_member"].astype(np.int64)[owner] + 1 + place]
+    position = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    members = shard.members[samples["first_member"].astype(np.int64)[owner] + 1 + position]
     low, high = _limits(samples, rules.image)
     is_video = members["frames"] > 0
     patches = np.zeros(len(members), np.int64)
@@ -125,7 +126,7 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: S
         max_pixels=high[owner[~is_video]],
         **sizes,
     )
-    if is_video.any():  # most shards have none, and the data_order asks for a few rows of thousands of shards
+    if is_video.any():  # skipped for speed: most shards have no videos
         videos = members[is_video]
         used = frame_counts(videos["frames"], videos["fps"], rules.video)
         of_frame = count_patches(
@@ -137,12 +138,12 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: S
         )
         patches[is_video] = np.where(of_frame < 0, -1, of_frame * -(-used // TEMPORAL_PATCH))
     totals = np.bincount(owner, np.maximum(patches, 0), len(rows)).astype(np.int64)
-    refused = np.bincount(owner, patches < 0, len(rows)) > 0
-    return np.where(refused, -1, totals)
+    invalid = np.bincount(owner, patches < 0, len(rows)) > 0
+    return np.where(invalid, -1, totals)
 
 
 def _limits(samples: NDArray[Any], image: ImageConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pixel limits of each sample: encode.sample_image for many samples at once."""
+    """The pixel limits of each sample: encode.sample_image, vectorized."""
     low, high = samples["min_pixels"].astype(np.int64), samples["max_pixels"].astype(np.int64)
     block = image.multiple**2
     new_low = np.where(low > 0, low, np.where(high > 0, np.minimum(image.min_pixels, high), image.min_pixels))
@@ -154,8 +155,8 @@ def _measure(
     shard: ShardIndex, rows: NDArray[Any], rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles
 ) -> NDArray[Any]:
     pairs = []
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[start : start + _ROWS_AT_ONCE].tolist()
+    for start in range(0, len(rows), _RECORDS_PER_READ):
+        some = rows[start : start + _RECORDS_PER_READ].tolist()
         for row, raw in zip(some, read_records(shard, some, files), strict=True):
             pairs.append(_measure_sample(raw, row, shard, rules, tokenizer))
     return np.array(pairs, _MEASURED)
@@ -167,13 +168,13 @@ def _measure_sample(
     try:
         encoding = encode_sample(raw, rules=rules, tokenizer=tokenizer)
     except SampleError as error:
-        logger.warning("sample %d of %s is left out: %s", row, shown(shard.path), error)
+        logger.warning("%s: sample %d is excluded: %s.", shown(shard.path), row, error)
         return 0, 0
     return encoding.num_tokens - encoding.num_patches // rules.image.spatial_merge_size**2, len(encoding.grids)
 
 
 def _read_lengths(path: Path, num_samples: int) -> NDArray[Any] | None:
-    """What is kept, or None where there is nothing, or nothing whole."""
+    """The stored lengths, or None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -187,13 +188,13 @@ def _read_lengths(path: Path, num_samples: int) -> NDArray[Any] | None:
     return np.frombuffer(body, _MEASURED)
 
 
-def _keep_lengths(path: Path, measured: NDArray[Any]) -> None:
+def _store_lengths(path: Path, measured: NDArray[Any]) -> None:
     body = measured.tobytes()
     header = np.array([(MAGIC, len(measured), crc32(body))], _HEADER)
     try:
         write_atomically(path, header.tobytes() + body)
     except OSError as error:  # data directories are often read-only; then every start measures again
-        logger.warning("text lengths cannot be kept as %s (%s); they are measured at every start", path, error)
+        logger.warning("%s: text lengths cannot be stored: %s. They are measured again at every start.", path, error)
 
 
 def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> Path:

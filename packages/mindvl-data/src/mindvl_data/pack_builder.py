@@ -18,7 +18,7 @@ from mindvl_data.encode import Encoding, decode_sample, encode_sample, image_pat
 from mindvl_data.errors import SampleError
 from mindvl_data.order.data_order import OrderedSample, Pack
 from mindvl_data.order.sources import SourceIndex
-from mindvl_data.patches import PatchRoom, Scratch
+from mindvl_data.patches import PatchBuffer, Scratch
 from mindvl_data.positions import PositionKind
 from mindvl_data.quarantine import FAILED_ELSEWHERE, FailedSample
 from mindvl_data.shards.files import ShardFiles
@@ -97,8 +97,8 @@ class PackBuilder:
             for _, raw, encoding in encoded
             if isinstance(raw, RawSample) and isinstance(encoding, Encoding)
         )
-        room = PatchRoom(num_patches, self._config.image.patch_dim, self._scratch())
-        decoded = [self._decode(ordered, raw, encoding, room, step) for ordered, raw, encoding in encoded]
+        buffer = PatchBuffer(num_patches, self._config.image.patch_dim, self._scratch())
+        decoded = [self._decode(ordered, raw, encoding, buffer, step) for ordered, raw, encoding in encoded]
         batch = collate(
             PackedSample(samples=tuple(d[0] for d in decoded), references=tuple(d[1] for d in decoded)),
             step=step,
@@ -109,7 +109,7 @@ class PackBuilder:
             pad_multiple=self._config.packing.pad_multiple,
             patch_dim=self._config.image.patch_dim,
             spatial_merge_size=self._config.image.spatial_merge_size,
-            pixel_values=room.since(0),
+            pixel_values=buffer.since(0),
             vocab_size=self._vocab_size,
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
@@ -156,7 +156,7 @@ class PackBuilder:
         ordered: OrderedSample,
         raw: RawSample | SampleError,
         encoding: Encoding | SampleError,
-        room: PatchRoom,
+        buffer: PatchBuffer,
         step: int,
     ) -> tuple[TokenizedSample, SampleReference, FailedSample | None]:
         source = self._sources[ordered.source]
@@ -168,7 +168,7 @@ class PackBuilder:
                 raise encoding
             assert isinstance(raw, RawSample)
             tokenized = decode_sample(
-                raw, encoding, tokenizer=self._tokenizer, room=room, with_pixels=self._with_pixels
+                raw, encoding, tokenizer=self._tokenizer, buffer=buffer, with_pixels=self._with_pixels
             )
         except SampleError as error:
             logger.warning(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample at every stage, as data.
+"""One sample at each stage of the data path, as plain data.
 
-Stands beside the line: it runs the same functions as the loader, one after another, and keeps what each returned.
-preview_media.py adds turns and media as the model receives them.
+Calls the functions of the loader one after another and keeps the result of each. preview_media.py adds turns and media
+as the model receives them.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,33 +25,35 @@ from mindvl_data.types import IGNORE_INDEX, RawSample, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRun:
-    """One token as shown, or a run of equal placeholders."""
+    """The text of one token, or a run of equal placeholders."""
 
     text: str
     count: int
-    learned: bool  # it is what the model has to say here
+    in_loss: bool  # the token is a prediction target
     visual: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
+    """The stages of one sample."""
+
     key: str
     shard: str
     raw: RawSample
-    sample: Sample  # whole, also where turns are cut
+    sample: Sample  # with all turns, also those that are cut
     rules: SampleRules
-    image: ImageConfig  # with the limits that hold for this sample
+    image: ImageConfig  # with the pixel limits of this sample
     scales: list[Scale]  # (original, resized) size of each image
     encoding: Encoding | None  # None without a tokenizer
     tokens: list[TokenRun]  # empty without a tokenizer
 
     @property
     def num_cut(self) -> int:
-        """Messages that are left out because the sample is too long."""
+        """Number of messages that are cut because the sample is too long."""
         return len(self.sample.messages) - len(self.encoding.sample.messages) if self.encoding else 0
 
     def as_json(self, stage: str) -> dict[str, Any]:
-        """What `stage` (raw, sample or tokens) shows, as JSON values."""
+        """The values of a stage (raw, sample or tokens) for JSON."""
         head: dict[str, Any] = {"key": self.key, "shard": self.shard, "stage": stage}
         if stage == "raw":
             return head | {"record": self.raw.record.decode(), "media_bytes": [len(m) for m in self.raw.media]}
@@ -70,18 +72,24 @@ def preview_sample(
     tokenizer: Tokenizer | None = None,
     rules: SampleRules | None = None,
 ) -> Preview:
-    """Read one sample of an indexed directory, the first when no key is given.
+    """Read one sample of an indexed directory.
+
+    Args:
+        directory: Indexed directory of shards.
+        key: Key of the sample; the first sample if None.
+        tokenizer: Encodes the sample; without it there are no tokens.
+        rules: Limits of the source; the defaults if None.
 
     Raises:
-        DataError: The key does not exist, or the sample cannot be used.
+        DataError: The key does not exist, or the sample is invalid.
     """
     rules = rules or SampleRules(image=ImageConfig())
     index = open_index(directory)
-    shard_number, pack = (0, 0) if key is None else _find(index, key)
+    shard_number, row = (0, 0) if key is None else _find(index, key)
     shard = index.shards[shard_number]
     files = ShardFiles()
     try:
-        raw = read_sample(shard, pack, files)
+        raw = read_sample(shard, row, files)
     finally:
         files.close()
     sample = parse_sample(raw)
@@ -105,18 +113,18 @@ def preview_sample(
 
 
 def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenRun]:
-    """Tokens with their text; equal placeholders are counted instead of repeated."""
-    learned = np.concatenate(([False], np.asarray(labels)[:-1] != IGNORE_INDEX))
+    """Decode tokens to text; consecutive equal placeholders become one run with a count."""
+    in_loss = np.concatenate(([False], np.asarray(labels)[:-1] != IGNORE_INDEX))
     runs: list[TokenRun] = []
     before = None
-    for token, is_learned in zip(np.asarray(input_ids).tolist(), learned.tolist(), strict=True):
+    for token, is_in_loss in zip(np.asarray(input_ids).tolist(), in_loss.tolist(), strict=True):
         visual = token in tokenizer.media_pad_ids
         if token == before and (visual or token == tokenizer.pad_id):
             last = runs.pop()
-            runs.append(TokenRun(text=last.text, count=last.count + 1, learned=last.learned, visual=visual))
+            runs.append(TokenRun(text=last.text, count=last.count + 1, in_loss=last.in_loss, visual=visual))
         else:
             text = tokenizer.backend.decode([token], skip_special_tokens=False)
-            runs.append(TokenRun(text=text, count=1, learned=is_learned, visual=visual))
+            runs.append(TokenRun(text=text, count=1, in_loss=is_in_loss, visual=visual))
         before = token
     return runs
 
@@ -124,7 +132,7 @@ def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenR
 def _find(index: DirectoryIndex, key: str) -> tuple[int, int]:
     wanted = np.uint64(hash_key(key))
     for number, shard in enumerate(index.shards):
-        packs = np.flatnonzero(shard.samples["key_hash"] == wanted)
-        if len(packs):
-            return number, int(packs[0])
-    raise DataError(f"key {key!r} does not exist. {index.directory}. Leave --key out to see the first sample.")
+        rows = np.flatnonzero(shard.samples["key_hash"] == wanted)
+        if len(rows):
+            return number, int(rows[0])
+    raise DataError(f"{index.directory}: key {key!r} does not exist. Omit --key to see the first sample.")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch -> the keyword arguments of a transformers model, so that a plain transformers loop trains on packs.
+"""Batch -> the keyword arguments of a transformers model, so that a transformers training loop can use packs.
 
-Comes after collate, for loops that do not use mindvl's model. Follows transformers 5.23 (Qwen2_5_VLTextModel.forward):
-packed samples are told apart by their text positions, which start at 0 in each of them.
+Comes after collate, for loops that do not use the mindvl model. Follows transformers 5.23
+(Qwen2_5_VLTextModel.forward): packed samples are separated by their text positions, which start at 0 in each of them.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from mindvl_data.types import Batch
 
-# Normalization of Qwen2.5-VL's published processor, which is CLIP's (arXiv 2103.00020).
+# Normalization of the published Qwen2.5-VL processor, which is that of CLIP (arXiv 2103.00020).
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
-TEMPORAL_PATCH_SIZE = 2  # of Qwen2.5-VL, like the next
-PATCHES_PER_TOKEN = 4
+TEMPORAL_PATCH_SIZE = 2  # of Qwen2.5-VL
+PATCHES_PER_TOKEN = 4  # of Qwen2.5-VL
 
 
 def transformers_inputs(
@@ -37,7 +37,7 @@ def transformers_inputs(
         "input_ids": batch.input_ids[None],
         "labels": _unshifted(batch)[None],
         "position_ids": _positions(batch, position_kind),
-        # A cache would make transformers attend across samples: it looks for packs only where there is none.
+        # With a cache, transformers does not detect packed samples and would attend across them.
         "use_cache": False,
         "num_items_in_batch": max(1, batch.num_loss_tokens if num_loss_tokens is None else num_loss_tokens),
     }
@@ -46,8 +46,8 @@ def transformers_inputs(
         patches, grid = getattr(batch, pixels), getattr(batch, grids)
         if len(patches) != int(grid.prod(-1).sum()):
             raise DataError(
-                f"Batch.to_transformers: {pixels} has {len(patches)} patches, but {grids} asks for "
-                f"{int(grid.prod(-1).sum())}. Make the loader without with_pixels=False."
+                f"Batch.to_transformers: {pixels} has {len(patches)} patches, but {grids} requires "
+                f"{int(grid.prod(-1).sum())}. Create the loader with with_pixels=True."
             )
         if len(grid):
             inputs[pixels] = _normalized(patches, num_frames, image_mean, image_std)
@@ -56,7 +56,7 @@ def transformers_inputs(
 
 
 def _unshifted(batch: "Batch") -> "torch.Tensor":
-    """Labels [T] at the place of the token itself; the last position of a segment has none, so none crosses over."""
+    """Labels [T] at the position of the token itself; the last label of a sample is ignored, so none crosses samples."""
     return batch.labels.roll(1)
 
 
@@ -68,11 +68,11 @@ def _positions(batch: "Batch", kind: PositionKind) -> "torch.Tensor":
     text = torch.cat([torch.arange(length) for length in lengths]).to(batch.input_ids.device)
     grids = torch.cat((batch.image_grid_thw, batch.video_grid_thw))
     if bool((grids.prod(-1) > PATCHES_PER_TOKEN).any()):  # one visual token has the same position on every axis
-        made_as = "rope" if bool((batch.position_ids == text).all()) else "mrope"
-        if (made_as == "rope") != (kind == "rope"):
+        loader_kind = "rope" if bool((batch.position_ids == text).all()) else "mrope"
+        if (loader_kind == "rope") != (kind == "rope"):
             raise DataError(
-                f"Batch.to_transformers: position_kind is {kind!r}, but the loader made positions of kind {made_as!r}. "
-                f"Make the loader with position_kind={kind!r}."
+                f"Batch.to_transformers: position_kind is {kind!r}, but the loader uses {loader_kind!r}. "
+                f"Create the loader with position_kind={kind!r}."
             )
     return text[None] if kind == "rope" else torch.cat((text[None], batch.position_ids))[:, None]
 
@@ -80,7 +80,7 @@ def _positions(batch: "Batch", kind: PositionKind) -> "torch.Tensor":
 def _normalized(
     patches: "torch.Tensor", num_frames: int, mean: Sequence[float], std: Sequence[float]
 ) -> "torch.Tensor":
-    """float32 [P, 3 * 2 * patch area] of uint8 patches; an image fills both temporal slices with copies of itself."""
+    """Normalize uint8 patches to float32 [P, 3 * 2 * patch area]; an image is copied to both temporal slices."""
     pixels = patches.view(len(patches), 3, num_frames, -1).float() / 255
     means, stds = (pixels.new_tensor(list(values)).view(1, 3, 1, 1) for values in (mean, std))
     return ((pixels - means) / stds).expand(-1, -1, TEMPORAL_PATCH_SIZE, -1).flatten(1)

@@ -52,7 +52,7 @@ def test_a_printed_zero_at_the_end_is_kept_because_it_is_a_digit():
 
 
 def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
-    with pytest.raises(DataError, match=r"'warm-up' is no recipe.*Did you mean 'warmup'"):
+    with pytest.raises(DataError, match=r"warm-up: unknown data mixture.*nearest is 'warmup'"):
         load_recipe("warm-up")
 
 

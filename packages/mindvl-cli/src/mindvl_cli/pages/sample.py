@@ -23,7 +23,7 @@ def sample_page(preview: Preview) -> str:
     text = preview.raw.record.decode()
     encoding = preview.encoding
     visual = sum(run.count for run in preview.tokens if run.visual)
-    learned = sum(run.count for run in preview.tokens if run.learned)
+    learned = sum(run.count for run in preview.tokens if run.in_loss)
     length, limit = (encoding.num_tokens, preview.rules.max_tokens) if encoding else (0, None)
     parts = [("visual", visual), ("loss tokens", learned), ("other text", length - visual - learned)]
     return render(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data recipes of the MindVL paper as data: shares, an audit of its figures, and a map to the user's shards."""
+"""The data mixtures of the MindVL paper: their sources, an audit of the printed figures, and a mapping to shards."""
 
 from mindvl_data.recipes.audit import audit, recompute, recompute_tokens
 from mindvl_data.recipes.load import list_recipes, load_recipe

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recompute every figure that the paper prints about a recipe, and name those that do not add up.
+"""Recompute every figure that the paper prints about a mixture, and list those that do not agree.
 
-Comes after load.py. Nothing is known here about what is wrong: each printed figure is computed again from the rows
-and compared at the precision printed. A share agrees when the exact value rounds to it, either way at a tie; a sum
-of n rounded shares may be off by n half units of their last digit.
+Comes after load.py. Each printed figure is recomputed from the table rows and compared at its printed precision. A share
+agrees if the exact value rounds to it, in either direction at a tie; a sum of n rounded shares may differ by n half
+units of their last digit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,28 +15,28 @@ from mindvl_data.recipes.types import Finding, FindingKind, Recipe, RecipeSource
 
 
 def audit(recipe: Recipe) -> list[Finding]:
-    """The figures of `recipe` that do not add up, in the order of the paper."""
+    """The figures of a mixture that do not agree, in the order of the paper."""
     return [finding for finding in recompute(recipe) if not finding.adds_up]
 
 
 def recompute(recipe: Recipe) -> list[Finding]:
-    """Every printed figure of `recipe` beside its recomputed value."""
+    """Every printed figure of a mixture with its recomputed value."""
     found = [figure for table in recipe.tables for figure in _table_figures(table)]
     return found + [_statement_figure(recipe, statement) for statement in recipe.statements]
 
 
 def recompute_tokens(recipes: Sequence[Recipe]) -> list[Finding]:
-    """The tokens of the whole training as the paper prints them, beside the sum of the phases' budgets."""
+    """The printed number of tokens of the whole training, and the sum of the budgets of the phases."""
     return [
         _figure(
             "tokens",
-            f"tokens of {said['model']}",
-            Decimal(said["tokens"]),
-            sum(_budget(recipe, said["model"]) for recipe in recipes),
-            said["where"],
-            note=said.get("note", ""),
+            f"tokens of {entry['model']}",
+            Decimal(entry["tokens"]),
+            sum(_budget(recipe, entry["model"]) for recipe in recipes),
+            entry["where"],
+            note=entry.get("note", ""),
         )
-        for said in read_json("training.json")
+        for entry in read_json("training.json")
     ]
 
 
@@ -64,7 +64,7 @@ def _table_figures(table: RecipeTable) -> Iterator[Finding]:
     shared = [(r.name, r.percent, r.samples) for r in rows if r.percent is not None and r.samples is not None]
     for name, percent, count in shared:
         yield _share(f"{name}: share of the printed total", percent, count, int(table.total), where)
-    if samples != table.total:  # else this would say the same again
+    if samples != table.total:  # otherwise the shares were already compared above
         of_rows = [_share(name, percent, count, samples, where).adds_up for name, percent, count in shared]
         what = "rows whose printed share is their share of all rows"
         yield _figure("share", what, Decimal(len(shared)), sum(of_rows), where)
@@ -79,18 +79,21 @@ def _subtotal_figures(line: Subtotal, table: RecipeTable, total: Decimal) -> Ite
     yield _share_sum(f"{line.category}: printed shares of its rows", line.percent, percents, table.where, rounded=True)
 
 
-def _statement_figure(recipe: Recipe, said: Statement) -> Finding:
-    if said.kind == "budget":
-        exact, what = Fraction(_budget(recipe, said.what)), f"tokens of {said.what}, as Table 1 has them"
-    elif said.kind == "categories":
+def _statement_figure(recipe: Recipe, statement: Statement) -> Finding:
+    if statement.kind == "budget":
+        exact, what = Fraction(_budget(recipe, statement.what)), f"tokens of {statement.what}, as Table 1 has them"
+    elif statement.kind == "categories":
         exact, what = Fraction(len(recipe.categories)), "categories"
-    elif said.kind == "samples":
-        samples = recipe.categories[said.what] if said.what else recipe.samples
-        exact, what = Fraction(samples), f"samples of {said.what or 'all rows'}"
+    elif statement.kind == "samples":
+        samples = recipe.categories[statement.what] if statement.what else recipe.samples
+        exact, what = Fraction(samples), f"samples of {statement.what or 'all rows'}"
     else:
-        exact, what = Fraction(100 * recipe.categories[said.what], recipe.samples), f"{said.what}: percent of all rows"
-    digits = -2 if said.kind == "share" else 0  # "8:2" is known to 10 percent, but 2.41 says more than 0
-    return _figure("text", what, said.printed, exact, said.where, digits=digits, note=said.note)
+        exact, what = (
+            Fraction(100 * recipe.categories[statement.what], recipe.samples),
+            f"{statement.what}: percent of all rows",
+        )
+    digits = -2 if statement.kind == "share" else 0  # the precision of "8:2" is 10 percent
+    return _figure("text", what, statement.printed, exact, statement.where, digits=digits, note=statement.note)
 
 
 def _share(what: str, percent: Decimal, samples: int, total: int, where: str) -> Finding:
@@ -100,7 +103,7 @@ def _share(what: str, percent: Decimal, samples: int, total: int, where: str) ->
 def _share_sum(
     what: str, printed: Decimal, percents: Iterable[Decimal | None], where: str, *, rounded: bool = False
 ) -> Finding:
-    """Compare a printed sum of shares; `rounded`: the sum is itself rounded, where 100 is exact."""
+    """Compare a printed sum of shares; `rounded`: the sum is rounded too, unlike the exact 100."""
     known = [percent for percent in percents if percent is not None]
     slack = sum((_unit(percent) / 2 for percent in known), _unit(printed) / 2 if rounded else Fraction(0))
     return _figure("share sum", what, printed, sum(known, Decimal(0)), where, slack=slack)

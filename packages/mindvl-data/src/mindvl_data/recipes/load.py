@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the recipes that ship with the package.
+"""Load the data mixtures of the paper that are included in the package.
 
-Comes before audit.py and mapping.py. The rows are CSV files beside this file, with the figures as the paper prints
-them; what else it prints about them (totals, budgets, numbers in the text) is in one JSON file for each recipe.
+Comes before audit.py and mapping.py. The tables are CSV files in this directory, with the figures as printed; totals,
+budgets and numbers in the text are in one JSON file per mixture.
 """
 
 import csv
@@ -16,23 +16,23 @@ from typing import Any
 from mindvl_data import DataError
 from mindvl_data.recipes.types import Budget, Recipe, RecipeSource, RecipeTable, Statement, Subtotal
 
-_NAMES = ("warmup", "multitask", "sft")  # the phases, in their order
+_NAMES = ("warmup", "multitask", "sft")  # the phases in training order
 
 
 def list_recipes() -> tuple[str, ...]:
-    """The names of the recipes, in the order of training."""
+    """The names of the mixtures, in training order."""
     return _NAMES
 
 
 def load_recipe(name: str) -> Recipe:
-    """One recipe by its name.
+    """Load a mixture by name.
 
     Raises:
-        DataError: There is no such recipe; the message names the nearest.
+        DataError: The name is unknown; the message suggests the nearest one.
     """
     if name not in _NAMES:
         near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.0)[0]
-        raise DataError(f"{name!r} is no recipe. Known: {', '.join(_NAMES)}. Did you mean {near!r}?")
+        raise DataError(f"{name}: unknown data mixture. Use one of {', '.join(_NAMES)}; the nearest is {near!r}.")
     printed = read_json(f"{name}.json")
     return Recipe(
         name=name,
@@ -42,13 +42,15 @@ def load_recipe(name: str) -> Recipe:
         budgets=tuple(Budget(**budget | {"tokens": Decimal(budget["tokens"])}) for budget in printed["budgets"]),
         seq_lengths=tuple(printed["seq_lengths"]),
         batch_size=printed["batch_size"],
-        statements=tuple(Statement(**said | {"printed": Decimal(said["printed"])}) for said in printed["statements"]),
+        statements=tuple(
+            Statement(**entry | {"printed": Decimal(entry["printed"])}) for entry in printed["statements"]
+        ),
         notes=tuple(printed["notes"]),
     )
 
 
 def read_json(file: str) -> Any:
-    """A JSON file of this directory, as it is."""
+    """Parse a JSON file of this directory."""
     return json.loads(_text(file))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A published data recipe: its sources, and what the paper prints about them.
+"""A published data mixture: its sources and the figures of the paper.
 
-Made by load.py from the tables in this directory; read by audit.py and mapping.py. A printed number is a Decimal whose
+Built by load.py from the tables in this directory; used by audit.py and mapping.py. A printed number is a Decimal whose
 exponent is its precision: `55.81` is known to 0.01, `256E9` to a billion.
 Source: "MindVL: Towards Efficient and Effective Training of Multimodal Large Language Models on Ascend NPUs".
 """
@@ -24,8 +24,8 @@ class RecipeSource:
     category: str
     samples: int | None  # None: the paper prints no count
     percent: Decimal | None = None  # as printed, of the total of its table
-    number: int | None = None  # of the row, where the table counts its rows
-    parts: tuple[int, int] | None = None  # samples with one image and with several, where the table says
+    number: int | None = None  # row number, if the table has one
+    parts: tuple[int, int] | None = None  # samples with one and with several images, if the table has them
 
     @property
     def directory(self) -> str:
@@ -35,7 +35,7 @@ class RecipeSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Subtotal:
-    """What a table prints for one category."""
+    """The printed subtotal of one category."""
 
     category: str
     samples: Decimal
@@ -44,7 +44,7 @@ class Subtotal:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeTable:
-    """One table of the paper, or a source that is named in its text only."""
+    """One table of the paper, or a source that appears only in the text."""
 
     where: str  # place in the paper
     sources: tuple[RecipeSource, ...]
@@ -55,13 +55,13 @@ class RecipeTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Tokens that one model is trained on in this phase, or in one category of it."""
+    """The training tokens of one model in this phase, or in one category of it."""
 
     model: str
     tokens: Decimal
     where: str
     category: str | None = None  # None: the whole phase
-    of_all_samples: bool = True  # False: the model sees a part of the data only
+    of_all_samples: bool = True  # False: the model is trained on a part of the data only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,49 +77,49 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The data of one phase."""
+    """The data mixture of one phase."""
 
     name: str
     title: str
     where: str
     tables: tuple[RecipeTable, ...]
     budgets: tuple[Budget, ...]
-    seq_lengths: tuple[int, ...]  # tokens in a pack; several: one run with each
-    batch_size: int  # rows in a step
+    seq_lengths: tuple[int, ...]  # tokens in a packed sequence; several values: one run each
+    batch_size: int  # packs per optimizer step
     statements: tuple[Statement, ...] = ()
-    notes: tuple[str, ...] = ()  # what a reader of the figures has to know
+    notes: tuple[str, ...] = ()  # remarks on the figures
 
     def __post_init__(self) -> None:
         for attribute in ("name", "directory"):
             values = [getattr(source, attribute) for source in self.sources]
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
-                raise DataError(f"{attribute} {twice} appears twice. recipe {self.name}. Rename one of them.")
+                raise DataError(f"mixture {self.name}: {attribute} {twice} appears twice. Rename one of them.")
 
     @property
     def sources(self) -> tuple[RecipeSource, ...]:
-        """Every source, in the order of the paper."""
+        """All sources, in the order of the paper."""
         return tuple(source for table in self.tables for source in table.sources)
 
     @property
     def samples(self) -> int:
-        """Samples of all sources whose count is known."""
+        """The number of samples of all sources with a known count."""
         return sum(source.samples or 0 for source in self.sources)
 
     @property
     def categories(self) -> dict[str, int]:
-        """Samples of each category, in the order of the paper."""
+        """The number of samples of each category, in the order of the paper."""
         counts: dict[str, int] = {}
         for source in self.sources:
             counts[source.category] = counts.get(source.category, 0) + (source.samples or 0)
         return counts
 
     def steps(self, budget: Budget, seq_length: int) -> int:
-        """Updates that `budget` allows with full rows of `seq_length` tokens."""
+        """The number of optimizer steps for `budget` with full packs of `seq_length` tokens."""
         return int(budget.tokens) // (seq_length * self.batch_size)
 
     def tokens_per_sample(self, budget: Budget) -> float | None:
-        """Mean tokens if each sample is seen once; None where a count is unknown or only a part is seen."""
+        """Mean tokens per sample for one epoch; None if a count is unknown or only a part of the data is used."""
         rows = [source for source in self.sources if budget.category in (None, source.category)]
         counts = [source.samples for source in rows if source.samples is not None]
         known = counts and len(counts) == len(rows) and budget.of_all_samples
@@ -128,7 +128,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One printed figure beside the same figure recomputed."""
+    """One printed figure and its recomputed value."""
 
     kind: FindingKind
     what: str
@@ -140,10 +140,10 @@ class Finding:
 
     @property
     def difference(self) -> Decimal:
-        """What the paper prints too much; negative: too little."""
+        """Printed minus recomputed value."""
         return self.printed - self.recomputed
 
     @property
     def last_digit_only(self) -> bool:
-        """Whether it is off by one in the last digit printed, as by cutting instead of rounding."""
+        """Whether the difference is one unit of the last printed digit, as from truncation instead of rounding."""
         return abs(self.difference) == Decimal(1).scaleb(int(self.printed.as_tuple().exponent))

@@ -79,8 +79,7 @@ def index_directory(
     except OSError as error:
         raise DataError(
             f"{error.filename2 or error.filename or directory}: the index cannot be written: {error.strerror}. "
-            "Free disk space, or index a "
-            "writable copy; the same command resumes."
+            "Free disk space, or index a writable copy; the same command resumes."
         ) from error
 
 

@@ -110,8 +110,7 @@ def write_shards(
     except OSError as error:
         raise DataError(
             f"{error.filename2 or error.filename or out}: the shards cannot be written: {error.strerror}. "
-            "Free disk space or choose another "
-            "directory; the same command resumes after the last complete shard."
+            "Free disk space or choose another directory; the same command resumes after the last complete shard."
         ) from error
     return written
 
