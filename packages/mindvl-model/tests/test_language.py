@@ -64,13 +64,13 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
     model, published = make_model(config), published_model(config)
     copy_weights(model.language, published)
     segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
-    row = pack_segments(segments, padding=3)
+    pack = pack_segments(segments, padding=3)
 
-    logits = model.logits(**row)
+    logits = model.logits(**pack)
     expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
     assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4
 
-    model(**row).backward()
+    model(**pack).backward()
     losses = [
         torch.nn.functional.cross_entropy(one, segment.labels, reduction="sum")
         for one, segment in zip(expected, segments, strict=True)

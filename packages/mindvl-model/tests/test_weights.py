@@ -124,14 +124,14 @@ def test_the_language_model_comes_from_a_qwen3_directory(make_model: Callable[..
     assert report.skipped == report.redundant == ()
     assert_same(model, make_model(CONFIG), ("vision", "projector"))
     input_ids = torch.arange(7, 21)
-    row = {
+    pack = {
         "input_ids": input_ids,
         "position_ids": torch.arange(14).expand(3, -1),
         "cu_seqlens": torch.tensor([0, 14]),
         "pixel_values": torch.zeros(0, 588, dtype=torch.uint8),
         "image_grid_thw": torch.zeros(0, 3, dtype=torch.int64),
     }
-    torch.testing.assert_close(model.logits(**row), published(input_ids[None]).logits[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(model.logits(**pack), published(input_ids[None]).logits[0], rtol=0, atol=1e-4)
 
 
 def test_names_of_other_families_are_mapped_to_canonical_names() -> None:

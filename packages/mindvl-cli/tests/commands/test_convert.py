@@ -24,8 +24,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mindvl_model.model import MindVLModel
     from mindvl_model.parameters import named_tensors
     from mindvl_model.weights.directory import write_weights
-    from mindvl_model.weights.layout import split
     from mindvl_model.weights.names import weight_rules
+    from mindvl_model.weights.sharding import split
 
     path, config = tmp_path_factory.mktemp("model"), smallest_config()
     with single_process():

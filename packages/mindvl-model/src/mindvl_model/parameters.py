@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
-from mindvl_model.weights.layout import WHOLE, Share, own_block
+from mindvl_model.weights.sharding import WHOLE, Share, own_block
 
 Part = Literal["vision", "projector", "language"]
 PARTS: tuple[Part, ...] = ("vision", "projector", "language")

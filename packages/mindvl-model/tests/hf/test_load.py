@@ -18,7 +18,7 @@ from mindvl_model.hf.load import DirectorySource, load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.parameters import PARTS
 from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl
-from mindvl_model.weights.layout import Share
+from mindvl_model.weights.sharding import Share
 
 CONFIG = smallest_qwen2_5_vl()
 SETTINGS = ProcessorSettings(min_pixels=784, max_pixels=7840)

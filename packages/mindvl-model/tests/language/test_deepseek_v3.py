@@ -53,7 +53,7 @@ def test_bf16_logits_stay_within_the_bound_of_the_paper(
 
 
 def multi_token_model(model: Any, published: Any, take: Callable[[Tensor], Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """transformers' layers of multi-token prediction, and what `take` made of our parameters under its names."""
+    """The MTP layers of transformers, and the result of `take` for each parameter of MindVLModel under their names."""
     depths = model.mindvl.language.num_mtp_layers
     hf_model = MtpModel(published, depths).train()
     parts: dict[str, Tensor] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindvl_model import WeightError
 from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.fp8 import dequantize
-from mindvl_model.weights.layout import Block
+from mindvl_model.weights.sharding import Block
 
 SHAPE = (300, 200)  # neither a multiple of 128
 

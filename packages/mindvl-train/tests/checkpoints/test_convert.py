@@ -22,8 +22,8 @@ from mindvl_model.language_config import Qwen2LanguageConfig
 from mindvl_model.parameters import initialize, named_tensors
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.directory import write_weights
-from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
+from mindvl_model.weights.sharding import split
 from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoint
 from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.checkpoints.restore import load_weights

@@ -21,8 +21,8 @@ from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_qwen2_5_vl_processor
 from mindvl_model.parameters import named_tensors
 from mindvl_model.weights.directory import as_dtype, sync_directory, write_weights
-from mindvl_model.weights.layout import split
 from mindvl_model.weights.names import published_name, weight_rules
+from mindvl_model.weights.sharding import split
 
 REMOTE_CODE = ("configuration_mindvl.py", "modeling_mindvl.py", "processing_mindvl.py")
 

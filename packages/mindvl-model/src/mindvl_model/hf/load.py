@@ -19,9 +19,9 @@ from mindvl_model.errors import WeightError
 from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_tensors, parameter_group
 from mindvl_model.weights.directory import WeightDirectory
 from mindvl_model.weights.fp8 import SCALE_SUFFIX
-from mindvl_model.weights.layout import WHOLE, Block, Rows, Share, blocks
 from mindvl_model.weights.names import canonical_name, further_layer, weight_rules
 from mindvl_model.weights.rules import WeightRule
+from mindvl_model.weights.sharding import WHOLE, Block, Rows, Share, blocks
 from mindvl_ops import OpsError
 
 FLOATING = ("F32", "BF16", "F16")

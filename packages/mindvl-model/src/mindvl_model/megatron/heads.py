@@ -23,14 +23,14 @@ def to_whole_pack(query: Tensor, key: Tensor, value: Tensor, group: ProcessGroup
     repeats = lcm(key.shape[1], size) // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    given = (query, key, value)
+    inputs = (query, key, value)
     # [T/cp, cp, W], where W is the number of query, key and value elements sent to one rank.
-    parts = torch.cat([heads.reshape(len(heads), size, -1) for heads in given], dim=-1)
+    parts = torch.cat([heads.reshape(len(heads), size, -1) for heads in inputs], dim=-1)
     received: Tensor = all_to_all(group, parts.transpose(0, 1).contiguous())
-    widths = [heads[0].numel() // size for heads in given]
+    widths = [heads[0].numel() // size for heads in inputs]
     pieces = received.flatten(0, 1).split(widths, dim=-1)
     query, key, value = (
-        piece.reshape(len(piece), -1, heads.shape[-1]) for piece, heads in zip(pieces, given, strict=True)
+        piece.reshape(len(piece), -1, heads.shape[-1]) for piece, heads in zip(pieces, inputs, strict=True)
     )
     return query, key, value
 

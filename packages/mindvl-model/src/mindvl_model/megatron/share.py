@@ -9,7 +9,7 @@ import re
 import torch
 from megatron.core import parallel_state
 
-from mindvl_model.weights.layout import WHOLE, Share
+from mindvl_model.weights.sharding import WHOLE, Share
 
 _LAYER = re.compile(r"(language\.decoder\.layers\.)(\d+)\.")
 EMBEDDING = "language.embedding.word_embeddings.weight"

@@ -18,7 +18,7 @@ from torch import Tensor
 from mindvl_model.errors import WeightError
 from mindvl_model.weights import fp8
 from mindvl_model.weights.json_file import MAX_JSON_BYTES, parse_json, read_json
-from mindvl_model.weights.layout import Block, Rows
+from mindvl_model.weights.sharding import Block, Rows
 from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
 __all__ = ["StoredTensor", "WeightDirectory", "as_dtype", "sync_directory", "write_weights"]

@@ -17,7 +17,7 @@ from mindvl_model.language_config import GroupedQueryConfig
 class WeightRule:
     """A parameter of the model and the stored tensors that make it.
 
-    Both functions accept whole tensors and the blocks of one rank (layout.py).
+    Both functions accept whole tensors and the blocks of one rank (sharding.py).
     """
 
     param_name: str

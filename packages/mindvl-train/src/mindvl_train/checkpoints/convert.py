@@ -21,8 +21,8 @@ from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, for
 from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
 from mindvl_model.hf.load import DirectorySource, LoadReport
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
-from mindvl_model.weights.layout import Share, cut_of
 from mindvl_model.weights.rules import WeightRule
+from mindvl_model.weights.sharding import Share, split_kind
 
 FILE_BYTES = 4 << 30
 NO_TOKENS = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)  # before the tokenizer is known
@@ -151,7 +151,7 @@ def _pieces(
     rule: WeightRule, directory: DirectorySource, num_experts: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, int, Tensor]]:
     """A whole parameter, or the weights of one expert after the other."""
-    if cut_of(rule.param_name) != "experts":
+    if split_kind(rule.param_name) != "experts":
         yield rule.param_name, 0, directory.read(rule, dtype)
         return
     for expert in range(num_experts):

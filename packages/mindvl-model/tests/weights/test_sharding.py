@@ -19,9 +19,9 @@ from mindvl_model.testing.layouts import join
 from mindvl_model.testing.ranks import run_ranks
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.directory import WeightDirectory, write_weights
-from mindvl_model.weights.layout import Block, Share, blocks, cut_of
 from mindvl_model.weights.names import weight_rules
 from mindvl_model.weights.rules import same
+from mindvl_model.weights.sharding import Block, Share, blocks, split_kind
 
 WORKER = """
     import pickle, sys
@@ -126,13 +126,13 @@ def test_a_rank_takes_its_query_heads_from_each_third_of_the_vision_encoder_s_jo
 
 def test_cuts_are_those_of_megatron_core() -> None:
     prefix = "language.decoder.layers.3."
-    assert cut_of(prefix + "self_attention.linear_qkv.bias") == "rows"
-    assert cut_of("language.embedding.word_embeddings.weight") == "rows"
-    assert cut_of("projector.fc2.weight") == "columns"
-    assert cut_of("projector.fc2.bias") == "whole"
-    assert cut_of(prefix + "mlp.experts.linear_fc2.weight") == "experts"
-    assert cut_of(prefix + "mlp.shared_experts.linear_fc2.weight") == "columns"
-    assert cut_of(prefix + "self_attention.linear_kv_down_proj.weight") == "whole"
+    assert split_kind(prefix + "self_attention.linear_qkv.bias") == "rows"
+    assert split_kind("language.embedding.word_embeddings.weight") == "rows"
+    assert split_kind("projector.fc2.weight") == "columns"
+    assert split_kind("projector.fc2.bias") == "whole"
+    assert split_kind(prefix + "mlp.experts.linear_fc2.weight") == "experts"
+    assert split_kind(prefix + "mlp.shared_experts.linear_fc2.weight") == "columns"
+    assert split_kind(prefix + "self_attention.linear_kv_down_proj.weight") == "whole"
 
 
 def test_a_rank_has_consecutive_experts() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mindvl_model.errors import WeightError
 from mindvl_model.weights.rules import WeightRule
 
-Cut = Literal["whole", "rows", "columns", "experts"]
+SplitKind = Literal["whole", "rows", "columns", "experts"]
 
 _ROWS = (  # split along the output dimension: also the vocabulary, query groups and both halves of a gated MLP
     "word_embeddings",
@@ -76,14 +76,14 @@ class Rows:
 WHOLE = Share()
 
 
-def cut_of(param_name: str) -> Cut:
+def split_kind(param_name: str) -> SplitKind:
     """How a parameter is split over ranks."""
-    layer, kind = param_name.rsplit(".", 2)[-2:]
+    layer, tensor = param_name.rsplit(".", 2)[-2:]
     if ".experts." in param_name:
         return "experts"
     if layer in _ROWS:
         return "rows"
-    return "columns" if layer in _COLUMNS and kind == "weight" else "whole"
+    return "columns" if layer in _COLUMNS and tensor == "weight" else "whole"
 
 
 def own_block(param_name: str, share: Share) -> Block | None:
@@ -91,11 +91,13 @@ def own_block(param_name: str, share: Share) -> Block | None:
 
     None for whole parameters and for experts.
     """
-    cut = cut_of(param_name)
-    if share.tp_size == 1 or cut not in ("rows", "columns"):
+    kind = split_kind(param_name)
+    if share.tp_size == 1 or kind not in ("rows", "columns"):
         return None
     sections = 2 if ".linear_fc1." in param_name else 1
-    return Block(0, share.tp_rank, share.tp_size, sections) if cut == "rows" else Block(1, share.tp_rank, share.tp_size)
+    return (
+        Block(0, share.tp_rank, share.tp_size, sections) if kind == "rows" else Block(1, share.tp_rank, share.tp_size)
+    )
 
 
 def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
@@ -104,8 +106,8 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
     Raises:
         WeightError: The experts cannot be split evenly over the expert-parallel ranks.
     """
-    cut = cut_of(rule.param_name)
-    if cut == "experts":
+    kind = split_kind(rule.param_name)
+    if kind == "experts":
         per_rank, rest = divmod(len(rule.hf_names), share.ep_size)
         if rest or not per_rank:
             raise WeightError(
@@ -114,15 +116,15 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
             )
         names = rule.hf_names[share.ep_rank * per_rank : (share.ep_rank + 1) * per_rank]
         return [(name, None) for name in names]
-    if cut == "whole" or share.tp_size == 1:
+    if kind == "whole" or share.tp_size == 1:
         return [(name, None) for name in rule.hf_names]
-    axis, sections = (0, rule.sections) if cut == "rows" else (1, 1)
+    axis, sections = (0, rule.sections) if kind == "rows" else (1, 1)
     return [(name, Block(axis, share.tp_rank, share.tp_size, sections)) for name in rule.hf_names]
 
 
 def split(rule: WeightRule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Split a whole parameter into the stored tensors, one expert at a time to save memory."""
-    if cut_of(rule.param_name) != "experts":
+    if split_kind(rule.param_name) != "experts":
         yield from zip(rule.hf_names, rule.split(parameter), strict=True)
         return
     per_expert = len(rule.hf_names) // len(parameter)
