@@ -209,7 +209,7 @@ def damage_config(directory: Path) -> None:
         ),
         (
             change_attention,
-            r"model.safetensors: .*blocks.0.attn.qkv.weight \[60, 16\] cannot be converted to .*60 rows, but .* needs 48",
+            r"model.safetensors: .*blocks.0.attn.qkv.weight \[60, 16\] cannot be converted to .*rows: must be 48, got 60",
         ),
         (
             change_heads,

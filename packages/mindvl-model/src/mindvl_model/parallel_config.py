@@ -41,7 +41,7 @@ class ParallelConfig:
         if self.stage_layers is None:
             return
         if min(self.stage_layers, default=0) < 0:
-            raise ValueError(f"stage_layers: layer counts must be >= 0, got {list(self.stage_layers)}.")
+            raise ValueError(f"stage_layers: must be layer counts >= 0, got {list(self.stage_layers)}.")
         if len(self.stage_layers) != self.num_chunks:
             raise ValueError(
                 f"stage_layers: must have pp_size * virtual_stages = {self.num_chunks} entries, "

@@ -232,7 +232,7 @@ MTP_COPY = "model.language_model.layers.3.embed_tokens.weight"
         ),
         (
             lambda tensors: tensors | {MTP_COPY: tensors[MTP_COPY] + 1},
-            r"layers.3.embed_tokens.weight differs from .*embed_tokens.weight, but both must be copies of one parameter",
+            r"layers.3.embed_tokens.weight: must equal .*embed_tokens.weight, because both are copies of one parameter",
         ),
     ],
     ids=["missing", "shape", "one too many", "fp8 without factors", "copies differ"],

@@ -271,7 +271,7 @@ def _join(rule: WeightRule, tensors: dict[str, Tensor], directory: WeightDirecto
             shapes.append(f"{len(tensors) - len(named)} of shape {list(usual)}")
         file = directory.stored(next(iter(named))).file
         raise WeightError(
-            f"{file}: {' and '.join(shapes)} cannot be converted to {rule.param_name} ({error}). "
+            f"{file}: {' and '.join(shapes)} cannot be converted to {rule.param_name} ({str(error).rstrip('.')}). "
             "Use the configuration that belongs to these weights."
         ) from error
 

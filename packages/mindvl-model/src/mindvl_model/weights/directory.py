@@ -205,7 +205,7 @@ def _ranges(name: str, stored: StoredTensor, block: Block | Rows) -> list[tuple[
     except (ValueError, IndexError) as error:
         raise WeightError(
             f"{stored.file}: tensor {name!r} {list(stored.shape)} cannot be split over tensor-parallel ranks "
-            f"({error}). Use another tp_size."
+            f"({str(error).rstrip('.')}). Use another tp_size."
         ) from error
 
 

@@ -118,7 +118,7 @@ def _repeated(param_name: str, hf_names: tuple[str, ...]) -> WeightRule:
     def join(tensors: list[Tensor]) -> Tensor:
         for name, tensor in zip(hf_names, tensors, strict=True):
             if tensor.shape != tensors[0].shape or (not tensor.is_meta and not torch.equal(tensor, tensors[0])):
-                raise WeightError(f"{name} differs from {hf_names[0]}, but both must be copies of one parameter")
+                raise WeightError(f"{name}: must equal {hf_names[0]}, because both are copies of one parameter.")
         return tensors[0]
 
     # Cloned, because safetensors does not save tensors that share memory.

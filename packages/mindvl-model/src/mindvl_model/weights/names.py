@@ -123,7 +123,7 @@ def _by_head(tensor: Tensor, heads: int, size: int) -> Tensor:
     """[3, N, size, ...] -> [N, 3, size, ...], flattened over the first three axes; N is `heads`, or `heads` / tp_size."""
     local = tensor.shape[0] // (3 * size)
     if tensor.shape[0] != 3 * local * size or not local or heads % local:
-        raise WeightError(f"{tensor.shape[0]} rows, but the configuration needs {3 * heads * size}")
+        raise WeightError(f"rows: must be {3 * heads * size}, got {tensor.shape[0]}.")
     return _swap_heads(tensor, 3, local, size)
 
 

@@ -55,7 +55,7 @@ class Block:
         """
         length, rest = divmod(size, self.count * self.sections)
         if rest:
-            raise ValueError(f"{size} cannot be split into {self.sections} x {self.count} equal blocks")
+            raise ValueError(f"axis {self.axis}: must be divisible by {self.sections} x {self.count}, got {size}.")
         starts = [(section * self.count + self.index) * length for section in range(self.sections)]
         return [(start, start + length) for start in starts]
 
