@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planted bugs: which text of which file is replaced, and the command that must notice it.
+"""Planted bugs: the replaced text of a file, and the command that must detect the change.
 
-Comes before session.py, which plants them one at a time into a copy of the sources. Each is a mistake that a person
-could make and that leaves training running. `python -m mindvl_cli.main` and pytest are the commands.
+Comes before session.py, which plants them one at a time into a copy of the sources. Each is a realistic mistake that
+does not stop training. `python -m mindvl_cli.main` and pytest are the commands.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Command = tuple[str, ...]  # "check" and its arguments, or "pytest" and its argu
 class Mutant:
     """One planted bug."""
 
-    name: str  # a sentence's beginning: what the sources now do wrong
+    name: str  # the wrong behaviour, in a short sentence
     area: Area
     file: str  # below packages/
     old: str  # occurs exactly once in the file
@@ -41,7 +41,7 @@ _TRAIN = "mindvl-train/src/mindvl_train"
 MOE = "recipes/tiny/sft-moe.yaml"
 DEEPSEEK = "recipes/tiny/sft-deepseek.yaml"
 _ALIGNED_MOE = (MOE, "model.language.aux_loss_weight=0", "global_batch_size=2")
-# The sizes of sft-moe.yaml as a small Qwen2.5-VL: biases, and positions on three axes.
+# The sizes of sft-moe.yaml as a small Qwen2.5-VL: with biases and three-axis positions.
 _QWEN2_5_VL = (
     MOE,
     "global_batch_size=2",
@@ -103,7 +103,7 @@ MUTANTS = (
         _tests("data", "order/test_packing.py"),
     ),
     Mutant(
-        "the image tokens of a pack are put in place in reverse order",
+        "the image tokens of a pack are inserted in reverse order",
         "packing",
         f"{_MODEL}/model.py",
         "return embeddings.index_copy(0, positions, visual_tokens)",
@@ -111,7 +111,7 @@ MUTANTS = (
         _packing(),
     ),
     Mutant(
-        "labels reach into the next sample of the pack",
+        "labels extend into the next sample of the pack",
         "packing",
         f"{_DATA}/collate.py",
         "labels[start:stop] = sample.labels",
@@ -136,7 +136,7 @@ MUTANTS = (
         _alignment(*_QWEN2_5_VL),
     ),
     Mutant(
-        "positions go on counting through the samples of a pack",
+        "positions continue across the samples of a pack",
         "positions",
         f"{_DATA}/collate.py",
         "positions[:, start:stop] = segment_positions(",
@@ -153,7 +153,7 @@ MUTANTS = (
         _packing(),
     ),
     Mutant(
-        "the encoder's full attention crosses from one image to the next",
+        "the encoder's full attention crosses image boundaries",
         "attention borders",
         f"{_MODEL}/vision/positions.py",
         "        full=Segments(tuple(full)),",
@@ -169,7 +169,7 @@ MUTANTS = (
         _alignment(*_ALIGNED_MOE),
     ),
     Mutant(
-        "multi-token prediction looks beyond the end of a sample",
+        "multi-token prediction uses tokens beyond the end of a sample",
         "attention borders",
         f"{_MODEL}/megatron/mtp.py",
         "torch.where(positions < ends,",
@@ -202,7 +202,7 @@ MUTANTS = (
         _alignment(*_ALIGNED_MOE),
     ),
     Mutant(
-        "losses by source are taken with the labels of another slice of the pack",
+        "losses by source use the labels of another slice of the pack",
         "loss counting",
         f"{_MODEL}/model.py",
         "first = context_rank() * len(losses) if self.parallel.cp_size > 1 else 0",
@@ -227,7 +227,7 @@ MUTANTS = (
         _parallel("tp2", MOE, "parallel.spread_images=true"),
     ),
     Mutant(
-        "tp: the gradient norm leaves out all pieces of a split weight but the first",
+        "tp: the gradient norm counts only the first shard of a sharded weight",
         "gradient reductions",
         f"{_MODEL}/megatron/blocks.py",
         "set_tensor_model_parallel_attributes(weight, True, axis, 1)",
@@ -259,7 +259,7 @@ MUTANTS = (
         _parallel("ep2"),
     ),
     Mutant(
-        "cp: heads come back from the exchange in another order",
+        "cp: the all-to-all returns heads in another order",
         "gradient reductions",
         f"{_MODEL}/megatron/heads.py",
         "return received.transpose(0, 1).reshape(len(context) // size, -1, width)",
@@ -284,7 +284,7 @@ MUTANTS = (
         _parallel("dp2"),
     ),
     Mutant(
-        "the balancing loss of a slice takes its own loads for those of the pack",
+        "the balancing loss of a slice uses its own loads instead of those of the pack",
         "router",
         f"{_MODEL}/megatron/router.py",
         "torch.distributed.all_reduce(whole, group=parallel_state.get_tensor_and_context_parallel_group())",
@@ -292,7 +292,7 @@ MUTANTS = (
         _parallel("tp2"),
     ),
     Mutant(
-        "weights of the chosen experts do not add up to 1",
+        "weights of the selected experts do not sum to 1",
         "router",
         f"{_MODEL}/megatron/router.py",
         "renormalize=sigmoid or not config.moe_router_pre_softmax,",
@@ -300,7 +300,7 @@ MUTANTS = (
         _alignment(*_ALIGNED_MOE),
     ),
     Mutant(
-        "routing biases favour the experts that are busy already",
+        "routing biases favour overloaded experts",
         "router",
         "mindvl-ops/src/mindvl_ops/moe_gating.py",
         "torch.sign(load.mean() - load)",
@@ -333,7 +333,7 @@ MUTANTS = (
         _alignment(*_ALIGNED_MOE),
     ),
     Mutant(
-        "parts that the phase freezes are trained",
+        "frozen parts are trained",
         "optimizer",
         f"{_TRAIN}/weights.py",
         "set_trainable(model, run.config.trained_parts)",
@@ -350,7 +350,7 @@ MUTANTS = (
         _tests("train", "test_run.py", "goes_on_later"),
     ),
     Mutant(
-        "a resumed run starts at the first sample again",
+        "a resumed run restarts at the first sample",
         "resume",
         f"{_TRAIN}/checkpoints/restore.py",
         "        state.source.load_state_dict(ledger, ",
@@ -366,7 +366,7 @@ MUTANTS = (
         _tests("train", "test_state.py"),
     ),
     Mutant(
-        "the optimizer's moments are not read from the checkpoint",
+        "optimizer states are not read from the checkpoint",
         "resume",
         f"{_TRAIN}/checkpoints/restore.py",
         "_load(checkpoint, state.models, state.optimizer)",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plant each bug of mutants.py into a copy of the sources and see that its check or test notices; `nox -s mutants`.
+"""Plant each bug of mutants.py into a copy of the sources and run the check or test that must fail; `nox -s mutants`.
 
-Arguments are words in names of mutants; without any, all are planted. Exit code 1 if one stays unnoticed. `--write`
-makes the table of docs/design/evidence/mutants.md from the results.
+Arguments are words in names of mutants; by default all are planted. The exit code is 1 if a bug is not detected.
+`--write` writes the results to the table of docs/design/evidence/mutants.md.
 """
 
 import argparse
@@ -28,12 +28,12 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", "benchmarks")
 
 
 class NotNoticedError(Exception):
-    """A bug that its check or test lets pass, or sources without any that do not."""
+    """A check or test did not detect a bug, or failed without one."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command said of a copy of the sources."""
+    """Result of a command on a copy of the sources."""
 
     passed: bool
     found: str  # what differs, or the test that failed
@@ -41,49 +41,51 @@ class Outcome:
 
 def main() -> int:
     """Run the session; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Plant bugs and see that checks and tests notice them.")
-    parser.add_argument("words", nargs="*", help="Words in names of mutants; default: all.")
+    parser = argparse.ArgumentParser(description="Plant bugs and verify that checks and tests detect them.")
+    parser.add_argument("words", nargs="*", help="Words in names of mutants; default: all mutants.")
     parser.add_argument("--write", action="store_true", help="Write the table of docs/design/evidence/mutants.md.")
     options = parser.parse_args()
     chosen = [one for one in MUTANTS if not options.words or any(word in one.name for word in options.words)]
     if not chosen or (options.write and len(chosen) < len(MUTANTS)):
         parser.error("no mutant has these words in its name, or --write was given for a part of them.")
-    packs, unnoticed = [], 0
+    outcomes, unnoticed = [], 0
     with tempfile.TemporaryDirectory(prefix="mindvl-mutants-") as temporary:
-        place = make_data(Path(temporary) / "data")
+        data = make_data(Path(temporary) / "data")
         for command in dict.fromkeys(one.caught_by for one in chosen):
-            outcome = run(command, copy_sources(Path(temporary) / "sound"), place)
+            outcome = run(command, copy_sources(Path(temporary) / "sound"), data)
             print(f"sound: {shown(command)}: {outcome.found or 'passed'}", flush=True)
             if not outcome.passed:
-                raise NotNoticedError(f"{shown(command)}: fails without any bug: {outcome.found}. Repair it first.")
+                raise NotNoticedError(f"{shown(command)}: fails without any bug: {outcome.found}. Fix it first.")
         for mutant in chosen:
             started = time.monotonic()
             copy = copy_sources(Path(temporary) / "planted")
             plant(mutant, copy)
-            outcome = run(mutant.caught_by, copy, place)
+            outcome = run(mutant.caught_by, copy, data)
             unnoticed += outcome.passed
             verdict = "NOT NOTICED" if outcome.passed else f"noticed: {outcome.found}"
             print(f"{mutant.name} ({time.monotonic() - started:.0f} s): {verdict}", flush=True)
-            packs.append((mutant, outcome))
+            outcomes.append((mutant, outcome))
     print(f"{len(chosen) - unnoticed} of {len(chosen)} planted bugs were noticed")
     if options.write and not unnoticed:
-        PAGE.write_text(with_table(PAGE.read_text(), packs))
+        PAGE.write_text(with_table(PAGE.read_text(), outcomes))
     return 1 if unnoticed else 0
 
 
-def make_data(place: Path) -> Path:
+def make_data(directory: Path) -> Path:
     """The data of the tiny recipes, by the script that docs/guides/train.md shows."""
     text = (ROOT / "docs" / "guides" / "train.md").read_text()
     found = re.search(r"## Data for the tiny recipes\n.*?```python\n(.*?)```", text, re.DOTALL)
     if found is None:
-        raise NotNoticedError("docs/guides/train.md: has no script under 'Data for the tiny recipes'. Put it back.")
-    place.mkdir()
-    subprocess.run([sys.executable, "-c", found[1]], cwd=place, env=_environment(ROOT), check=True)
+        raise NotNoticedError(
+            "docs/guides/train.md: has no script under 'Data for the tiny recipes'. Restore the section."
+        )
+    directory.mkdir()
+    subprocess.run([sys.executable, "-c", found[1]], cwd=directory, env=_environment(ROOT), check=True)
     # The table of the page was measured with the tokenizer of the demo, which splits digits.
     again = "train_tokenizer(['what is written here? 0123456789', 'some words'], Path('tokenizer'))"
     code = f"from pathlib import Path; from mindvl_cli.demo.tokenizer import train_tokenizer; {again}"
-    subprocess.run([sys.executable, "-c", code], cwd=place, env=_environment(ROOT), check=True)
-    return place
+    subprocess.run([sys.executable, "-c", code], cwd=directory, env=_environment(ROOT), check=True)
+    return directory
 
 
 def copy_sources(copy: Path) -> Path:
@@ -105,13 +107,13 @@ def plant(mutant: Mutant, copy: Path) -> None:
     text = path.read_text() if path.is_file() else ""
     if (count := text.count(mutant.old)) != 1:
         raise NotNoticedError(
-            f"packages/{mutant.file}: holds the text of the mutant {mutant.name!r} {count} times, not once: "
+            f"packages/{mutant.file}: has the text of the mutant {mutant.name!r} {count} times instead of once: "
             f"{mutant.old!r}. Adapt tests/mutants/mutants.py to the sources."
         )
     path.write_text(text.replace(mutant.old, mutant.new))
 
 
-def run(command: Command, copy: Path, place: Path) -> Outcome:
+def run(command: Command, copy: Path, data: Path) -> Outcome:
     """Run a check or tests on a copy of the sources."""
     kind, *words = command
     is_check = kind == "check"
@@ -122,14 +124,14 @@ def run(command: Command, copy: Path, place: Path) -> Outcome:
         line = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
     done = subprocess.run(
         line,
-        cwd=place if is_check else copy,
+        cwd=data if is_check else copy,
         env=_environment(copy),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
-    # 1 is what both say of a difference; anything else is a command that could not do its work.
+    # Both exit with 1 on a difference; any other code is an error of the command.
     if done.returncode not in (0, 1):
         raise NotNoticedError(
             f"{shown(command)}: ended with code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
@@ -143,7 +145,7 @@ def run(command: Command, copy: Path, place: Path) -> Outcome:
 
 
 def shown(command: Command) -> str:
-    """A command as the table has it."""
+    """Format a command for the table."""
     kind, *words = command
     if kind == "pytest":
         return " ".join(word if word.startswith(("packages/", "-")) else f"'{word}'" for word in words)
@@ -153,12 +155,12 @@ def shown(command: Command) -> str:
     return " ".join(filter(None, ("mindvl check", words[0], Path(words[1]).name, family, *options)))
 
 
-def with_table(page: str, packs: Sequence[tuple[Mutant, Outcome]]) -> str:
+def with_table(page: str, outcomes: Sequence[tuple[Mutant, Outcome]]) -> str:
     """The page with its table replaced."""
     lines = ["| area | planted bug | noticed by | named |", "|---|---|---|---|"]
     lines += [
         f"| {mutant.area} | {mutant.name} | `{shown(mutant.caught_by)}` | {outcome.found} |"
-        for mutant, outcome in packs
+        for mutant, outcome in outcomes
     ]
     head, _, rest = page.partition("| area |")
     after = rest.partition("\n\n")[2]
@@ -166,7 +168,7 @@ def with_table(page: str, packs: Sequence[tuple[Mutant, Outcome]]) -> str:
 
 
 def _named_by_check(text: str) -> str:
-    """What the JSON of a check says is wrong."""
+    """The differences in the JSON of a check."""
     try:
         report = json.loads(text)
     except ValueError:
