@@ -19,7 +19,7 @@ from mindvl_model.testing.tiny import (
 )
 from mindvl_train.devices import find_device
 from mindvl_train.layout_search import BUDGETS, Machine, Request, days, evaluate, largest_pixels, room, search
-from mindvl_train.layout_search.attention import Heads, attention_core, padded_places
+from mindvl_train.layout_search.attention import Heads, attention_core, padded_size
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting, joined
 from mindvl_train.layout_search.memory import Ledger, recomputed, schedule, stretch_of
 from mindvl_train.layout_search.packs import Pack, typical_pack
@@ -111,8 +111,8 @@ def test_attention_keeps_padded_copies_where_no_kernel_takes_the_pack_as_it_is()
     assert npu.kept == 2 * 64 * 6 * 8 + 64 * 4 * 64  # queries and keys; sums eight times
     assert not cpu.holds_values
     assert cpu.kept == 2 * 2 * 64 * 6 * 8 + 4 * 64 * 4
-    assert padded_places((40, 39, 8)) == (88, False)
-    assert padded_places((32, 32)) == (64, True)
+    assert padded_size((40, 39, 8)) == (88, False)
+    assert padded_size((32, 32)) == (64, True)
 
 
 def test_blocks_in_a_pack_are_fullest_where_the_sum_is() -> None:

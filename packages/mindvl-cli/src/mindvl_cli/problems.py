@@ -56,7 +56,8 @@ def explain(error: ValidationError, cls: type, document: Any) -> Iterator[tuple[
         if place.unknown_kind:
             merged[(*place.key_path, "kind")] = place.unknown_kind
         elif place.key_path not in merged:
-            merged[place.key_path] = _explain_one(detail["type"], detail, place)
+            field_path, problem = _field_path(_explain_one(detail["type"], detail, place), place)
+            merged[(*place.key_path, *field_path)] = problem
     for key_path, (what, to_do) in merged.items():
         yield key_path, what, to_do
 
@@ -105,6 +106,15 @@ def _locate(loc: Sequence[str | int], cls: type, document: Any) -> _Place | None
         document = document[step] if _has(document, step) else None
         key_path = (*key_path, step)
     return _Place(key_path, hint, parent)
+
+
+def _field_path(problem: tuple[str, str], place: _Place) -> tuple[KeyPath, tuple[str, str]]:
+    """Split a message "FIELD.PATH: text" of a dataclass into the path below that dataclass and the text."""
+    name, colon, text = problem[0].partition(": ")
+    cls = next(iter(_dataclass_members(place.hint)), None)
+    if not colon or cls is None or name.split(".")[0] not in {field.name for field in dataclasses.fields(cls)}:
+        return (), problem
+    return tuple(name.split(".")), (text, problem[1])
 
 
 def _explain_one(kind: str, detail: Any, place: _Place) -> tuple[str, str]:

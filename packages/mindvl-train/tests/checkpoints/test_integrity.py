@@ -27,7 +27,7 @@ def test_a_sealed_directory_has_no_damage_until_a_file_changes(tmp_path: Path) -
     write_json(tmp_path / "ledger.json", {"step": 2})
     assert find_damage(tmp_path) == "ledger.json has a wrong checksum"
     (tmp_path / "files.json").write_text("[]")
-    assert find_damage(tmp_path) == "files.json does not know ledger.json"
+    assert find_damage(tmp_path) == "files.json does not list ledger.json"
     (tmp_path / "files.json").write_text("7")
     assert "files.json cannot be read" in str(find_damage(tmp_path))
 
@@ -35,4 +35,4 @@ def test_a_sealed_directory_has_no_damage_until_a_file_changes(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["/dev/zero", "../other", "tensors/../../other"])
 def test_only_files_of_the_checkpoint_are_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "files.json").write_text(json.dumps({name: {"bytes": 0, "crc32": 0}}))
-    assert find_damage(tmp_path) == f"files.json names {name}, which is outside of the checkpoint"
+    assert find_damage(tmp_path) == f"files.json lists {name}, which is outside the checkpoint"

@@ -134,7 +134,7 @@ def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
     monkeypatch.setattr(saving, "ChunkWriter", FullDisk)
     config = make_config(steps=50, checkpoints=CheckpointConfig(every_steps=1, async_save=True))
     seen: list[int] = []
-    message = r"step-00000002: could not be saved \(.*No space left on device\).* can go on from step-00000001"
+    message = r"step-00000002: could not be saved \(.*No space left on device\).* can resume from step-00000001"
     with pytest.raises(CheckpointError, match=message):
         run_training(config, on_step=lambda step, loss: seen.append(step))
     assert seen == [1, 2, 3]  # the next save met it
@@ -160,7 +160,7 @@ def test_a_checkpoint_is_saved_although_an_older_one_cannot_be_removed(
     def stuck(checkpoint: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(checkpoint))
 
-    monkeypatch.setattr(saving, "_drop", stuck)
+    monkeypatch.setattr(saving, "_remove", stuck)
     config = make_config(steps=2, checkpoints=CheckpointConfig(every_steps=1, keep_last=1))
     assert run_training(config).checkpoint.is_dir()
     assert names(config.out / "checkpoints") == ["step-00000001", "step-00000002"]
@@ -222,7 +222,7 @@ def test_a_checkpoint_gets_its_name_when_every_process_has_written(tmp_path: Pat
     alone = _Writing(tmp_path, CheckpointConfig(), "step-00000008", 0, 2, give_up_at=0.0)
     alone.prepare()
     alone.run([half(0)], {})
-    assert alone.error == "another process did not write its part"
+    assert alone.error == "another rank did not write its part"
     assert names(tmp_path) == ["step-00000007", "step-00000008.unfinished"]
 
 
@@ -265,5 +265,5 @@ def test_a_full_disk_is_an_error_that_leaves_older_checkpoints_and_nothing_half(
     for config, line in zip(configs, said, strict=True):
         assert "step-00000002: could not be saved" in line
         assert "File too large" in line
-        assert "the run can go on from step-00000001" in line
+        assert "the run can resume from step-00000001" in line
         assert names(config.out / "checkpoints") == ["step-00000001"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of the language model: embedding, decoder layers, multi-token prediction, head with the loss.
 
-Comes after attention.py; stages.py puts them on pipeline stages. Each function names what the module of the same name
-in mindvl_model.megatron keeps.
+Comes after attention.py; stages.py puts them on pipeline stages. Each function follows the module of the
+same name in mindvl_model.megatron.
 """
 
 from dataclasses import replace
@@ -14,11 +14,11 @@ from mindvl_model.language_config import GroupedQueryConfig
 from mindvl_train.layout_search.attention import Core, Heads, attention_core
 from mindvl_train.layout_search.blocks import Block, Setting, Traffic, gated_activation, joined
 
-_CHUNK = {"cpu": 4 * 2**20, "cuda": 64 * 2**20, "npu": 64 * 2**20}  # bytes of logits that the loss works on at once
+_CHUNK = {"cpu": 4 * 2**20, "cuda": 64 * 2**20, "npu": 64 * 2**20}  # chunk size of logits in the loss, in bytes
 
 
 def embedding_block(setting: Setting) -> Block:
-    """Embedding, with visual tokens put at their places."""
+    """Embedding and insertion of visual tokens."""
     language, wide = setting.model.language, setting.wide
     weights = language.vocab_size * language.hidden_size // setting.tp_size
     trained = "language" in setting.trained
@@ -42,7 +42,7 @@ def embedding_block(setting: Setting) -> Block:
 
 
 def decoder_layer(setting: Setting, number: int) -> Block:
-    """Layer `number` of the decoder, from 0."""
+    """Decoder layer with index `number`."""
     language = setting.model.language
     dense = not isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig) or (
         isinstance(language, DeepSeekV3LanguageConfig) and number < language.num_dense_layers
@@ -51,7 +51,7 @@ def decoder_layer(setting: Setting, number: int) -> Block:
 
 
 def mtp_block(setting: Setting) -> Block | None:
-    """All depths of multi-token prediction with their losses; None where the model has none."""
+    """All depths of multi-token prediction with their losses; None if the model has none."""
     language = setting.model.language
     depths = num_mtp_layers(language)
     if not depths or mtp_layer(language) is None:
@@ -60,7 +60,7 @@ def mtp_block(setting: Setting) -> Block | None:
     layer = _layer(setting, "prediction", dense=False)
     pack = wide * tokens * hidden
     trained = "language" in setting.trained
-    # Two norms keep their inputs, the second one that of the final norm of the decoder; the join, the norm at the end.
+    # Stored for backward: inputs of two norms, of the projection and of the final norm.
     join = replace(
         layer,
         dense=2 * hidden**2 + 3 * hidden,
@@ -79,16 +79,16 @@ def mtp_block(setting: Setting) -> Block | None:
 
 
 def head_block(setting: Setting) -> Block:
-    """Norm at the end, logits and the loss over them."""
+    """Final norm, logits and loss."""
     language, wide = setting.model.language, setting.wide
     hidden, vocabulary = language.hidden_size, language.vocab_size / setting.tp_size
     trained = "language" in setting.trained
     pack, logits = wide * setting.sliced * hidden, setting.tokens * vocabulary
     whole_pack = wide * setting.tokens * hidden
     chunks = (1 if wide == 4 else 2) * _CHUNK[setting.kernels]
-    if setting.tp_size > 1:  # megatron-core's loss works in place on float32 logits, and keeps them
+    if setting.tp_size > 1:  # megatron-core's loss works in place on fp32 logits and stores them
         kept, forward, backward = 4 * logits, logits * (wide if wide < 4 else 0), logits * (wide if wide < 4 else 0)
-    elif wide == 4 and 4 * logits <= _CHUNK[setting.kernels]:  # PyTorch's own
+    elif wide == 4 and 4 * logits <= _CHUNK[setting.kernels]:  # PyTorch's cross entropy
         kept, forward, backward = 4 * logits, 4 * logits, 8 * logits
     else:
         kept, forward, backward = wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
@@ -131,7 +131,7 @@ def _base(setting: Setting, name: str) -> Block:
 
 
 def _core(setting: Setting, heads: Heads) -> tuple[Core, float, float]:
-    """(core, bytes sent over context-parallel ranks, what these keep beside it) from the heads of one tensor rank."""
+    """(core attention, bytes sent over context-parallel ranks, additional stored bytes) for the heads of one tp rank."""
     cp, wide = setting.cp_size, setting.wide
     lengths = setting.pack.segments
     if missing := setting.tokens * cp - setting.pack.tokens:
@@ -144,7 +144,7 @@ def _core(setting: Setting, heads: Heads) -> tuple[Core, float, float]:
     core = attention_core(setting, lengths, shared)
     whole = wide * sum(lengths)
     sent = setting.ring(cp) * whole * (shared.numbers + shared.query * shared.value)
-    # One buffer holds what arrived, and queries, keys and values are views of it; the output is kept on its own.
+    # Queries, keys and values are views of the receive buffer; the output is stored separately.
     received = whole * shared.numbers if core.holds_values else 0.0
     views = whole * (shared.query + shared.key) * shared.width if core.holds_values else 0.0
     output = whole * shared.query * shared.value if core.holds_values and not setting.selective else 0.0
@@ -163,10 +163,12 @@ def _grouped_attention(setting: Setting) -> Block:
     normed = not isinstance(language, Qwen2LanguageConfig)
     kept = pack + 4 * setting.sliced + core.kept + exchanged
     kept += (pack + output) * trained  # inputs of both matrices
-    kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output  # of the core's backward alone
+    kept += (
+        0 if trained or not core.holds_values or setting.cp_size > 1 else output
+    )  # for the backward of core attention
     if normed or core.holds_values:
         kept += projection
-    if normed:  # queries are copied out of the projection where there are several groups, and normed with the keys
+    if normed:  # with several groups, queries are copied from the projection before the norm
         kept += (output if heads.key > 1 else 0.0) + 4 * tokens * (heads.query + heads.key)
     counts = layers_of(language)[0]
     gradient = setting.weight_gradient(hidden * heads.numbers) if trained else 0.0
@@ -225,7 +227,7 @@ def _dense_mlp(setting: Setting) -> Block:
 
 
 def _gated_mlp(setting: Setting, ffn_size: int) -> Block:
-    """A norm and a gated MLP split over tensor-parallel ranks; its parameters are the caller's to count."""
+    """A norm and a tensor-parallel gated MLP, without the number of parameters."""
     hidden, wide, tokens = setting.model.language.hidden_size, setting.wide, setting.tokens
     trained, ffn = "language" in setting.trained, ffn_size / setting.tp_size
     pack, values = wide * setting.sliced * hidden, wide * tokens * ffn
@@ -245,7 +247,7 @@ def _gated_mlp(setting: Setting, ffn_size: int) -> Block:
 
 
 def _expert_mlp(setting: Setting) -> Block:
-    """Router, packs to the ranks of their experts and back, the experts, and a shared one where the model has it."""
+    """Router, token dispatch and combine, routed experts, and shared experts."""
     language, wide = setting.model.language, setting.wide
     assert isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig)
     hidden, ffn, chosen = language.hidden_size, language.expert_ffn_hidden_size, language.experts_per_token
@@ -259,7 +261,7 @@ def _expert_mlp(setting: Setting) -> Block:
     sent = 2 * setting.ring(setting.ep_size) * wide * packs * hidden
     counts = layers_of(language)[-1]
     gradient = setting.weight_gradient(2 * hidden * ffn * language.num_experts / setting.ep_size) if trained else 0.0
-    factor = 2 if wide == 2 and setting.kernels != "npu" else 1  # sums over a token's experts are made in float32
+    factor = 2 if wide == 2 and setting.kernels != "npu" else 1  # sums over the experts of a token are fp32
     combine = 2 * factor * wide * packs * hidden
     exchange = wide * arrived * hidden
     block = replace(
@@ -278,7 +280,7 @@ def _expert_mlp(setting: Setting) -> Block:
     if not counts.shared_experts:
         return block
     shared = _gated_mlp(setting, counts.shared_experts // (3 * hidden))
-    # Its input is the norm's output, which the router keeps already.
+    # Its input is the output of the norm, which is already stored for the router.
     shared = replace(
         shared, dense=counts.shared_experts // setting.tp_size, kept=shared.kept - (1 + trained) * pack - 4 * tokens
     )
@@ -295,5 +297,5 @@ def _rotary_width(setting: Setting) -> int:
 
 
 def _split(parameters: int, tp_size: int, whole: int) -> int:
-    """Parameters of one rank, of which `whole` stand on every one."""
+    """Number of parameters of one rank; `whole` of them are not split."""
     return (parameters - whole) // tp_size + whole

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of each pipeline rank at the fullest moment of a step, by part.
+"""Peak memory of each pipeline rank in a step, by part.
 
-Comes after stages.py, before search.py. The moment is found by walking the schedule of megatron-core: forward and
-backward of chunks, one forward and one backward in turn after the first ones, interleaved with virtual stages.
+Comes after stages.py, before search.py. The peak is found by simulating megatron-core's 1F1B schedule, interleaved with
+virtual stages.
 """
 
 from collections import defaultdict
@@ -21,32 +21,32 @@ class Memory:
     """Bytes by part on one rank."""
 
     parameters: float
-    gradients: float  # float32 buffers of what is trained
-    optimizer: float  # master weights and two moments, this rank's share
-    inputs: float  # one pack, as the loader hands it over; the others of the step wait on the host
-    activations: float  # kept for backward, of all packs in flight
-    temporary: float  # on top of them at the fullest moment
+    gradients: float  # fp32 buffers of trained parameters
+    optimizer: float  # master weights and two moments of this rank
+    inputs: float  # one pack on the device; the others of the step are on the host
+    activations: float  # stored for backward, of all packs in flight
+    temporary: float  # additional bytes at the peak
     base: float = 0.0  # context, communication buffers, fragmentation
     activations_by: dict[str, float] = field(default_factory=dict)  # activations of vision, decoder, experts, head ...
 
     @property
     def standing(self) -> float:
-        """What is there between steps, and a pack."""
+        """Bytes between steps, and one pack."""
         return self.parameters + self.gradients + self.optimizer + self.inputs + self.base
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Peak bytes."""
         return self.standing + self.activations + self.temporary
 
     def as_dict(self) -> dict[str, Any]:
-        """Parts and total, for JSON."""
+        """Parts and total as JSON values."""
         return vars(self) | {"total": self.total}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Parameters that stand on one rank."""
+    """Numbers of parameters on one rank."""
 
     dense: int = 0
     experts: int = 0
@@ -61,11 +61,11 @@ class Stretch:
     kept: float
     forward_peak: float
     backward_peak: float
-    kinds: Mapping[str, float]  # kept, by what keeps it
+    kinds: Mapping[str, float]  # bytes stored for backward by kind of layer
 
 
 class Ledger:
-    """Memory of the chunks of one setting; what chunks have in common is counted once."""
+    """Memory of model chunks, cached."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -84,12 +84,12 @@ class Ledger:
         offload: bool = False,
         base: float = 0.0,
     ) -> Memory:
-        """What one pipeline rank holds.
+        """Estimate the memory of one pipeline rank.
 
         Args:
-            own: Its chunks, in the order of their virtual stages.
-            dp_size: Data-parallel ranks, without context parallel.
-            offload: The two moments of the optimizer lie in the memory of the host.
+            own: Chunks of the rank, in the order of virtual stages.
+            dp_size: Data-parallel size, without context parallelism.
+            offload: Whether optimizer moments are in host memory.
         """
         setting = self.setting
         counts = [self.counts(chunk) for chunk in own]
@@ -97,11 +97,11 @@ class Ledger:
         trained, trained_experts = sum(one.trained_dense for one in counts), sum(one.trained_experts for one in counts)
         copies = dp_size * parallel.cp_size
         expert_copies = max(1, copies * parallel.tp_size // parallel.ep_size)
-        # A model in float32 is its own master.
+        # fp32 weights need no master copy.
         state = (4 if setting.wide < 4 else 0) + (0 if offload else 8)
         activations, temporary, kinds = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
-        pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels cross as uint8
+        pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels are uint8
         return Memory(
             parameters=setting.wide * (dense + experts),
             gradients=4.0 * (trained + trained_experts),
@@ -114,7 +114,7 @@ class Ledger:
         )
 
     def counts(self, chunk: Chunk) -> Counts:
-        """Parameters of a chunk on one rank."""
+        """Numbers of parameters of a chunk on one rank."""
         if chunk.key not in self._counts:
             trained = [(block, count) for block, count in chunk.runs if block.trained]
             self._counts[chunk.key] = Counts(
@@ -133,7 +133,7 @@ class Ledger:
         pp_rank: int,
         num_microbatches: int,
     ) -> tuple[float, float, dict[str, float]]:
-        """(kept, on top of it, what is kept by what keeps it) at the fullest moment."""
+        """(bytes stored for backward, temporary bytes, stored bytes by kind of layer) at the peak."""
         stretches = [self._stretch(chunk, parallel, recompute) for chunk in own]
         size, virtual = parallel.pp_size, parallel.virtual_stages
         held, most, fullest = 0.0, 0.0, (0.0, 0.0)
@@ -159,7 +159,7 @@ class Ledger:
         for stretch, count in zip(stretches, packs_then, strict=True):
             for kind, size_of_pack in stretch.kinds.items():
                 kinds[kind] += count * size_of_pack
-        # A chunk that is half done keeps a part of what it will; the shares are those of whole ones.
+        # A partially executed chunk stores a part of its bytes; the fractions are those of complete chunks.
         scale = fullest[0] / max(1.0, sum(kinds.values()))
         return *fullest, {kind: scale * size for kind, size in kinds.items() if size}
 
@@ -170,7 +170,7 @@ class Ledger:
             boundary = self.setting.wide * self.setting.sliced * self.setting.model.language.hidden_size if piped else 0
             stretch = stretch_of(_with_recomputation(chunk, recompute))
             self._stretches[key] = Stretch(
-                # What is sent on stays until its gradient has come back.
+                # The output of a stage is kept until its gradient is received.
                 kept=stretch.kept + (boundary if not chunk.after else 0),
                 forward_peak=stretch.forward_peak,
                 backward_peak=stretch.backward_peak + 2 * boundary,
@@ -180,7 +180,7 @@ class Ledger:
 
 
 def stretch_of(runs: Iterable[Run]) -> Stretch:
-    """Blocks that run one after the other; both peaks are above what was held before them."""
+    """Combine consecutive blocks; both peaks are relative to the bytes before them."""
     kept = forward_peak = backward_peak = 0.0
     kinds: defaultdict[str, float] = defaultdict(float)
     for block, count in runs:
@@ -201,7 +201,7 @@ def _kind(block: Block) -> str:
 
 
 def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
-    """The chunk's blocks, where recomputed layers keep their input alone."""
+    """Blocks of a chunk; recomputed layers store only their input."""
     if recompute.kind != "full":
         yield from chunk.runs
         return
@@ -218,7 +218,7 @@ def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Ru
 
 
 def recomputed(block: Block) -> Block:
-    """A layer whose forward runs again before its backward."""
+    """The cost of a layer with recomputation."""
     if not block.kept:
         return block
     return replace(
@@ -231,9 +231,9 @@ def recomputed(block: Block) -> Block:
 
 @lru_cache(maxsize=4096)
 def schedule(size: int, virtual: int, pp_rank: int, num_microbatches: int) -> tuple[tuple[bool, int], ...]:
-    """(forward or backward, own chunk) in the order one pipeline rank runs them, until nothing new is held.
+    """(is forward, chunk of this rank) in the order of one pipeline rank, until the memory no longer changes.
 
-    After the first ones each forward is followed by a backward, so a few more than what is in flight are enough.
+    After the warm-up, each forward is followed by a backward, so a few steps are enough.
     """
     total = num_microbatches * virtual
     if virtual == 1:
@@ -243,8 +243,8 @@ def schedule(size: int, virtual: int, pp_rank: int, num_microbatches: int) -> tu
     rounds = min(total - warmup, 1 if virtual == 1 else size * virtual)
 
     def chunk(step: int, *, forward: bool) -> int:
-        place = step // size % virtual
-        return place if forward else virtual - 1 - place
+        number = step // size % virtual
+        return number if forward else virtual - 1 - number
 
     steps = [(True, chunk(step, forward=True)) for step in range(warmup)]
     for step in range(rounds):

@@ -12,9 +12,8 @@ from functools import cached_property, lru_cache
 from mindvl_model.config import VisionConfig
 from mindvl_model.vision.positions import Grid, patch_order
 
-# Measured for the data mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens
-# are visual, a pack may have 1.25 times
-# that, and attention over its segments costs as much as over equal ones of the ratio of mean square to mean length.
+# Measured for the data mixture of docs/design/evidence/loader.md ("packing"): 48 % of its tokens are
+# visual, the limit of a pack is 1.25 times that, and SEGMENT_TOKENS is the ratio of mean square to mean sample length.
 VISUAL_SHARE = 0.48
 VISUAL_OF_PICTURED = 0.67  # the same for samples with images only
 VISUAL_LIMIT = 1.25

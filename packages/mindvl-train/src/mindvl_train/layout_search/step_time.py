@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of one step: operations over peak and efficiency, bytes over bandwidths, the pipeline's bubble.
+"""Estimated step time: operations / (peak * efficiency), bytes / bandwidth, and the pipeline bubble.
 
-Comes after stages.py, before search.py. An estimate, not a measurement: docs/design/layout-search.md says what was checked.
+Comes after stages.py, before search.py. docs/design/layout-search.md compares estimates with measurements.
 """
 
 from collections.abc import Sequence
@@ -14,69 +14,69 @@ from mindvl_train.layout_search.blocks import Block, Kernels, Setting
 from mindvl_train.layout_search.memory import Ledger
 from mindvl_train.layout_search.stages import Chunk
 
-# Of the peak, in a layer's large matrices; with it a plan of mindvl-8b on 910B2 comes out near the 40 % of peak that
-# the paper reports.
+# Fraction of the peak in large matrix products; with it the estimate for mindvl-8b on 910B2 is near the 40 % MFU of the
+# paper.
 MATMUL_EFFICIENCY = 0.58
-_ATTENTION_OF_MATMUL = 0.6  # efficiency of attention over that of matrices
-_BANDWIDTH_EFFICIENCY = 0.75  # of memory and of links
-_OVERLAP = 0.8  # share of one forward or backward behind which reduction and gathering can hide
-_NEVER_HIDDEN = 0.1  # of them: the first and the last bucket
-_UPDATE_BYTES = 42  # read and written for one parameter: gradient, its norm and scaling, master, moments, weight
-_HOST_BYTES = 16  # that cross to the host and back for one parameter whose moments are kept there
-_HOST_GB_S = 25.0  # between a device and its host, PCIe 4.0 with 16 lanes
+_ATTENTION_OF_MATMUL = 0.6  # efficiency of attention relative to matrix products
+_BANDWIDTH_EFFICIENCY = 0.75  # of memory and links
+_OVERLAP = 0.8  # fraction of a forward or backward pass that can overlap with data-parallel communication
+_NEVER_HIDDEN = 0.1  # fraction of that communication that is always exposed: first and last bucket
+_UPDATE_BYTES = 42  # bytes read and written per parameter: gradient, norm and scaling, master weight, moments, weight
+_HOST_BYTES = 16  # bytes between device and host per parameter with offloaded moments
+_HOST_GB_S = 25.0  # bandwidth between device and host, PCIe 4.0 x16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A device, how many stand in one server, and what can be got out of them."""
+    """Devices of a cluster with their efficiency."""
 
     device: Device
     num_devices: int
     per_server: int = 8
-    memory_gb: float | None = None  # in place of the table's
-    link_gb_s: float | None = None  # in place of the table's
-    network_gb_s: float | None = None  # in place of the table's
+    memory_gb: float | None = None  # None: from the device table
+    link_gb_s: float | None = None  # None: from the device table
+    network_gb_s: float | None = None  # None: from the device table
     efficiency: float = MATMUL_EFFICIENCY
     visual_imbalance: float = 0.0183  # docs/design/evidence/loader.md: lock-step imbalance at 8,192 tokens
 
     @property
     def kernels(self) -> Kernels:
-        """Whose operators run."""
+        """The operator backend."""
         return "npu" if self.device.name.startswith("910") else "cuda"
 
     @property
     def peak(self) -> float:
-        """Operations a second."""
+        """Peak operations per second."""
         return self.device.bf16_tflops * 1e12
 
     @property
     def link(self) -> float:
-        """Bytes a second inside a server."""
+        """Bytes per second inside a server."""
         return 1e9 * _BANDWIDTH_EFFICIENCY * (self.link_gb_s or self.device.link_gb_s)
 
     @property
     def network(self) -> float:
-        """Bytes a second between servers."""
+        """Bytes per second between servers."""
         return 1e9 * _BANDWIDTH_EFFICIENCY * (self.network_gb_s or self.device.network_gb_s)
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes a second of the device's own memory."""
+        """Bytes per second of device memory."""
         return 1e9 * _BANDWIDTH_EFFICIENCY * self.device.memory_gb_s
 
     def sending_s(self, sent: float, size: int, stride: int) -> float:
-        """Time to send that many bytes to `size` ranks that lie `stride` apart, in a ring or to all."""
+        """Time of a ring or all-to-all of `size` ranks with distance `stride`, in which each rank sends these bytes."""
         if size <= 1 or not sent:
             return 0.0
         inside = max(1, min(size, self.per_server // stride))
         if inside == size:
             return sent / self.link
-        # What leaves the server goes out through the ports of all its members.
+        # Traffic between servers uses the network ports of all ranks of a server.
         outside = sent * (size - inside) / (size - 1)
         return sent * (inside - 1) / (size - 1) / self.link + outside / self.network
 
     def reducing_s(self, sent: float, size: int, stride: int) -> float:
-        """Time of a ring in which servers reduce among themselves first, so that only their sums travel."""
+        """Time of a hierarchical reduction: inside each server first, then between servers."""
         if size <= 1 or not sent:
             return 0.0
         inside = max(1, min(size, self.per_server // stride))
@@ -86,27 +86,27 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step on the slowest pipeline rank, by what they go to."""
+    """Seconds of one step on the slowest pipeline rank by category."""
 
     matmul: float
     attention: float
     elementwise: float
     recompute: float
-    tp: float  # collectives of tensor and sequence parallel
+    tp: float  # collectives of tensor and sequence parallelism
     cp: float
     ep: float
-    pp: float  # sending activations on
-    bubble: float  # filling and draining the pipeline
-    dp: float  # reduction and gathering that no computation hides
+    pp: float  # sends of activations between stages
+    bubble: float  # pipeline bubble
+    dp: float  # exposed gradient reduction and parameter gathering
     optimizer: float
 
     @property
     def total(self) -> float:
-        """The step."""
+        """Seconds of the step."""
         return sum(vars(self).values())
 
     def as_dict(self) -> dict[str, float]:
-        """Parts and total, for JSON."""
+        """Categories and total as JSON values."""
         return vars(self) | {"total": self.total}
 
 
@@ -120,16 +120,16 @@ class Cost(NamedTuple):
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0
-    forward: float = 0.0  # of the others, what falls into forward
+    forward: float = 0.0  # part of the other fields that is in the forward pass
 
     @property
     def total(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward."""
         return sum(self[:7])
 
 
 class Clock:
-    """Times of the chunks of one setting on one machine; each is counted once."""
+    """Times of model chunks on one machine, cached."""
 
     def __init__(self, machine: Machine, setting: Setting) -> None:
         self.machine, self.setting = machine, setting
@@ -137,28 +137,28 @@ class Clock:
         self._chunks: dict[tuple[object, ...], Cost] = {}
 
     def pack_s(self, block: Block) -> float:
-        """Forward and backward of one pack."""
+        """Seconds of forward and backward of one pack."""
         return self.cost(block).total
 
     def cost(self, block: Block) -> Cost:
-        """By what it goes to."""
+        """Seconds of one pack by category."""
         found = self._blocks.get(id(block))
         if found is None:
             found = self._blocks[id(block)] = block, self._cost(block)
         return found[1]
 
     def chunk(self, chunk: Chunk, recompute: RecomputeConfig) -> Cost:
-        """One pack through a chunk."""
+        """Seconds of one pack in a chunk."""
         key = (chunk.key, recompute.kind, recompute.layers)
         if key not in self._chunks:
             costs = [(self.cost(block), count) for block, count in chunk.runs]
-            total = [sum(count * cost[place] for cost, count in costs) for place in range(len(Cost._fields))]
-            total[Cost._fields.index("recompute")] += self._again(chunk, recompute)
+            total = [sum(count * cost[index] for cost, count in costs) for index in range(len(Cost._fields))]
+            total[Cost._fields.index("recompute")] += self._recompute_s(chunk, recompute)
             self._chunks[key] = Cost(*total)
         return self._chunks[key]
 
-    def _again(self, chunk: Chunk, recompute: RecomputeConfig) -> float:
-        """Forward passes that recomputation of whole layers adds."""
+    def _recompute_s(self, chunk: Chunk, recompute: RecomputeConfig) -> float:
+        """Seconds of additional forward passes of recomputed layers."""
         if recompute.kind != "full":
             return 0.0
         left, seconds = chunk.num_layers if recompute.layers is None else recompute.layers, 0.0
@@ -167,10 +167,10 @@ class Clock:
             left -= again
             seconds += again * self.cost(block).forward
         if recompute.layers is None:
-            vision_encoder = [
+            vision_layers = [
                 (block, count) for block, count in chunk.before if block.name == "vision layer" and block.trained
             ]
-            seconds += sum(count * self.cost(block).forward for block, count in vision_encoder)
+            seconds += sum(count * self.cost(block).forward for block, count in vision_layers)
         return seconds
 
     def _cost(self, block: Block) -> Cost:
@@ -181,7 +181,7 @@ class Clock:
         tp = machine.sending_s(block.sent.tp, setting.tp_size, 1)
         cp = machine.sending_s(block.sent.cp, setting.cp_size, setting.tp_size)
         ep = machine.sending_s(block.sent.ep, setting.ep_size, 1)
-        # Backward gathers the input of the next matrix again for the gradient of its weights: half as much once more.
+        # Backward gathers the input of the next matrix again for its weight gradients: half the traffic.
         regathered = 0.5 if block.weights and block.part == "language" else 0.0
         uneven = 1 + machine.visual_imbalance if block.part == "vision" else 1.0
         attention = block.attention / attention_rate
@@ -209,14 +209,18 @@ def step_time(
     num_microbatches: int,
     offload: bool = False,
 ) -> StepTime:
-    """Seconds of one step of this layout; `ledger` counts parameters of the same chunks."""
+    """Estimate the seconds of one step.
+
+    Args:
+        ledger: Parameter counts of the same chunks.
+    """
     machine, setting, size = clock.machine, clock.setting, parallel.pp_size
     ranks = []
     for rank in range(size):
         costs = [clock.chunk(chunk, recompute) for chunk in chunks[rank::size]]
         ranks.append(costs[0] if len(costs) == 1 else Cost(*(sum(values) for values in zip(*costs, strict=True))))
     boundary = setting.wide * setting.sliced * setting.model.language.hidden_size
-    # Interleaved stages send while they compute; otherwise each pack waits for what it sends forward and back.
+    # Sends overlap with computation in the interleaved schedule only.
     is_exposed = size > 1 and parallel.virtual_stages == 1
     sent = 2 * machine.sending_s(boundary, 2, machine.num_devices // size) if is_exposed else 0.0
     slots = [cost.total + sent for cost in ranks]
@@ -255,7 +259,7 @@ def _after(
     dp_size: int,
     offload: bool,
 ) -> tuple[float, float]:
-    """(exposed reduction and gathering, update) of one pipeline rank."""
+    """(exposed gradient reduction and parameter gathering, optimizer update) of one pipeline rank, in seconds."""
     machine, setting = clock.machine, clock.setting
     counts = [ledger.counts(chunk) for chunk in own]
     copies = dp_size * parallel.cp_size
@@ -268,7 +272,7 @@ def _after(
         reduced += machine.reducing_s(4 * count * setting.ring(size), size, stride)
         gathered += machine.reducing_s(setting.wide * count * setting.ring(size), size, stride)
         update += count / size * _UPDATE_BYTES / machine.memory_bandwidth
-        update += count * 4 / machine.memory_bandwidth  # the buffer is emptied
+        update += count * 4 / machine.memory_bandwidth  # zeroing the gradient buffer
         update += count / size * _HOST_BYTES / (1e9 * _HOST_GB_S) if offload else 0.0
     if not parallel.overlap:
         return reduced + gathered, update

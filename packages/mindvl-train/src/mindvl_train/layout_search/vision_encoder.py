@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of the vision encoder and the projector, which stand before the embedding on the first pipeline stage.
+"""Blocks of vision encoder and projector, which are before the embedding on the first pipeline stage.
 
-Comes after attention.py; stages.py puts them first. The vision encoder has no slices of the pack: tensor-parallel ranks share its
-matrices, or the images where spread_images is on and every rank holds the matrices whole.
+Comes after attention.py; stages.py puts them first. The vision encoder has no sequence parallelism:
+tensor-parallel ranks split its matrices, or with spread_images the images, with complete matrices on every rank.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mindvl_train.layout_search.packs import image_segments
 
 
 def vision_blocks(setting: Setting) -> list[Block]:
-    """Patch embedding, layers and projector, in the order they run."""
+    """Patch embedding, layers and projector, in execution order."""
     return [_patch_embedding(setting), *_layers(setting), _projector(setting)]
 
 

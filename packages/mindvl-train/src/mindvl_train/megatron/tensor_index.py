@@ -169,7 +169,7 @@ def _chunk(key: str, tensor: StoredTensor, offset: tuple[int, ...], info: Any) -
     numbers = (start, length, crc32)
     _require(
         all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers),
-        f"{name}: no valid position or checksum",
+        f"{name}: invalid position or checksum",
     )
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Chunk(key, list(tensor.shape), dtype, list(offset), [], name, start, length, crc32)
