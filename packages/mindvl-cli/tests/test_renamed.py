@@ -15,6 +15,7 @@ from mindvl_cli.main import cli
 from mindvl_cli.renamed import KEYS, OPTIONS
 from mindvl_data import DataConfig
 from mindvl_train import RunConfig
+from mindvl_train.config import FaultsConfig
 
 RECIPE = "phase: sft\nout: run\nmodel: {folder: model}\npacks_per_step: 1\ndata:\n  max_bad_share: 0.5\n"
 
@@ -72,3 +73,12 @@ def test_an_old_format_is_refused() -> None:
     result = CliRunner().invoke(data, ["write", "photos", "--format", "folder", "--out", "shards"])
     assert result.exit_code == 2
     assert "'folder' was renamed. Use 'imagefolder'." in result.stderr
+
+
+def test_an_error_of_a_section_is_reported_at_the_line_of_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("on_anomalous_step: skip\nstuck_after_s: -1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, FaultsConfig)
+    expected = f"{path}:2: stuck_after_s: must be between 0 (no limit) and 1e7 seconds, got -1"
+    assert str(caught.value).startswith(expected)
