@@ -207,11 +207,11 @@ def test_a_image_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer
 def test_a_image_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     sample = raw([("user", [IMAGE]), ("assistant", "a")], (png(56, 56), MediaSize(28, 56)))
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
-    with pytest.raises(SampleError, match="image has 56x56 pixels, and the index says 28x56"):
+    with pytest.raises(SampleError, match="image has 56x56 pixels, but 28x56 were indexed"):
         decode_sample(sample, encoding, tokenizer=tokenizer)
 
 
-def test_a_placeholder_is_as_long_as_planned_and_learns_nothing() -> None:
+def test_a_placeholder_has_the_indexed_length_and_no_loss_tokens() -> None:
     made = placeholder(7, patch_dim=588, pad_id=3)
     assert made.input_ids.tolist() == [3] * 7
     assert made.labels.tolist() == [IGNORE_INDEX] * 7

@@ -183,12 +183,12 @@ def lose_a_sample(lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: lines.pop(2), "step 3 is missing, the log goes on with step 4"),
-        (lambda lines: lines.insert(2, lines[1]), "step 2 follows 2, the log goes on with step 2"),
+        (lambda lines: lines.pop(2), "step 3 is missing, the log continues with step 4"),
+        (lambda lines: lines.insert(2, lines[1]), "step 2 follows 2, the log continues with step 2"),
         (use_again, r"step 4: .* was used before in epoch 0"),
-        (swap_steps, r"step 3: pack 0 has .* as sample 0, the plan has .*"),
-        (lose_a_sample, r"step 5: pack 1 has nothing as sample \d+, the plan has .*"),
-        (lambda lines: lines[1]["tokens"].update(text=1), r"step 2: tokens .* are logged, the plan has .*"),
+        (swap_steps, r"step 3: pack 0 has .* as sample 0, the data order has .*"),
+        (lose_a_sample, r"step 5: pack 1 has nothing as sample \d+, the data order has .*"),
+        (lambda lines: lines[1]["tokens"].update(text=1), r"step 2: tokens .* are logged, the data order has .*"),
         (lambda lines: lines.pop(), r"steps (\d+) to \1 of the checkpoint are not in the log"),
         (
             lose_a_sample,
@@ -213,7 +213,7 @@ def test_another_configuration_or_checkpoint_does_not_fit_the_log(finished: tupl
     assert problems(other, log)[0].startswith("step 1: ")
     elsewhere = run(replace(other, audit_log=None), num_packs=10)
     found = problems(config, log, elsewhere)
-    assert any("the newest checkpoint stands at another place of the plan" in problem for problem in found)
+    assert any("the newest checkpoint is at another position of the data order" in problem for problem in found)
 
 
 def test_a_log_ahead_of_the_newest_checkpoint_is_no_problem_but_is_said(
@@ -285,10 +285,13 @@ def forge_own_log(mark: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("forge", "said"),
     [
-        (forget_parent, r"audit\.jsonl:1: a branch without a parent: the log that holds steps 1 to 20 is not named"),
-        (forge_parent, r"audit\.jsonl:1: steps 1 to 20 are in the log of the parent, but: .*does not exist"),
+        (forget_parent, r"audit\.jsonl:1: the branch names no parent log with steps 1 to 20"),
+        (
+            forge_parent,
+            r"audit\.jsonl:1: steps 1 to 20 are in the parent's log, which cannot be read: .*does not exist",
+        ),
         (forge_plan, r"step 21: pack 0 has "),
-        (forge_own_log, r"audit\.jsonl:1: a branch without a parent"),
+        (forge_own_log, r"audit\.jsonl:1: the branch names no parent"),
     ],
 )
 def test_a_branch_that_cannot_be_followed_is_no_proof(
@@ -310,7 +313,7 @@ def test_a_deleted_log_is_no_branch(finished: tuple[DataConfig, Path, Sealed], m
             next(loader)
         state = json.loads(json.dumps(loader.state_dict()))
     found = problems(config, log, state)
-    assert any("a branch without a parent: the log that holds steps 1 to 10 is not named" in one for one in found)
+    assert any("the branch names no parent log with steps 1 to 10" in one for one in found)
 
 
 def test_a_log_without_its_end_is_found_although_the_run_went_on(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -395,7 +398,7 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
     assert report["verified"]["problems"] == []
     assert (report["steps"], report["verified"]["steps"]) == (110, 50)
     (problem, *_) = problems(both, log)
-    assert "went on with the sources text, but this configuration has images text" in problem
+    assert "continued with the sources text, but this configuration has images text" in problem
     assert set(report["sources"]) == {"images", "text"}
 
 

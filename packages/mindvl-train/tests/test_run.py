@@ -298,7 +298,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     (config.out / "quarantine.rank00000.jsonl").unlink()
     nothing = replace(training, skipped={})
     found = verify(config.data, log, global_batch_size=2, training=nothing, **records)["verified"]["problems"]
-    assert any("counts 4 steps that were left out, skipped.jsonl names 0" in problem for problem in found)
+    assert any("counts 4 skipped steps, skipped.jsonl lists 0" in problem for problem in found)
     assert any("placeholders, the quarantine logs name 0" in problem for problem in found)
 
 

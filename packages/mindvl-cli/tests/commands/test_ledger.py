@@ -112,7 +112,7 @@ def test_samples_that_never_reached_an_update_are_counted_with_their_causes(run:
     (run / "quarantine.rank00000.jsonl").unlink()
     result = ledger(run, "--verify")
     assert result.exit_code == 1
-    assert "counts 2 samples that were replaced by placeholders, the quarantine logs name 0" in result.stdout
+    assert "counts 2 samples replaced by placeholders, the quarantine logs list 0" in result.stdout
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"version": 2}', "[" * 100_000, '{"version": ' + "9" * 5000])
@@ -129,7 +129,7 @@ def test_a_lost_step_fails_the_command_and_is_named(run: Path) -> None:
     (run / "audit.jsonl").write_text("".join(lines[:2] + lines[3:]))
     result = ledger(run, "--verify")
     assert result.exit_code == 1
-    assert "problem: step 3 is missing, the log goes on with step 4" in result.stdout
+    assert "problem: step 3 is missing, the log continues with step 4" in result.stdout
     assert "verification FAILED" in result.stdout
     problems = json.loads(ledger(run, "--verify", "--json").stdout)["verified"]["problems"]
     assert len(problems) == 2

@@ -29,17 +29,17 @@ def collate(
     pixel_values: NDArray[np.uint8] | None = None,
     vocab_size: int | None = None,
 ) -> Batch:
-    """One pack as tensors; padding to `pad_multiple` becomes a segment of its own, which learns nothing.
+    """Build the tensors of a pack; padding to `pad_multiple` is a separate segment without loss tokens.
 
-    A pack without samples becomes one segment of padding.
+    A pack without samples is one segment of padding.
 
     Args:
-        pixel_values: The patches of all samples' images, where they stand end to end already.
-        vocab_size: Tokens in the model's embedding; None: only negative ids are refused.
+        pixel_values: The patches of the images of all samples if they are already concatenated.
+        vocab_size: Number of rows of the model's embedding; None: only negative ids are refused.
 
     Raises:
         DataError: An id in input_ids or labels lies outside the vocabulary; in labels IGNORE_INDEX is allowed. The
-            operators do not look: such a label gives a finite loss, and such an id another token's embedding.
+            operators do not check ids: such a label gives a finite loss, and such an id another token's embedding.
     """
     lengths = [len(sample.input_ids) for sample in packed.samples]
     total = sum(lengths)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RawSample -> Encoding (token ids and media grids, nothing decoded) -> TokenizedSample (with pixels).
 
-Comes after reading, before collate. Measuring and loading both go through `encode_sample`, so that a sample has the
-length that was planned for it.
+Comes after reading, before collate. Measuring and loading both use `encode_sample`, so that a sample has exactly the
+measured length.
 """
 
 from collections.abc import Sequence
@@ -27,26 +27,26 @@ Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an origina
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What a sample becomes, apart from its pixels."""
+    """A sample without its pixels."""
 
-    sample: Sample  # what is used of the record: where turns were cut, the others
+    sample: Sample  # the used part of the record, without removed turns
     ids: NDArray[np.int64]  # [S], one placeholder per image or video
-    learned: NDArray[np.bool_]  # [S]
-    grids: tuple[Grid, ...]  # of the media that are used, in order; they are the first ones of the sample
-    image: ImageConfig  # with the image limits that hold for this sample
+    learned: NDArray[np.bool_]  # [S], positions with loss
+    grids: tuple[Grid, ...]  # of the used media, in order; they are the first media of the sample
+    image: ImageConfig  # with the image limits of this sample
     video: VideoConfig
     num_tokens: int  # placeholders repeated
     num_patches: int
 
 
 def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -> Encoding:
-    """Tokens and grids of one sample.
+    """Compute tokens and grids of one sample.
 
-    A conversation longer than `rules.max_tokens` loses whole turns from its end, until it fits or one is left. What
-    has a single turn, or none, stays as long as it is.
+    Whole turns are removed from the end of a conversation longer than `rules.max_tokens` until it fits or one turn is
+    left. Samples with one turn or none are not changed.
 
     Raises:
-        SampleError: The record or a size cannot be used, or the template refuses the sample.
+        SampleError: The record or a media size is invalid, or the template refuses the sample.
     """
     sample = parse_sample(raw)
     image = sample_image(rules.image, sample)
@@ -56,13 +56,13 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
         return whole
 
     best = whole
-    fewest, most = 0, num_turns(sample)  # so many fit, so many do not
-    while most - fewest > 1:  # by halves: a long conversation is not encoded once for every turn
+    fewest, most = 0, num_turns(sample)  # `fewest` turns fit, `most` turns do not
+    while most - fewest > 1:  # bisection, so that a long conversation is not encoded once per turn
         middle = (fewest + most) // 2
         try:
             kept = cut_turns(sample, middle)
             tried = _encode(kept, grids, raw.sizes, image, rules.video, tokenizer)
-        except SampleError:  # so few turns make no sample; more may
+        except SampleError:  # so few turns are not a valid sample; more may be
             fewest = middle
             continue
         if tried.num_tokens <= rules.max_tokens:
@@ -73,7 +73,7 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
 
 
 def image_patches(raw: RawSample, encoding: Encoding) -> int:
-    """Patches of the images that the encoding uses; videos are left out."""
+    """Number of patches of the used images, without videos."""
     pairs = zip(raw.sizes, encoding.grids, strict=False)
     return sum(time * height * width for size, (time, height, width) in pairs if not size.frames)
 
@@ -86,15 +86,15 @@ def decode_sample(
     buffer: PatchBuffer | None = None,
     with_pixels: bool = True,
 ) -> TokenizedSample:
-    """Decode, resize and cut what the encoding uses; repeat its placeholders.
+    """Decode and resize the used media, cut them into patches, and repeat the placeholders.
 
     Args:
-        buffer: The patches of images are appended to it; a new buffer if None.
-        with_pixels: False leaves out patches and keeps their grids; nothing is decoded then, so nothing can fail.
+        buffer: Buffer to which patches of images are appended; None: a new buffer.
+        with_pixels: False omits patches and keeps their grids; nothing is decoded, so no sample can fail.
 
     Raises:
-        SampleError: An image or video cannot be decoded, or is not what the index says. What the sample had put into
-            the patches of the sample are removed from the buffer again.
+        SampleError: An image or video cannot be decoded, or differs from the index. Patches that the sample already
+            added to the buffer are removed.
     """
     buffer = buffer or PatchBuffer(image_patches(raw, encoding) if with_pixels else 0, encoding.image.patch_dim)
     start = buffer.used
@@ -126,7 +126,7 @@ def _decode_sample(
         with opened(content, decode_limit=image.decode_limit, padded=True, scratch=buffer.scratch) as decoded:
             if (decoded.height, decoded.width) != (size.height, size.width):
                 raise SampleError(
-                    f"image has {decoded.height}x{decoded.width} pixels, and the index says {size.height}x{size.width}"
+                    f"image has {decoded.height}x{decoded.width} pixels, but {size.height}x{size.width} were indexed"
                 )
             _, found = to_patches(decoded, image, buffer)
         assert found == grid
@@ -144,7 +144,7 @@ def _decode_sample(
 
 
 def placeholder(length: int, *, patch_dim: int, pad_id: int) -> TokenizedSample:
-    """Stands for a sample that cannot be decoded: as long as planned; learns nothing."""
+    """A placeholder of `length` tokens without loss tokens, for a sample that failed to decode."""
     return TokenizedSample(
         input_ids=np.full(length, pad_id, np.int64),
         labels=np.full(length, IGNORE_INDEX, np.int64),
@@ -157,9 +157,9 @@ def placeholder(length: int, *, patch_dim: int, pad_id: int) -> TokenizedSample:
 
 
 def sample_image(image: ImageConfig, sample: Sample) -> ImageConfig:
-    """The image limits of one sample: its own, where its record names any, before those of source and mixture.
+    """The image limits of one sample: those of its record override those of source and mixture.
 
-    Where it names only one, the other limit gives way to it.
+    If the record has only one limit and it conflicts with the other limit, the other limit is adjusted.
     """
     low, high = sample.min_pixels, sample.max_pixels
     if low is None and high is None:
@@ -171,7 +171,7 @@ def sample_image(image: ImageConfig, sample: Sample) -> ImageConfig:
 
 
 def image_scales(sizes: Sequence[MediaSize], image: ImageConfig) -> list[Scale]:
-    """(original, resized) size of each image; videos are left out."""
+    """(original, resized) size of each image, without videos."""
     return [((size.height, size.width), _resized(size, image)) for size in sizes if not size.frames]
 
 

@@ -2,10 +2,10 @@
 """Three-axis position ids of one segment.
 
 Comes after tokenization, used by collate. "rope" counts tokens (1-D rotary embedding); "mrope" and "mrope_all_axes"
-give visual tokens their place in the image and their moment in the video (M-RoPE of Qwen2-VL, arXiv 2409.12191, with
+encode the position of visual tokens in the image and their time in the video (M-RoPE of Qwen2-VL, arXiv 2409.12191, with
 Qwen2.5-VL's absolute time, arXiv 2502.13923), as `get_rope_index` of transformers' Qwen2.5-VL computes them. The two
-differ in where text continues after a video: "mrope" (transformers from 5.3) behind the larger of height and width,
-"mrope_all_axes" (transformers before 5.3) behind the largest position on all three axes, time included.
+differ in the position of text after a video: "mrope" (transformers from 5.3) continues after the larger of height and
+width, "mrope_all_axes" (transformers before 5.3) after the largest position on all three axes, including time.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 PositionKind = Literal["rope", "mrope", "mrope_all_axes"]
 
-TOKENS_PER_SECOND = 2  # positions along time in one second of video, as Qwen2.5-VL's checkpoints have it
+TOKENS_PER_SECOND = 2  # time positions per second of video, as in Qwen2.5-VL's checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ def segment_positions(
     """Positions [3, S] (time, height, width) of one segment of S tokens, starting at 0.
 
     Args:
-        input_ids: [S]; each image is one run of `image_pad_id`, each video one of `video_pad_id`, and text stands
-            between two runs.
+        input_ids: [S]; each image is one run of `image_pad_id`, each video one run of `video_pad_id`, and text
+            separates the runs.
     """
     if kind == "rope" or not (len(media.images) or len(media.videos)):
         return np.broadcast_to(np.arange(len(input_ids), dtype=np.int64), (3, len(input_ids)))
@@ -61,7 +61,7 @@ def segment_positions(
         position += start - token
         token = start + grid[0] * grid[1] * grid[2]
         places = np.indices(grid).reshape(3, -1)
-        places[0] = places[0].astype(np.float32) * np.float32(interval)  # cut to whole positions, in torch's precision
+        places[0] = places[0].astype(np.float32) * np.float32(interval)  # truncated to integers, in torch's precision
         positions[:, start:token] = places + position
         position += int(places.max()) + 1 if kind == "mrope_all_axes" else max(grid[1], grid[2])
     positions[:, token:] = np.arange(len(input_ids) - token) + position

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat template (Jinja source) -> function that renders it, with bounded work.
 
-Comes with the tokenizer, used by chat.py. A template is a foreign program. It runs in Jinja's sandbox with the filters
-and functions that transformers gives it, and every loop, macro, call and string it makes is counted: one that never
-ends, or grows without end, is refused. Counts and not seconds decide, so that every rank and every machine refuses the
-same samples.
+Comes with the tokenizer, used by chat.py. A template is untrusted code. It runs in Jinja's sandbox with the filters and
+functions of transformers, and the work of every loop, macro, call and string is counted: a template that does not
+terminate or grows without bound is refused. The limits are counts and not seconds, so that every rank and machine
+refuses the same samples.
 """
 
 import json
@@ -23,33 +23,39 @@ from jinja2.visitor import NodeTransformer
 
 from mindvl_data.errors import DataError
 
-MOST_WORK = 200_000_000  # characters made or read while a conversation is rendered
+MOST_WORK = 200_000_000  # characters created or read while a conversation is rendered
 MOST_TEXT = 64_000_000  # characters of one string; a record has at most 8,000,000 bytes
 MOST_ITEMS = 1_000_000  # of one list
-_LOOP_WORK = 40  # characters that one turn of a loop counts as: it takes about as long
-_CALL_WORK = 400  # the same of a call
-_LARGEST_NUMBER = 100_000  # given to a function, such as the width of `center`
+_LOOP_WORK = 40  # cost of a loop iteration in characters, by its running time
+_CALL_WORK = 400  # cost of a call in characters
+_LARGEST_NUMBER = 100_000  # limit of numbers passed to functions, such as the width of `center`
 _COUNTED_BINARY = frozenset(("+", "*", "**", "%"))
 
-_PASSED = (jinja2.Environment, jinja2.runtime.Context, nodes.EvalContext)  # what Jinja gives some filters first
+_PASSED = (
+    jinja2.Environment,
+    jinja2.runtime.Context,
+    nodes.EvalContext,
+)  # types of the first argument that Jinja passes to some filters
 
 Render = Callable[..., str]
 
 
 def compile_template(source: str) -> Render:
-    """A function that renders the template from keyword arguments.
+    """Compile a template into a function that renders it from keyword arguments.
 
-    It raises whatever the template raises, and jinja2.TemplateError where the work is more than MOST_WORK.
+    The function raises any error of the template, and jinja2.TemplateError if the work exceeds MOST_WORK.
 
     Raises:
-        DataError: The source is no Jinja template.
+        DataError: The source is not a Jinja template.
     """
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    _WORK.left = MOST_WORK  # constants are computed while it is compiled
+    _WORK.left = MOST_WORK  # constants are evaluated during compilation
     try:
         template = environment.from_string(_Counting().visit(environment.parse(source)))
-    except Exception as error:  # syntax errors, and deep nesting, which the parser answers with RecursionError
-        raise DataError(f"chat template cannot be compiled: {error}. Correct the template of the tokenizer.") from error
+    except Exception as error:  # syntax errors, and RecursionError for deep nesting
+        raise DataError(
+            f"data.tokenizer: the chat template cannot be compiled: {error}. Correct the template."
+        ) from error
 
     def render(**values: Any) -> str:
         _WORK.left = MOST_WORK
@@ -59,7 +65,7 @@ def compile_template(source: str) -> Render:
 
 
 class _Left(threading.local):
-    """Work that the rendering of this thread may still do."""
+    """Remaining work of the rendering in this thread."""
 
     left = MOST_WORK
 
@@ -70,7 +76,7 @@ _WORK = _Left()
 def _spend(amount: int) -> None:
     _WORK.left -= amount
     if _WORK.left < 0:
-        raise jinja2.TemplateError("the template does too much work, or never ends")
+        raise jinja2.TemplateError("the template does too much work, or does not terminate")
 
 
 def _size(value: Any) -> int:
@@ -78,16 +84,16 @@ def _size(value: Any) -> int:
 
 
 def _made(value: Any) -> Any:
-    """The value, after its size was counted."""
+    """Count the size of a new value and return it."""
     size = _size(value)
     if size > (MOST_TEXT if isinstance(value, str) else MOST_ITEMS):
-        raise jinja2.TemplateError(f"the template makes a text or a list of {size} characters or items")
+        raise jinja2.TemplateError(f"the template creates a text or a list of {size} characters or items")
     _spend(size)
     return value
 
 
 def _read_whole(value: Any) -> Any:
-    """The value, after all that is in it was counted, as often as it is in it."""
+    """Count a value with everything it contains, including repeated parts, and return it."""
     _spend(_LOOP_WORK if not isinstance(value, str) else len(value))
     for inner in value.items() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         _read_whole(inner)
@@ -99,7 +105,7 @@ def _joined(pieces: Iterable[str]) -> str:
     for piece in pieces:
         length += len(piece)
         if length > MOST_TEXT:
-            raise jinja2.TemplateError(f"the template gives more than {MOST_TEXT} characters")
+            raise jinja2.TemplateError(f"the template renders more than {MOST_TEXT} characters")
         texts.append(piece)
     return "".join(texts)
 
@@ -111,7 +117,7 @@ def _check_numbers(values: Iterable[Any]) -> None:
 
 
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same filter or test, counting what it is given and what it makes."""
+    """Wrap a filter or test so that its arguments and result are counted."""
 
     name = function.__name__.removeprefix("do_").removeprefix("sync_do_").lstrip("_")
 
@@ -126,7 +132,7 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, values: list[Any], named: dict[str, Any]) -> None:
-    """Count what these functions will make before they make it, because it is larger than what they are given."""
+    """Count the result of functions whose result is larger than their arguments before it is created."""
     if name in ("tojson", "string", "soft_str", "pprint", "urlencode", "xmlattr", "join", "sum"):
         for value in (*values, *named.values()):
             _read_whole(value)
@@ -142,7 +148,7 @@ def _check_growth(name: str, values: list[Any], named: dict[str, Any]) -> None:
 
 
 class _Each:
-    """An iterable that counts the turns of a loop over it."""
+    """An iterable that counts the iterations over it."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
@@ -156,10 +162,10 @@ class _Each:
         return len(self._values)
 
 
-# With a context, so that Jinja does not compute them while it compiles.
+# With a context, so that Jinja does not evaluate them during compilation.
 @pass_context
 def _each(_: Any, values: Any) -> _Each:
-    iter(values)  # what cannot be looped over is refused with Jinja's own words
+    iter(values)  # raises Jinja's error for values that are not iterable
     return _Each(values)
 
 
@@ -180,7 +186,7 @@ def _step(_: Any, amount: int) -> str:
 
 
 class _Counting(NodeTransformer):
-    """Puts the counting filters into a parsed template."""
+    """Inserts the counting filters into a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - named after the node
         self.generic_visit(node)
@@ -234,7 +240,7 @@ def _spending(amount: int, line: int) -> nodes.ExprStmt:
 
 
 class _GenerationTag(Extension):
-    """transformers' `{% generation %}`: what stands in it is shown as it is."""
+    """The tag `{% generation %}` of transformers: its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's form
 
@@ -244,7 +250,7 @@ class _GenerationTag(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's, without names that begin with an underscore: those are ways out of a sandbox."""
+    """Jinja's namespace without names that begin with an underscore, which could escape the sandbox."""
 
     def __init__(*arguments: Any, **values: Any) -> None:
         self, *rest = arguments
@@ -264,7 +270,7 @@ def _refuse_underscore(name: Any) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """transformers' environment for chat templates, counting."""
+    """The environment of transformers for chat templates, with counting."""
 
     intercepted_binops = _COUNTED_BINARY
 
@@ -282,7 +288,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """A counted operation; one whose result would be too large is refused before it is made."""
+        """Count an operation; refuse it before evaluation if its result would be too large."""
         if operator == "*" and (_size(left) > 1 or _size(right) > 1):
             times = right if isinstance(right, int) else left
             if isinstance(times, int) and times * max(_size(left), _size(right)) > MOST_TEXT:
@@ -298,7 +304,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, *values: Any, **named: Any) -> Any:
-        """A counted call of a function or a method."""
+        """Count a call of a function or method."""
         _check_numbers((*values, *named.values()))
         method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
         owner = getattr(method, "__self__", None)
@@ -326,5 +332,5 @@ def _raise(message: str) -> None:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As transformers has it: Jinja's own escapes for HTML."""
+    """The `tojson` of transformers; Jinja's own version escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -83,10 +83,12 @@ def test_largest_sum_is_the_best_of_all_subsets(lengths: list[int], limit: int) 
 def test_a_sample_that_fits_no_pack_and_a_full_buffer_are_refused() -> None:
     packer: Packer[str] = Packer(capacity=10, max_patches=4, patches_per_token=0.1, buffer_size=1)
     for length, patches in ((11, 0), (0, 0), (5, -1)):
-        with pytest.raises(ValueError, match=f"sample 'a' of {length} tokens and {patches} patches fits no pack of 10"):
+        with pytest.raises(
+            ValueError, match=f"sample 'a' of {length} tokens and {patches} patches does not fit into a"
+        ):
             packer.add("a", length, patches)
     packer.add("a", 10, 4)
-    with pytest.raises(ValueError, match="buffer of 1 samples is full at 'b'"):
+    with pytest.raises(ValueError, match="the buffer of 1 samples is full at sample 'b'"):
         packer.add("b", 1, 0)
 
 

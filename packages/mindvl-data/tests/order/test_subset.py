@@ -60,5 +60,5 @@ def test_another_source_chooses_other_samples() -> None:
 
 
 def test_a_subset_of_nothing_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"fraction=0\.001 leave none of 30 samples\. Source 'tiny'"):
+    with pytest.raises(DataError, match=r"^source 'tiny': first=None and fraction=0\.001 select none of 30 samples"):
         Subset(np.array([10, 20]), first=None, fraction=0.001, source="tiny")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planned, consumed, trained on, skipped: what became of the samples of a run, from the records it left.
+"""Counts of consumed, trained and skipped samples of a run, from its records.
 
-Filled by ledger.py with the lines of the audit log. A sample that was consumed was trained on unless its step was left
-out as anomalous (`skipped.jsonl`, written by the trainer), or a placeholder took its place because it failed to decode,
-on this process or on a peer (the quarantine logs). What lies after the newest checkpoint is in no weights yet.
+verify.py adds the lines of the audit log. A consumed sample was trained on unless its step was skipped as anomalous
+(`skipped.jsonl`, written by the trainer), or a placeholder replaced it because it failed to decode on this rank or on
+another rank of the model-parallel group (the quarantine logs). Steps after the newest checkpoint are counted separately.
 """
 
 import json
@@ -19,32 +19,32 @@ from mindvl_data.log_parts import lines_of
 from mindvl_data.quarantine import FAILED_ELSEWHERE, LoggedUse, read_quarantine, read_uses
 from mindvl_data.tracker import Change
 
-Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, pack
-ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"
+Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, sample_index
+ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"  # causes of a skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecords:
-    """What the trainer recorded beside the audit log."""
+    """Records of the trainer."""
 
-    skipped: Mapping[int, frozenset[Sample]] = field(default_factory=dict)  # step that was left out -> its samples
-    step: int | None = None  # of the newest checkpoint, by its manifest; None: not told
-    num_skipped: int | None = None  # steps left out up to the checkpoint, by its manifest
-    num_placeholders: int | None = None  # samples replaced up to the checkpoint, by its manifest
+    skipped: Mapping[int, frozenset[Sample]] = field(default_factory=dict)  # skipped step -> its samples
+    step: int | None = None  # of the newest checkpoint, from its manifest; None: unknown
+    num_skipped: int | None = None  # steps skipped up to the checkpoint, from its manifest
+    num_placeholders: int | None = None  # samples replaced up to the checkpoint, from its manifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One audit log of a run or of its parents, and the records beside it."""
+    """One audit log of a run or of its parents, and the records next to it."""
 
     audit_log: Path
     quarantine_log: Path | None
     training: TrainingRecords = field(default_factory=TrainingRecords)
-    until: int | None = None  # the step at which the next run was branched off
+    until: int | None = None  # step at which the next run was branched
 
 
 def records_beside(audit_log: Path) -> Link:
-    """The records of another run, which lie in the directory of its audit log.
+    """The records of another run, in the directory of its audit log.
 
     Raises:
         DataError: A line of `skipped.jsonl` is damaged.
@@ -54,7 +54,7 @@ def records_beside(audit_log: Path) -> Link:
 
 
 def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
-    """Step -> its samples, of the steps that a run left out; empty where there is no such file.
+    """Step -> its samples, for the skipped steps of a run; empty if the file does not exist.
 
     Raises:
         DataError: A line is damaged.
@@ -67,7 +67,7 @@ def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
             line = json.loads(text)
             step, action = line["step"], line["action"]
             if type(step) is not int or step < 1 or action not in ("skipped", "stopped"):
-                raise ValueError("step or action is none")
+                raise ValueError("step or action is not valid")
             samples = frozenset(
                 (source, epoch, shard, number)
                 for rank in line["ranks"]
@@ -76,7 +76,7 @@ def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
-                f"{path}:{number}: line of skipped steps is damaged ({type(error).__name__}: {str(error)[:200]}). "
+                f"{path}:{number}: the line of skipped steps is damaged ({type(error).__name__}: {str(error)[:200]}). "
                 "Restore the file from a copy."
             ) from error
         if action == "skipped":
@@ -155,24 +155,24 @@ class Account:
         return self._samples.total(), self._tokens.total()
 
     def disagreements(self) -> Iterator[str]:
-        """What the records say otherwise than the log or the checkpoint, after the last line."""
+        """Yield contradictions between records, log and checkpoint, after the last line."""
         yield from self._disagreements
         training = self._links[-1].training
         if training.step is not None and training.step != self._saved_step:
-            yield f"the checkpoint was saved at step {training.step}, its ledger stands at step {self._saved_step}"
+            yield f"the checkpoint was saved at step {training.step}, its ledger state is at step {self._saved_step}"
         if training.num_skipped is not None and training.num_skipped != len(self._skipped_steps):
             yield (
-                f"the checkpoint counts {training.num_skipped} steps that were left out, skipped.jsonl names "
+                f"the checkpoint counts {training.num_skipped} skipped steps, skipped.jsonl lists "
                 f"{len(self._skipped_steps)} of its steps"
             )
         if training.num_placeholders is not None and training.num_placeholders != self._placeholders:
             yield (
-                f"the checkpoint counts {training.num_placeholders} samples that were replaced by placeholders, the "
-                f"quarantine logs name {self._placeholders} of its samples"
+                f"the checkpoint counts {training.num_placeholders} samples replaced by placeholders, the "
+                f"quarantine logs list {self._placeholders} of its samples"
             )
 
     def figures(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """All counts as JSON values."""
         saved_step = None if self._state is None else self._saved_step
         quarantine_log = self._links[-1].quarantine_log
         failed = Counter(sample.source for sample in read_quarantine(quarantine_log)) if quarantine_log else Counter()
@@ -207,7 +207,7 @@ class Account:
         }
 
     def _failed_in(self, line: AuditLine, link: int) -> list[LoggedUse]:
-        """The samples of a step that were replaced, each once; what another try of the step wrote does not count."""
+        """The replaced samples of a step, each once, without lines written by an earlier attempt of the step."""
         uses = self._uses[link]
         if line.before:
             for step in [step for step in uses if step >= line.step]:
@@ -220,7 +220,7 @@ class Account:
         for use in here:
             sample = use.sample
             name = (sample.source, sample.epoch, sample.shard, sample.sample_index)
-            if sample.epoch is None:  # an older line
+            if sample.epoch is None:  # a line of an earlier version
                 name = anywhere.get((sample.source, sample.shard, sample.sample_index), name)
             if name not in ordered:
                 self._disagreements.append(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logs of a run and of the runs it was branched from, oldest first, as spans of lines.
+"""The logs of a run and of the runs from which it was branched, oldest first, as spans of lines.
 
-Between the audit log and ledger.py. A branch names the log of its parent; without one, the steps before are lost.
+Between the audit log and verify.py. A branch names its parent's log; without that log the earlier steps are missing.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ _MOST_PARENTS = 100
 
 
 def chain_of(own: Link, parent_log: Path | None) -> tuple[list[Link], list[str]]:
-    """The logs in order, the run's own last; and what is lost of it, in sentences.
+    """The logs in order, the run's own last, and a message for every missing log.
 
     Args:
-        parent_log: The log of the parent of `own`, in place of the one that its branch names.
+        parent_log: Log of the parent of `own`; overrides the log named by its branch.
 
     Raises:
         DataError: The run's own log cannot be read.
@@ -37,21 +37,23 @@ def chain_of(own: Link, parent_log: Path | None) -> tuple[list[Link], list[str]]
             or any(named.resolve() == link.audit_log.resolve() for link in links)
         ):
             problems.append(
-                f"{mark.where}: a branch without a parent: the log that holds steps 1 to {mark.step} is not named"
+                f"{mark.where}: the branch names no parent log with steps 1 to {mark.step}. Pass the log of the parent."
             )
             break
         parent = replace(records_beside(named), until=mark.step)
         try:
             next(_lines(parent), None)
         except DataError as error:
-            problems.append(f"{mark.where}: steps 1 to {mark.step} are in the log of the parent, but: {error}")
+            problems.append(
+                f"{mark.where}: steps 1 to {mark.step} are in the parent's log, which cannot be read: {error}"
+            )
             break
         links.insert(0, parent)
     return links, problems
 
 
 def spans_of(link: Link) -> list[LogSpan]:
-    """The files of a log, as far as they belong to the chain.
+    """The files of a log, limited to the lines of the chain.
 
     Raises:
         DataError: A part is missing.
@@ -63,7 +65,7 @@ def spans_of(link: Link) -> list[LogSpan]:
 
 
 def _branch_at_start(link: Link) -> AuditLine | None:
-    """The mark of a log that does not hold its first steps."""
+    """The branch mark at the beginning of a log without the first steps; None if the log has them."""
     line = next(_lines(link), None)
     return line if line is not None and line.kind == "branch" and line.branch == 0 else None
 

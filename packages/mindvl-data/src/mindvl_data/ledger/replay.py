@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan the steps of one file of an audit log again and compare: what `verify` does in several processes at once.
+"""Recompute the steps of one file of an audit log and compare them; `verify` runs this in several processes.
 
-Called by ledger.py, for one `LogSpan` each. Every part of a log begins with the state of the data order there, so each
-can be step by itself; that a part ends where the next one begins is compared by the caller.
+Called by verify.py for each `LogSpan`. Every part of a log begins with a state of the data order, so each part can be
+replayed independently; the caller checks that each part begins where the part before it ends.
 """
 
 import json
@@ -21,8 +21,8 @@ from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
 from mindvl_data.tokenization import load_tokenizer
 
-_MOST_MISSING = 1000  # steps that are step although they are not logged, so that those after them can be compared
-PROBLEMS_NAMED = 20  # the others are only counted
+_MOST_MISSING = 1000  # missing steps that are recomputed so that the steps after them can be compared
+MAX_REPORTED = 20  # limit of reported problems; further problems are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class LogSpan:
     until: int | None = None  # only lines before the marks at this step and after it; None: all
 
     def lines(self) -> Iterator[AuditLine]:
-        """One by one.
+        """Yield the lines.
 
         Raises:
             DataError: A line is damaged.
@@ -45,10 +45,10 @@ class LogSpan:
             yield line
 
     def marks(self) -> tuple[AuditLine | None, list[AuditLine]]:
-        """The header of the file, where it has one, and its marks, without reading what the steps hold.
+        """The header of the file, if it has one, and its marks; steps are not parsed.
 
         Raises:
-            DataError: As lines.
+            DataError: See lines.
         """
         found: list[AuditLine] = []
         for mark in read_part(self.file, is_closed=self.is_closed, only_marks=True):
@@ -66,39 +66,39 @@ class LogSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJob:
-    """What to plan again."""
+    """A span to replay."""
 
-    config: DataConfig  # of the run as it is now
+    config: DataConfig  # current configuration of the run
     global_batch_size: int
     span: LogSpan
-    order: dict[str, Any] | None  # where it begins; None: at the very first step
-    first_mark: int = 0  # nothing is step before this mark of the span; 1 is the first
-    raises: tuple[dict[str, Any], ...] = ()  # changes of max_epochs at marks of this span and later ones, in order
+    order: dict[str, Any] | None  # state at the beginning; None: the first step
+    first_mark: int = 0  # steps before this mark of the span are not replayed; marks are counted from 1
+    raises: tuple[dict[str, Any], ...] = ()  # increases of max_epochs at marks of this span and later ones, in order
     saved: dict[str, Any] | None = None  # the data order's state in the newest checkpoint
 
 
 @dataclass(kw_only=True)
 class ReplayResult:
-    """What came of it."""
+    """The result of a replay."""
 
     num_steps: int = 0  # compared
-    num_samples: int = 0  # of these steps, by the data order
+    num_samples: int = 0  # of these steps, in the data order
     num_problems: int = 0
     problems: list[str] = field(default_factory=list)
-    order: dict[str, Any] | None = None  # the state after the last step; None: nothing was step
+    order: dict[str, Any] | None = None  # state after the last step; None: nothing was replayed
 
     def add(self, problem: str) -> None:
-        """Name a problem, or count it where enough are named."""
+        """Add a problem; beyond MAX_REPORTED it is only counted."""
         self.num_problems += 1
-        if self.num_problems <= PROBLEMS_NAMED:
+        if self.num_problems <= MAX_REPORTED:
             self.problems.append(problem)
 
 
 def replay(job: ReplayJob, report: Callable[[int], None] = lambda steps: None) -> ReplayResult:
-    """Plan the steps of a span again.
+    """Recompute the steps of a span and compare them with its lines.
 
     Args:
-        report: Told the number of steps done since it was told last.
+        report: Called with the number of steps done since its last call.
 
     Raises:
         DataError: The log, the index or the tokenizer cannot be read.
@@ -111,13 +111,13 @@ def replay(job: ReplayJob, report: Callable[[int], None] = lambda steps: None) -
 
 
 class _Replay:
-    """One span, line by line."""
+    """The replay of one span, line by line."""
 
     def __init__(self, job: ReplayJob, files: ShardFiles, report: Callable[[int], None]) -> None:
         self._job, self._files, self._report = job, files, report
         self._tokenizer = load_tokenizer(job.config.tokenizer)
         self._raises = list(job.raises)
-        self._found = ReplayResult()
+        self._result = ReplayResult()
         self._step = 0
         self._data_order: DataOrder | None = None
         self._marks = 0
@@ -133,8 +133,8 @@ class _Replay:
                     self._compare(line)
                 self._report(1)
         if self._data_order is not None:
-            self._found.order = plain(self._data_order.state() if self._state is None else self._state)
-        return self._found
+            self._result.order = plain(self._data_order.state() if self._state is None else self._state)
+        return self._result
 
     def _begin(self, order: dict[str, Any] | None, where: str) -> None:
         config = self._job.config
@@ -162,41 +162,43 @@ class _Replay:
         assert self._data_order is not None
         step = None
         if line.step > self._step + _MOST_MISSING:
-            self._found.add(f"step {line.step}: too many steps are missing before it, so nothing after it was compared")
+            self._result.add(
+                f"step {line.step}: more than {_MOST_MISSING} steps are missing before it; later steps were not compared"
+            )
             self._data_order = None
             return
         while self._step < line.step:
             step = self._data_order.next_step()
             if step is None:
-                self._found.add(f"step {line.step} is logged, but the data order ends at step {self._step}")
+                self._result.add(f"step {line.step} is logged, but the data order ends at step {self._step}")
                 self._step = line.step
                 return
             self._step = step.step
-            self._found.num_samples += sum(map(len, step.packs))
+            self._result.num_samples += sum(map(len, step.packs))
         if step is None:
-            return  # a repeated step, which the caller names
+            return  # a repeated step, which the caller reports
         self._state = step.state_after
-        self._found.num_steps += 1
+        self._result.num_steps += 1
         expected = logged_step(step, self._sources)
         if expected["packs"] != line.packs:
-            self._found.add(f"step {line.step}: {_first_difference(expected['packs'], line.packs)}")
+            self._result.add(f"step {line.step}: {_first_difference(expected['packs'], line.packs)}")
         elif expected["tokens"] != line.tokens:
-            self._found.add(
-                f"step {line.step}: tokens {line.tokens!s:.200} are logged, the plan has {expected['tokens']}"
+            self._result.add(
+                f"step {line.step}: tokens {line.tokens!s:.200} are logged, the data order has {expected['tokens']}"
             )
         saved = self._job.saved
         if saved is not None and saved["step"] == step.step and saved != plain(step.state_after):
-            self._found.add(f"step {step.step}: the newest checkpoint stands at another place of the plan")
+            self._result.add(f"step {step.step}: the newest checkpoint is at another position of the data order")
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it comes back from JSON, to be compared with one that did."""
+    """A state after a round trip through JSON, for comparison with a state that was read."""
     same: dict[str, Any] = json.loads(json.dumps(state))
     return same
 
 
 def is_raise(change: dict[str, Any]) -> bool:
-    """Whether an accepted change did nothing but raise max_epochs, so that what lies before it can be step again."""
+    """Whether an accepted change only raised max_epochs, so that the steps before it can be replayed."""
     pairs = change["sources"].values()
     return bool(pairs) and all(None not in pair and "weight=" in pair[0] and "weight=" in pair[1] for pair in pairs)
 
@@ -213,9 +215,9 @@ def without_raise(config: DataConfig, change: dict[str, Any]) -> DataConfig:
 
 def _first_difference(expected: list[Any], logged: list[Any]) -> str:
     if len(expected) != len(logged):
-        return f"{len(logged)} packs are logged, the plan has {len(expected)}"
+        return f"{len(logged)} packs are logged, the data order has {len(expected)}"
     pack = next(number for number, (a, b) in enumerate(zip(expected, logged, strict=True)) if a != b)
-    ours, theirs = expected[pack], logged[pack]
-    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    shown = [f"{side[place]!s:.200}" if place < len(side) else "nothing" for side in (theirs, ours)]
-    return f"pack {pack} has {shown[0]} as sample {place}, the plan has {shown[1]}"
+    pair = logged[pack], expected[pack]
+    index = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair)))
+    shown = [f"{samples[index]!s:.200}" if index < len(samples) else "nothing" for samples in pair]
+    return f"pack {pack} has {shown[0]} as sample {index}, the data order has {shown[1]}"

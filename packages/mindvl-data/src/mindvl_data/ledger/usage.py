@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples of a source one epoch used: a bit for each.
+"""The samples of a source used in one epoch, one bit per sample.
 
-Used by the ledger to find samples used twice, or never.
+Used by the ledger to find repeated and missing samples.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 
 from mindvl_data.order.sources import SourceIndex
 
-_BLOCK = 512  # samples of a shard whose bits are kept together; a damaged log cannot ask for more than it has lines
+_BLOCK = 512  # samples per allocation; bounds the memory for damaged logs by their number of lines
 
 
 class EpochUse:
-    """A bit for every sample of an epoch, by block of a shard, grown as samples are met."""
+    """One bit per sample of an epoch, allocated in blocks of a shard as samples are added."""
 
     def __init__(self) -> None:
         self._bits: dict[str, dict[int, bytearray]] = {}
 
-    def add(self, shard: str, row: int) -> bool:
-        """Note a use; False when the sample was used before."""
+    def add(self, shard: str, sample_index: int) -> bool:
+        """Record a use; return False if the sample was used before."""
         blocks = self._bits.setdefault(shard, {})
-        number, place = divmod(row, _BLOCK)
+        number, offset = divmod(sample_index, _BLOCK)
         bits = blocks.get(number)
         if bits is None:
             bits = blocks[number] = bytearray(_BLOCK // 8)
-        bit = 1 << (place & 7)
-        if bits[place >> 3] & bit:
+        bit = 1 << (offset & 7)
+        if bits[offset >> 3] & bit:
             return False
-        bits[place >> 3] |= bit
+        bits[offset >> 3] |= bit
         return True
 
     def compare(self, usable: Iterable[tuple[str, NDArray[np.bool_]]]) -> str | None:
-        """What differs from the samples that could be used, (shard, whether each can be used); None: nothing."""
+        """Compare with the usable samples, (shard, one flag per sample); return the difference, or None if equal."""
         left = {shard: dict(blocks) for shard, blocks in self._bits.items()}
         missing, extra, first = 0, 0, ""
         for shard, can in usable:
@@ -58,7 +58,7 @@ class EpochUse:
 
 
 class UsableSamples:
-    """(name, whether each sample can be in a pack) of each shard of a source; found once, kept as bits."""
+    """(name, one flag per sample that fits into a pack) of each shard of a source; computed once, stored as bits."""
 
     def __init__(self, source: SourceIndex, seq_length: int, max_patches: int) -> None:
         self._shards: list[tuple[str, NDArray[np.uint8], int]] = []

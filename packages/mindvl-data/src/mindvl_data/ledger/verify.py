@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run consumed and trained on, from its records; and the proof that it is what the data order says.
+"""What a run consumed and trained on, from its records, and the verification against the data order.
 
-Comes after everything else of the package: `consumed` only reads the records, `verify` plans the run again beside them.
-Both stream: memory is one bit for every sample of the epochs in use.
+`consumed` only reads the records, `verify` also recomputes the data order and compares it. Both stream: memory is one
+bit per sample of the epochs in use.
 """
 
 import os
@@ -19,7 +19,7 @@ from mindvl_data.config import DataConfig
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Account, Link, TrainingRecords
 from mindvl_data.ledger.chain import chain_of, spans_of
-from mindvl_data.ledger.replay import PROBLEMS_NAMED, LogSpan, ReplayJob, ReplayResult, is_raise, plain, replay
+from mindvl_data.ledger.replay import MAX_REPORTED, LogSpan, ReplayJob, ReplayResult, is_raise, plain, replay
 from mindvl_data.ledger.usage import EpochUse, UsableSamples
 from mindvl_data.order.data_order import DataOrder
 from mindvl_data.order.sources import SourceIndex
@@ -39,16 +39,15 @@ def consumed(
     quarantine_log: Path | None = None,
     training: TrainingRecords | None = None,
 ) -> dict[str, Any]:
-    """What a run consumed: steps, samples, tokens by source, bad samples, data changes, when. JSON values.
+    """Count what a run consumed: steps, samples, tokens by source, failed samples, data changes, times. JSON values.
 
-    A step is in the log once its packs were handed out; what is logged after the newest checkpoint was trained on only
-    if the run still goes on, and is dropped when it is resumed. So `trained_on` and `skipped` count the steps up to
-    the checkpoint, and `after_checkpoint` the others.
+    A step is logged when its packs were returned. Steps after the newest checkpoint are dropped when the run resumes, so
+    `trained_on` and `skipped` count the steps up to the checkpoint, and `after_checkpoint` the others.
 
     Args:
-        state: The ledger state of the newest checkpoint.
-        quarantine_log: As in the configuration.
-        training: What the trainer recorded; None: it left no step out.
+        state: Ledger state of the newest checkpoint.
+        quarantine_log: `quarantine_log` of the configuration.
+        training: Records of the trainer; None: no step was skipped.
 
     Raises:
         DataError: The log cannot be read.
@@ -75,23 +74,23 @@ def verify(
     num_processes: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`consumed`, and whether it is what the data order of this configuration says.
+    """`consumed`, and a comparison with the data order of this configuration.
 
-    Checks that steps follow one another, that each has exactly the samples of the data order, that no sample occurs
-    twice in an epoch, that finished epochs hold every usable sample, that the checkpoint's ledger belongs to this log,
-    and that what was skipped is recorded. The steps before a branch are read from the log of its parent. What lies
-    before a change of the data cannot be planned again: there only order, repeats and totals are checked.
+    Checks that steps are consecutive, that each has exactly the samples of the data order, that no sample occurs twice
+    in an epoch, that finished epochs contain every usable sample, that the checkpoint's ledger belongs to this log, and
+    that skipped samples are recorded. The steps before a branch are read from the parent's log. Steps before a change of
+    the data cannot be recomputed: only their order, repeats and totals are checked.
 
     Args:
-        global_batch_size: As given to the loader.
-        state: The ledger state of the newest checkpoint.
-        training: What the trainer recorded; None: it left no step out.
-        parent_log: Where the log of the run lies from which this one was branched; None: where the branch says.
-        num_processes: That plan at most; None: one for each core. A log of one part is planned by this process.
+        global_batch_size: `global_batch_size` of the loader.
+        state: Ledger state of the newest checkpoint.
+        training: Records of the trainer; None: no step was skipped.
+        parent_log: Audit log of the run from which this run was branched; None: the log named by the branch.
+        num_processes: Limit of processes; None: one per core. A log of one part is replayed in this process.
 
     Returns:
-        The figures of `consumed` and `verified`: `steps` compared with the plan, `planned` samples of these,
-        `finished_epochs` by source, `num_problems`, the first `problems` and `notes`, each a sentence.
+        The figures of `consumed` and `verified`: `steps` compared with the data order, `samples` of these steps,
+        `finished_epochs` by source, `num_problems`, and lists of the first `problems` and of `notes`.
 
     Raises:
         DataError: The log, the index or the tokenizer cannot be read.
@@ -113,7 +112,7 @@ def verify(
 
 
 class _Check:
-    """Holds the lines of a chain of logs against the data order."""
+    """Compares the lines of a chain of logs with the data order."""
 
     def __init__(
         self,
@@ -131,19 +130,19 @@ class _Check:
         self._saved = None if state is None else saved_order(state)
         self.account = Account(links, state)
         self._use: dict[tuple[str, int], EpochUse] = defaultdict(EpochUse)
-        self._whole_from = dict.fromkeys((source.name for source in self._sources), 0)  # first epoch the log has whole
+        self._whole_from = dict.fromkeys((source.name for source in self._sources), 0)  # first complete epoch
         self._usable: dict[str, UsableSamples] = {}
-        self._closed: Counter[str] = Counter()  # epochs of a source that were looked at
-        self._finished: Counter[str] = Counter()  # and found to be whole
+        self._closed: Counter[str] = Counter()  # checked epochs of a source
+        self._finished: Counter[str] = Counter()  # checked epochs without a difference
         self._last_step, self._compared, self._num_samples = 0, 0, 0
-        self._ended: dict[str, Any] | None = None  # where the data order stood after the last span
+        self._ended: dict[str, Any] | None = None  # state of the data order after the last span
         self._is_whole = True  # no step is missing or repeated so far
         self._num_problems = 0
         self._problems: list[str] = []
         self._notes: list[str] = []
 
     def run(self, num_processes: int, progress: Progress | None) -> None:
-        """Read all lines, and have what can be planned planned again, part by part."""
+        """Read all lines, and replay the parts that can be replayed."""
         spans = [(link, span) for link in range(len(self._links)) for span in spans_of(self._links[link])]
         jobs = self._jobs([span for _, span in spans])
         num_steps = sum(count_lines(link.audit_log)[0] for link in self._links) if progress is not None else 0
@@ -177,13 +176,13 @@ class _Check:
         self._finish()
 
     def problem(self, text: str, *, first: bool = False) -> None:
-        """Name a problem, or count it where enough are named."""
+        """Add a problem; beyond MAX_REPORTED it is only counted."""
         self._num_problems += 1
-        if first or len(self._problems) < PROBLEMS_NAMED:
+        if first or len(self._problems) < MAX_REPORTED:
             self._problems.insert(0 if first else len(self._problems), text)
 
     def result(self) -> dict[str, Any]:
-        """What was found."""
+        """The result as JSON values."""
         return {
             "steps": self._compared,
             "samples": self._num_samples,
@@ -194,7 +193,7 @@ class _Check:
         }
 
     def _jobs(self, spans: Sequence[LogSpan]) -> list[ReplayJob | None]:
-        """What to plan again of each span; None: nothing, because the data it was planned with are gone."""
+        """The replay of each span; None: not possible, because its data changed later."""
         heads: list[AuditLine | None] = []
         marks: list[tuple[int, int, AuditLine]] = []  # span, number in it, mark
         for number, span in enumerate(spans):
@@ -209,8 +208,8 @@ class _Check:
         last_sources = [mark.sources for _, _, mark in marks][-1:]
         if last_sources and last_sources != [names]:
             self.problem(
-                f"after step {marks[-1][2].step} the run went on with the sources {' '.join(last_sources[0])}, but "
-                f"this configuration has {' '.join(names)}: nothing after it could be compared"
+                f"after step {marks[-1][2].step} the run continued with the sources {' '.join(last_sources[0])}, but "
+                f"this configuration has {' '.join(names)}: later steps were not compared"
             )
             return [None] * len(spans)
         jobs: list[ReplayJob | None] = []
@@ -252,7 +251,7 @@ class _Check:
         if line.kind == "part":
             if line.step != self._last_step:
                 self.problem(
-                    f"{line.where}: the part follows step {line.step}, the one before ends at {self._last_step}"
+                    f"{line.where}: the part follows step {line.step}, the part before it ends at {self._last_step}"
                 )
             return
         if line.kind != "packs":
@@ -262,7 +261,7 @@ class _Check:
         if line.step != self._last_step + 1:
             what = "is missing" if line.step > self._last_step + 1 else f"follows {self._last_step}"
             at = self._last_step + 1 if line.step > self._last_step + 1 else line.step
-            self.problem(f"step {at} {what}, the log goes on with step {line.step}")
+            self.problem(f"step {at} {what}, the log continues with step {line.step}")
             self._is_whole = False
         self._last_step = line.step
         for pack in line.packs:
@@ -284,7 +283,7 @@ class _Check:
                 self._notes.append(f"steps 1 to {line.step} were read from the log of the parent of this run")
         else:
             what = "max_epochs" if is_raise(line.change) else "data"
-            later = "" if is_raise(line.change) else ": what lies before could be checked for order and repeats only"
+            later = "" if is_raise(line.change) else ": the steps before were checked for order and repeats only"
             self._notes.append(
                 f"{what} of {', '.join(sorted(line.change['sources']))} changed after step {line.step}, accepted by "
                 f"{line.change['who']}{later}"
@@ -295,7 +294,7 @@ class _Check:
         if self._last_step == line.step:
             self._compare_totals(line.order, line.where)
         if not is_raise(line.change) if line.kind == "change" else self._last_step != line.step:
-            # Limits that follow from the data may have changed too, so of no source the epoch begun then can be whole.
+            # Limits derived from the data may have changed too, so the current epoch of no source can be complete.
             self._whole_from = {
                 name: epoch + (position > 0)
                 for name, (epoch, position) in zip(line.sources, line.order["drawn_at"], strict=True)
@@ -303,19 +302,19 @@ class _Check:
         self._last_step = line.step
 
     def _compare_totals(self, order: Mapping[str, Any], where: str) -> None:
-        """Do the lines so far hold as many samples and tokens as the state says?"""
+        """Compare the samples and tokens of the lines so far with the totals of the state."""
         if not self._is_whole:
             return
         samples, tokens = self.account.totals()
-        told = order["totals"].get("samples", 0), sum(order["tokens_by_source"].values())
-        if (samples, tokens) != told:
+        expected = order["totals"].get("samples", 0), sum(order["tokens_by_source"].values())
+        if (samples, tokens) != expected:
             self.problem(
-                f"{where}: {told[0]} samples of {told[1]} tokens are counted up to step {self._last_step}, the log "
+                f"{where}: {expected[0]} samples of {expected[1]} tokens are counted up to step {self._last_step}, the log "
                 f"holds {samples} of {tokens}"
             )
 
     def _take(self, job: ReplayJob, found: ReplayResult) -> None:
-        """The result of a span, which must begin where the one before ended."""
+        """Add the result of a span, which must begin where the span before it ended."""
         self._compared += found.num_steps
         self._num_samples += found.num_samples
         self._num_problems += found.num_problems - len(found.problems)
@@ -323,12 +322,14 @@ class _Check:
             self.problem(text)
         before, self._ended = self._ended, found.order
         if before is not None and job.order is not None and _comparable(before) != _comparable(plain(job.order)):
-            self.problem(f"{job.span.file}:1: begins at another place of the plan than the log before it ends")
+            self.problem(
+                f"{job.span.file}:1: begins at another position of the data order than the end of the log before it"
+            )
         if found.order is not None:
             self._close_epochs(found.order)
 
     def _close_epochs(self, state: dict[str, Any]) -> None:
-        """Look at the epochs of which nothing can come any more: drawn to the end, and nothing of them waits."""
+        """Check the epochs that are complete: drawn to the end, with no waiting samples."""
         waiting = {(self._sources[source].name, epoch) for source, epoch, *_ in state["buffer"]}
         for source, (epoch, _) in zip(self._sources, state["drawn_at"], strict=True):
             name = source.name
@@ -341,14 +342,14 @@ class _Check:
     def _close(self, source: SourceIndex, epoch: int, use: EpochUse) -> None:
         if source.name not in self._usable:
             self._usable[source.name] = UsableSamples(source, self._config.packing.seq_length, self._largest_sample)
-        wrong = use.compare(self._usable[source.name])
-        if wrong is None:
+        difference = use.compare(self._usable[source.name])
+        if difference is None:
             self._finished[source.name] += 1
         else:
-            self.problem(f"epoch {epoch} of {source.name}: {wrong}")
+            self.problem(f"epoch {epoch} of {source.name}: {difference}")
 
     def _finish(self) -> None:
-        """After the last line: does the checkpoint belong to this log, and do the records agree?"""
+        """After the last line: compare the checkpoint and the records with the log."""
         for problem in self.account.disagreements():
             self.problem(problem)
         if self._state is None:
@@ -359,7 +360,7 @@ class _Check:
         elif saved_step < self._last_step:
             self._notes.append(
                 f"the log is {self._last_step - saved_step} steps ahead of the newest checkpoint: they are dropped "
-                "and done again when the run is resumed"
+                "and repeated when the run resumes"
             )
         known = self._state["changes"]
         for change in self.account.changes:
@@ -376,7 +377,7 @@ class _Check:
         try:
             open_state(self._state, self._identities, sources=[source.name for source in self._sources])
         except DataError as error:
-            self.problem(str(error), first=True)  # it explains the others
+            self.problem(str(error), first=True)  # it explains the other problems
 
 
 def _comparable(order: dict[str, Any]) -> dict[str, Any]:
@@ -388,6 +389,6 @@ def _result_of(future: Future[ReplayResult]) -> ReplayResult:
         return future.result()
     except BrokenExecutor as error:
         raise DataError(
-            "data ledger --verify: a process that planned steps again died, perhaps for lack of memory. "
-            "Start again with fewer --processes."
+            "data ledger --verify: a worker process died, possibly because of too little memory. "
+            "Try again with fewer --processes."
         ) from error

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A position in the endless (or capped) stream of samples of one source.
+"""A position in the stream of samples of one source, over all epochs.
 
-Comes after shuffle and lengths; the data_order has one for each source. Lengths are looked up for a block of positions
-at once, so that each shard of the block is opened once; the first blocks are small, so that a mixture of hundreds of
-sources starts at once.
+Comes after shuffle and lengths; the data order has one cursor per source. Lengths are read for a block of positions at
+once, so that each shard of the block is opened once. The first blocks are small, so that a mixture of hundreds of
+sources starts quickly.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from mindvl_data.order.shuffle import EpochOrder
 from mindvl_data.order.sources import SourceIndex
 
-_FIRST_BLOCK, _LARGEST_BLOCK = 16, 1024  # positions looked up at once; blocks grow by four
+_FIRST_BLOCK, _LARGEST_BLOCK = 16, 1024  # positions read at once; blocks grow by a factor of 4
 
 
 class Cursor:
-    """Where a source stands; `epoch` and `position` are all it remembers."""
+    """The position of a source; its state is `epoch` and `position`."""
 
     def __init__(self, source: SourceIndex, *, seed: int, window: int) -> None:
         self._source, self._seed, self._window = source, seed, window
@@ -31,25 +31,25 @@ class Cursor:
         return self._source.max_epochs is not None and self.epoch >= self._source.max_epochs
 
     def seek(self, epoch: int, position: int) -> None:
-        """Go to a position of an epoch."""
+        """Move to a position of an epoch."""
         self.epoch, self.position = epoch, position
         self._forget()
 
     def next(self) -> tuple[int, int, int, int, int] | None:
-        """(epoch, shard, row, tokens, patches) of the next sample; None when the last epoch is over."""
+        """(epoch, shard, sample_index, tokens, patches) of the next sample; None after the last epoch."""
         if self.is_exhausted:
             return None
-        place = self.position - self._start
-        if place == len(self._values):
+        offset = self.position - self._start
+        if offset == len(self._values):
             self._load()
-            place = 0
-        shard, row, length, patches = self._values[place].tolist()
+            offset = 0
+        shard, sample_index, length, patches = self._values[offset].tolist()
         epoch = self.epoch
         self.position += 1
         if self.position == self._source.num_samples:
             self.epoch, self.position = self.epoch + 1, 0
             self._forget()
-        return epoch, shard, row, length, patches
+        return epoch, shard, sample_index, length, patches
 
     def _forget(self) -> None:
         self._order, self._start, self._values = None, self.position, self._values[:0]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: mixture -> sample -> pack -> window -> step, a pure function of index, configuration, seed and position.
+"""The data order: mixture -> sample -> pack -> window -> step, a function of index, configuration, seed and position.
 
-Comes after the index and lengths, before any byte of content is read. Every process computes the same plan; which
-rank works on which pack is decided last (`packs_of_rank`), so the members of a step do not depend on how many ranks
-there are. Packs are packed for a few steps at once, the balance window, and dealt to the steps by visual load.
+Comes after the index and lengths; it reads no sample. Every process computes the same order. Packs are assigned to ranks
+last (`packs_of_rank`), so the samples of a step do not depend on the number of ranks. Packs are built for a few steps at
+once, the balance window, and distributed over these steps by visual load.
 """
 
 from collections import Counter, deque
@@ -22,7 +22,7 @@ from mindvl_data.order.mixture import Mixture, effective_weights
 from mindvl_data.order.packing import Packer
 from mindvl_data.order.sources import SourceIndex
 
-_PATCH_MARGIN = 1.25  # patches a pack may have, relative to the mixture's average
+_PATCH_MARGIN = 1.25  # patch limit of a pack relative to the average of the mixture
 
 
 class OrderedSample(NamedTuple):
@@ -47,9 +47,9 @@ class OrderedStep:
 
 
 class DataOrder:
-    """Produces steps one after another; `state` is all it remembers. Not safe to share between threads.
+    """Computes steps one after another; its position is `state`. Not thread-safe.
 
-    It reads no content, so it serves any project that can map (shard, pack) to a sample:
+    It reads no sample, so any project that can read (shard, sample_index) can use it:
 
         files, tokenizer = ShardFiles(), load_tokenizer(config.tokenizer)
         sources = [SourceIndex(source, config, tokenizer, files) for source in config.sources]
@@ -60,13 +60,13 @@ class DataOrder:
 
     Args:
         sources: In the order of `config.sources`.
-        global_batch_size: Packs of one optimizer step, over all ranks.
-        on_draw: Called with each sample when it is drawn, and how many packs this data_order had packed; for statistics.
+        global_batch_size: Packed sequences per optimizer step, over all ranks.
+        on_draw: Called with each drawn sample and the number of packs built so far; for statistics.
 
     Attributes:
-        shares: What the mixture asks of each source, in samples or tokens as `config.weight_unit` says; sums to 1.
-        max_patches: Of a pack. Where it follows from the mixture, a sample that alone has more shares its pack with text.
-        largest_sample: Samples with more patches are dropped; where the limit follows from the mixture, none has more.
+        shares: Target share of each source in the unit `config.weight_unit`; sums to 1.
+        max_patches: Patch limit of a pack. If it is derived from the mixture, a larger sample shares its pack with text.
+        largest_sample: Samples with more patches are dropped; not reached if the limit is derived from the mixture.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DataOrder:
         derived = max(int(_PATCH_MARGIN * patches_per_token * capacity), largest)
         limit = config.packing.max_patches
         self.max_patches: int = derived if limit is None else limit
-        # The order follows from these as well, so a state records them and a rank that works out others is refused.
+        # The order depends on these too, so a state records them and a rank that computes others is refused.
         self._derived = [mean_tokens, patches_per_token, self.max_patches, weights]
         self.largest_sample: int = capacity * config.image.spatial_merge_size**2 if limit is None else limit
         self._packer: Packer[OrderedSample] = Packer(
@@ -100,17 +100,17 @@ class DataOrder:
             patches_per_token=patches_per_token,
             buffer_size=config.packing.buffer_size,
         )
-        self._returned: deque[OrderedSample] = deque()  # drawn once already; they go before new ones
-        self._window: list[tuple[Pack, ...]] = []  # steps that are planned and not handed out
+        self._returned: deque[OrderedSample] = deque()  # drawn before, used before new samples
+        self._window: list[tuple[Pack, ...]] = []  # steps that are built and not returned
         self._step = 0
-        self._totals: Counter[str] = Counter()  # over packs that hold something, see `figures`
+        self._totals: Counter[str] = Counter()  # over packs that are not empty, see `figures`
         self._tokens_by_source: Counter[str] = Counter()
-        self.drawn: Counter[str] = Counter()  # samples by source, those waiting in packer and window included
+        self.drawn: Counter[str] = Counter()  # samples by source, including those in packer and window
         self.dropped: Counter[str] = Counter()  # samples by "source: reason"
-        self._note_window()
+        self._store_window()
 
     def next_step(self) -> OrderedStep | None:
-        """The next step, or None when every source is used up."""
+        """The next step, or None when all sources reached `max_epochs`."""
         if not self._window:
             self._pack_window()
         if not self._window:
@@ -121,10 +121,10 @@ class DataOrder:
         return OrderedStep(step=self._step, packs=packs, state_after=self.state())
 
     def state(self) -> dict[str, Any]:
-        """Everything the future depends on, as JSON values; large parts are shared with the states of other steps.
+        """The complete state as JSON values; large parts are shared with the states of other steps.
 
-        `buffer` lists what was drawn and is in no step handed out: first the packs of the window that are left, of
-        which `window` gives the numbers of samples, then what waits in the packer.
+        `buffer` lists the samples that were drawn and are in no returned step: first those of the remaining packs of
+        the window, whose sizes are in `window`, then those in the packer.
         """
         left = len(self._window)
         window, samples = self._window_counts, self._window_samples
@@ -140,19 +140,19 @@ class DataOrder:
         }
 
     def load_state(self, state: dict[str, Any], changed_sources: Collection[str] = frozenset()) -> None:
-        """Continue from a `state()` of a data_order with the same configuration and index; only for a fresh data_order.
+        """Continue from a `state()` with the same configuration and index; only before the first step.
 
         Args:
-            changed_sources: Names of sources whose data is not what it was. They go on at the start of their next
-                epoch; their samples that wait are dropped and counted, and what is left of the window is packed anew.
+            changed_sources: Names of sources whose data changed. They continue at the start of their next epoch; their
+                waiting samples are dropped and counted, and the remaining samples of the window are packed again.
         """
         if state["derived"] not in (None, self._derived):
             raise DataError(
                 "data.sources: tokens per sample, patches per token, the patch limit and the shares of the sources "
                 f"were {state['derived']} at the checkpoint and are {self._derived} now. Restore the data and the "
-                "versions of that run, or start the data anew."
+                "versions of that run, or start a new run from its weights."
             )
-        self._check_places(state, changed_sources)
+        self._check_positions(state, changed_sources)
         self._step = state["step"]
         self.drawn, self.dropped = Counter(state["drawn"]), Counter(state["dropped"])
         self._totals, self._tokens_by_source = Counter(state["totals"]), Counter(state["tokens_by_source"])
@@ -164,35 +164,36 @@ class DataOrder:
         buffer = [OrderedSample(*values) for values in state["buffer"]]
         if changed_sources:
             self._returned.extend(sample for sample in buffer if self._is_kept(sample, changed_sources))
-            self._start_anew(changed_sources)
+            self._restart_changed(changed_sources)
         else:
             waiting = iter(buffer)
             self._window = [tuple(tuple(next(waiting) for _ in range(n)) for n in step) for step in state["window"]]
             self._returned.extend(waiting)
         self._packer.num_packs = (self._step + len(self._window)) * self._global_batch_size
-        self._note_window()
+        self._store_window()
 
-    def _check_places(self, state: dict[str, Any], changed_sources: Collection[str]) -> None:
-        """Refuse a state that speaks of samples which the sources do not have; where data changed it may."""
+    def _check_positions(self, state: dict[str, Any], changed_sources: Collection[str]) -> None:
+        """Refuse a state with samples that do not exist, except of changed sources."""
         for source, (_, position) in zip(self._sources, state["drawn_at"], strict=True):
             if position and position >= source.num_samples and source.name not in changed_sources:
                 raise DataError(
-                    f"state stands at sample {position} of {source.name!r}, which has {source.num_samples}. "
-                    f"{source.index.directory}. The state or the index is damaged: restore it."
+                    f"{source.index.directory}: the state is at sample {position} of source {source.name!r}, which has "
+                    f"{source.num_samples} samples. The state or the index is damaged: restore it from a copy."
                 )
-        for number, _, shard, pack, length, patches in state["buffer"]:
+        for number, _, shard, sample_index, length, patches in state["buffer"]:
             sizes = self._sources[number].index.shards.sizes
             if self._sources[number].name in changed_sources:
                 continue
-            if shard >= len(sizes) or pack >= sizes[shard] or not 0 < length <= self._config.packing.seq_length:
+            fits = 0 < length <= self._config.packing.seq_length
+            if shard >= len(sizes) or sample_index >= sizes[shard] or not fits:
                 raise DataError(
-                    f"state holds a sample of {self._sources[number].name!r} that does not exist: shard {shard}, pack "
-                    f"{pack}, {length} tokens, {patches} patches. {self._sources[number].index.directory}. The state or "
-                    "the index is damaged: restore it."
+                    f"{self._sources[number].index.directory}: the state holds sample {sample_index} of shard {shard} of "
+                    f"source {self._sources[number].name!r} with {length} tokens and {patches} patches, which does not "
+                    "exist. The state or the index is damaged: restore it from a copy."
                 )
 
     def figures(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What the packs up to `state` looked like, over all ranks and all restarts."""
+        """Statistics of the packs up to `state`, over all ranks and restarts."""
         totals = Counter(state["totals"])
         packs = max(1, totals["packs"])
         per_token = self._config.image.spatial_merge_size**2
@@ -229,9 +230,9 @@ class DataOrder:
                 self._tokens_by_source[self._sources[sample.source].name] += sample.length
 
     def _pack_window(self) -> None:
-        """Pack the packs of a window and deal them to steps.
+        """Build the packs of a window and distribute them over its steps.
 
-        At the very end of the data the last step has fewer packs, and empty ones after them: no sample is lost.
+        At the end of the data the last step is filled up with empty packs, so that no sample is lost.
         """
         packs: list[Pack] = []
         while len(packs) < self._config.packing.balance_steps * self._global_batch_size and (pack := self._next_pack()):
@@ -242,14 +243,14 @@ class DataOrder:
             loads = np.array([sum(sample.patches for sample in pack) for pack in packs[:num_whole]], np.int64)
             width = self._config.packing.balance_width
             order = balance_order(loads, global_batch_size=self._global_batch_size, width=width).tolist()
-        dealt = [packs[number] for number in order]
+        balanced = [packs[number] for number in order]
         if len(packs) > num_whole:
-            dealt += packs[num_whole:] + [()] * (num_whole + self._global_batch_size - len(packs))
+            balanced += packs[num_whole:] + [()] * (num_whole + self._global_batch_size - len(packs))
         self._window = [
-            tuple(dealt[start : start + self._global_batch_size])
-            for start in range(0, len(dealt), self._global_batch_size)
+            tuple(balanced[start : start + self._global_batch_size])
+            for start in range(0, len(balanced), self._global_batch_size)
         ]
-        self._note_window()
+        self._store_window()
 
     def _next_pack(self) -> Pack:
         while not self._packer.is_full and (sample := self._next_sample()) is not None:
@@ -259,8 +260,8 @@ class DataOrder:
         self._num_packed += 1
         return tuple(self._packer.next_pack())
 
-    def _note_window(self) -> None:
-        """Put down, once for all steps of a window, the parts of their states that they share."""
+    def _store_window(self) -> None:
+        """Store the parts of the state that all steps of a window share."""
         self._after_window = {
             "drawn_at": [[cursor.epoch, cursor.position] for cursor in self._cursors],
             "owed": self._mixture.owed.tolist(),
@@ -275,7 +276,7 @@ class DataOrder:
         return self._returned.popleft() if self._returned else self._draw()
 
     def _draw(self) -> OrderedSample | None:
-        """The next sample of the mixture that fits into a pack; None when there is none left."""
+        """The next sample of the mixture that fits into a pack; None if no sample is left."""
         while (number := self._mixture.next_source()) is not None:
             sample = self._next_usable(number)
             if sample is not None:
@@ -301,8 +302,9 @@ class DataOrder:
         if cursor.is_exhausted:
             return None
         raise DataError(
-            f"source {source.name!r} has no sample that fits a pack of {self._config.packing.seq_length} tokens and "
-            f"{self.largest_sample} patches. {source.index.directory}. Raise data.packing.seq_length or lower max_pixels."
+            f"{source.index.directory}: source {source.name!r} has no sample that fits a pack of "
+            f"{self._config.packing.seq_length} tokens and {self.largest_sample} patches. Raise data.packing.seq_length or "
+            "lower max_pixels."
         )
 
     def _drop_reason(self, sample: OrderedSample) -> str | None:
@@ -316,9 +318,9 @@ class DataOrder:
         return sample.length if self._config.weight_unit == "tokens" else 1.0
 
     def _is_kept(self, sample: OrderedSample, changed_sources: Collection[str]) -> bool:
-        """Whether a sample that waits can still be used; if not, the mixture forgets that it was drawn."""
+        """Whether a waiting sample can still be used; if not, undo its effect on the mixture."""
         name = self._sources[sample.source].name
-        # Other data means other averages, so a limit that follows from them can be lower than it was.
+        # Changed data have other averages, so a limit derived from them can be lower than before.
         reason = "data changed" if name in changed_sources else self._drop_reason(sample)
         if reason is not None:
             self.dropped[f"{name}: {reason}"] += 1
@@ -326,14 +328,14 @@ class DataOrder:
             self._mixture.took(sample.source, -self._amount(sample))
         return reason is None
 
-    def _start_anew(self, changed_sources: Collection[str]) -> None:
+    def _restart_changed(self, changed_sources: Collection[str]) -> None:
         for number, (source, cursor) in enumerate(zip(self._sources, self._cursors, strict=True)):
             if source.name in changed_sources:
                 cursor.seek(cursor.epoch + (cursor.position > 0), 0)
             if cursor.is_exhausted:
-                self._mixture.exhaust(number)  # once more for one that got something back: the others share it
+                self._mixture.exhaust(number)  # also if it got a balance back: the others share it
 
 
 def packs_of_rank(packs: Sequence[Pack], *, dp_rank: int, dp_size: int) -> tuple[Pack, ...]:
-    """The packs of a step that one data-parallel rank works on, in order: dealt one by one."""
+    """The packs of a step assigned to one data-parallel rank: every dp_size-th pack, starting at dp_rank."""
     return tuple(packs[dp_rank::dp_size])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the mixture asks of a pack: mean tokens of a sample, patches per token, the most patches that samples have.
+"""Averages of the mixture: mean tokens per sample, patches per token, and the largest number of patches of a sample.
 
-Comes after the sources, before the packer, which steers by it. All three are those of evenly spaced samples: reading
-the index of a hundred million samples takes a minute. Sums are found once per source and kept beside its index, as
-whole numbers, so that every rank and every restart works out the same figures.
+Comes after the sources, before the packer, which uses them as targets. They are computed from evenly spaced samples,
+because reading the index of a hundred million samples takes a minute. The sums are computed once per source and stored
+next to its index as integers, so that every rank and restart gets the same values.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ from mindvl_data.shards.sealed import SealError, seal, unseal
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 3  # raised when the same source would give other numbers
-_SHARDS, _ROWS = 32, 64  # shards of a source looked at, and samples of each
-_MAX_BYTES = 4096  # of a kept file, which has a few hundred
+_VERSION = 3  # raised when the same source gives other numbers
+_SHARDS, _ROWS = 32, 64  # shards of a source that are read, and samples of each
+_MAX_BYTES = 4096  # limit of a stored file, which has a few hundred
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Sums over the samples looked at, of those that fit into a pack."""
+    """Sums over the samples read that fit into a pack."""
 
     samples: int
     tokens: int
     patches: int
-    largest: int  # patches of one sample; of the samples looked at, others can have more
+    largest: int  # patches of one of the samples read; other samples can have more
 
     @property
     def mean_tokens(self) -> float:
@@ -52,16 +52,16 @@ class Demand:
 def mixture_demand(
     sources: Sequence[SourceIndex], weights: Sequence[float], config: DataConfig
 ) -> tuple[float, float, int]:
-    """(tokens per sample, patches per token, most patches of the samples looked at) of the mixture.
+    """(tokens per sample, patches per token, largest number of patches of the samples read) of the mixture.
 
     Args:
-        weights: Shares that count what `config.weight_unit` says.
+        weights: Shares in the unit `config.weight_unit`.
     """
     return combine([source_demand(source, config) for source in sources], weights, weight_unit=config.weight_unit)
 
 
 def combine(demands: Sequence[Demand], weights: Sequence[float], *, weight_unit: str) -> tuple[float, float, int]:
-    """`mixture_demand` of the demands of its sources; the same on every Python and numpy."""
+    """`mixture_demand` from the demands of the sources; the same for every version of Python and numpy."""
     shares = [
         weight if weight_unit == "samples" or not demand.tokens else weight / demand.mean_tokens
         for weight, demand in zip(weights, demands, strict=True)
@@ -74,23 +74,26 @@ def combine(demands: Sequence[Demand], weights: Sequence[float], *, weight_unit:
 
 
 def source_demand(source: SourceIndex, config: DataConfig) -> Demand:
-    """The demand of one source: from the file beside its index where there is one, else found and kept there."""
+    """The demand of one source, read from the file next to its index, or computed and stored there."""
     path = _path(source, config)
     try:
         return Demand(**unseal(path, max_bytes=_MAX_BYTES))
-    except (OSError, SealError, TypeError):  # never found, or the file is damaged
+    except (OSError, SealError, TypeError):  # not computed yet, or the file is damaged
         demand = _find(source, config)
     try:
         write_atomically(path, seal(asdict(demand)))
     except OSError as error:  # data directories are often read-only
         logger.warning(
-            "figures of source %s cannot be kept as %s (%s); they are found at every start", source.name, path, error
+            "%s: the averages of source %s cannot be stored (%s). They are computed at every start.",
+            path,
+            source.name,
+            error,
         )
     return demand
 
 
 def _find(source: SourceIndex, config: DataConfig) -> Demand:
-    logger.info("looking at the index of source %s (%d samples), once", source.name, source.num_samples)
+    logger.info("computing the averages of source %s (%d samples)", source.name, source.num_samples)
     limit = config.packing.seq_length
     shards = np.flatnonzero(source.subset.sizes)
     tokens, patches = [], []

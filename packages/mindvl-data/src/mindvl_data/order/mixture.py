@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source comes next: of those that are behind their share, the one that would be a whole sample behind first.
+"""Select the next source: of the sources behind their share, the one that would first be a whole sample behind.
 
-Used by the data_order. No random draw: over any prefix each source is less than one sample off its share (R. Tijdeman,
-"The chairman assignment problem", 1980), where independent draws wander off with the square root of the length, and
-plain largest-deficit can pass one sample. Where weights count tokens, a sample of average length stands for one.
+Used by the data order, without randomness: over any prefix each source deviates by less than one sample from its share
+(R. Tijdeman, "The chairman assignment problem", 1980). The deviation of independent draws grows with the square root of
+the length, and that of the largest-deficit rule can exceed one sample. If weights count tokens, a sample of average
+length counts as one.
 
-Every rank computes this order, whatever its Python and numpy: floats are added by `math.fsum` or element by element,
-never by `sum`, which is compensated from Python 3.12 on, nor by a numpy reduction, whose order of additions may change.
+The order is the same for every version of Python and numpy: floats are added by `math.fsum` or element by element, never
+by `sum`, which is compensated from Python 3.12 on, nor by a numpy reduction, whose order of additions may change.
 """
 
 import math
@@ -21,7 +22,7 @@ def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_sh
     """Weights that sum to 1, with text-only sources scaled to `text_share` together.
 
     Raises:
-        DataError: A share is asked for that no source can give.
+        DataError: No source can provide the requested share.
     """
     if text_share is None:
         total = math.fsum(weights)
@@ -30,7 +31,7 @@ def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_sh
     total_other = math.fsum(w for w, text in zip(weights, is_text, strict=True) if not text)
     if (text_share > 0 and not any(is_text)) or (text_share < 1 and all(is_text)):
         lacking = "no source is text-only" if text_share > 0 and not any(is_text) else "all sources are text-only"
-        raise DataError(f"text_share={text_share} cannot be reached: {lacking}. data.text_share. Leave it out.")
+        raise DataError(f"data.text_share: {text_share} cannot be reached because {lacking}. Omit it.")
     return [
         w / total_text * text_share if text else w / total_other * (1 - text_share)
         for w, text in zip(weights, is_text, strict=True)
@@ -38,25 +39,25 @@ def effective_weights(weights: Sequence[float], is_text: Sequence[bool], text_sh
 
 
 class Mixture:
-    """The next source, again and again. Its state is one number per source.
+    """Selects sources according to weights. Its state is one number per source.
 
     Args:
-        weights: Relative shares; a weight of 0 is never drawn.
-        unit: What an average sample counts: 1 for samples, its length for tokens.
+        weights: Relative shares; a source of weight 0 is never selected.
+        unit: Amount of an average sample: 1 if weights count samples, its length if they count tokens.
     """
 
     def __init__(self, weights: Sequence[float], *, unit: float = 1.0) -> None:
         self._weights = np.array(weights, np.float64)
         self._unit = unit
         self._active = self._weights > 0
-        self.owed = np.zeros(len(weights), np.float64)  # how far each source is behind; the sum is 0
+        self.owed = np.zeros(len(weights), np.float64)  # deficit of each source; the sum is 0
         self._set_shares()
 
     def next_source(self) -> int | None:
         """The source to draw from; None when all are exhausted."""
         if not self._num_active:
             return None
-        behind = self.owed / self._unit + self._share  # 0 where nothing is drawn any more, so below the margin
+        behind = self.owed / self._unit + self._share  # 0 for exhausted sources, so below the margin
         eligible = (behind >= self._margin).nonzero()[0]
         if not eligible.size:  # amounts that differ from the unit can leave all of them just below the margin
             return int(np.where(self._active, behind, -np.inf).argmax())
@@ -69,7 +70,7 @@ class Mixture:
         self.owed[source] -= amount
 
     def exhaust(self, source: int) -> None:
-        """Stop drawing from `source`; the others keep their proportions and share what it still owed."""
+        """Stop drawing from `source`; the others keep their proportions and share its deficit."""
         self._active[source] = False
         self._set_shares()
         lost, self.owed[source] = self.owed[source], 0.0

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack samples into packs of two budgets, tokens and patches.
+"""Pack samples into packed sequences (packs) with two budgets, tokens and patches.
 
-Comes after mixture and shuffle, before collate; works on lengths alone, so it can run ahead of all decoding. Each
-pack starts with the oldest sample of a buffer (nothing waits longer than the buffer), takes the samples whose visual
-density is nearest to what the pack still wants until a good two thirds are free, and is then completed exactly:
-a bitset of reachable sums over the candidates nearest in density, then whatever largest sample still fits. No random
-draw: the packs depend on the input alone.
+Comes after mixture and shuffle, before collate. It uses lengths only, so it runs ahead of decoding. Each pack starts
+with the oldest sample of a buffer, so no sample waits for more packs than the buffer has samples. It then takes samples
+whose visual density is closest to the density still needed while more than 70 % of the pack is free, and is completed
+exactly: a bitset of reachable sums over the candidates closest in density, then the largest samples that still fit. No
+randomness: the packs depend on the input only.
 """
 
 from typing import Generic, TypeVar
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
-_STEER_UNTIL = 0.7  # share of the pack left to exact completion
+_STEER_UNTIL = 0.7  # share of the pack that is left for exact completion
 _STEER_CANDIDATES = 96  # oldest samples considered while steering
 _SUM_CANDIDATES = 64  # samples whose sums are searched
-_AGE_WEIGHT = 0.60  # density error that being the newest candidate instead of the oldest makes up for, while steering
-_SMALL_BUFFER = 32  # samples; smaller buffers have their size from the start, larger ones begin with a quarter
-_PACKS_PER_PLACE = 16  # packs after which a buffer grows by one sample
-_SUM_AGE_WEIGHT = 0.12  # the same among candidates of the completion
+_AGE_WEIGHT = 0.60  # penalty of the newest candidate relative to the oldest, as a density error, while steering
+_SMALL_BUFFER = 32  # samples; smaller buffers have their full size from the start, larger ones start with a quarter
+_PACKS_PER_SAMPLE = 16  # packs after which a buffer grows by one sample
+_SUM_AGE_WEIGHT = 0.12  # penalty of the newest candidate during completion
 
 
 class Packer(Generic[Item]):
-    """A buffer of samples and the packs made from it; knows lengths alone, so it serves any project.
+    """A buffer of samples and the packs built from it; it uses lengths only, so it works for any kind of sample.
 
-    Give it samples until it is full, take one pack, and go on; at the end of the data take packs until one is empty. No
-    sample is split, lost or repeated, and none waits for more packs than the buffer has places.
+    Add samples until it is full, take one pack, and repeat; at the end of the data take packs until one is empty. No
+    sample is split, lost or repeated, and none waits for more packs than `buffer_size`.
 
         packer = Packer(capacity=8192, max_patches=16_000, patches_per_token=1.4, buffer_size=256)
         for name, tokens, patches in samples:
@@ -39,18 +39,18 @@ class Packer(Generic[Item]):
             train_on(pack)
 
     The state is `items` and `num_packs`: the same items, added in the same order with the same lengths, give the same
-    packs. The buffer begins small and grows to its size: what is hard to place collects in it slowly, and a large one
-    that is filled at once would give the short samples away first.
+    packs. The buffer starts small and grows to its size: samples that are hard to pack accumulate slowly, and a large
+    buffer filled at the start would use up the short samples first.
 
     Args:
-        capacity: Tokens in a pack.
-        max_patches: Patches in a pack; 0 for text alone. Any other cost of a sample serves as well as patches. A sample
-            that alone has more shares its pack only with samples that have none.
-        patches_per_token: Patches per token that the mixture has on average; packs are steered towards it.
-        buffer_size: Samples to choose from; more fill packs better and let samples wait longer.
+        capacity: Tokens per pack.
+        max_patches: Patches per pack; 0 for text only. Any other cost of a sample can be used instead of patches. A
+            sample with more patches shares its pack only with samples without patches.
+        patches_per_token: Average patches per token of the mixture; the target of each pack.
+        buffer_size: Samples to choose from; a larger buffer improves packing efficiency and lets samples wait longer.
 
     Attributes:
-        num_packs: Packs made so far; set it when a state is restored.
+        num_packs: Packs built so far; set it when a state is restored.
     """
 
     def __init__(self, *, capacity: int, max_patches: int, patches_per_token: float, buffer_size: int) -> None:
@@ -67,32 +67,34 @@ class Packer(Generic[Item]):
     @property
     def is_full(self) -> bool:
         count = len(self._items)
-        return count >= self._buffer_size or count >= self._first_size + self.num_packs // _PACKS_PER_PLACE
+        return count >= self._buffer_size or count >= self._first_size + self.num_packs // _PACKS_PER_SAMPLE
 
     @property
     def items(self) -> list[Item]:
-        """What waits, oldest first."""
+        """The samples in the buffer, oldest first."""
         return list(self._items)
 
     def add(self, item: Item, length: int, patches: int) -> None:
-        """Put one sample into the buffer.
+        """Add one sample to the buffer.
 
         Raises:
-            ValueError: It does not fit into an empty pack, or the buffer is full.
+            ValueError: The sample does not fit into an empty pack, or the buffer is full.
         """
         if not 0 < length <= self._capacity or patches < 0:
             raise ValueError(
-                f"sample {item!r} of {length} tokens and {patches} patches fits no pack of {self._capacity} tokens. "
-                "Leave it out or make packs larger."
+                f"Packer: sample {item!r} of {length} tokens and {patches} patches does not fit into a pack of "
+                f"{self._capacity} tokens. Drop it or raise the capacity."
             )
         if self.is_full:
-            raise ValueError(f"buffer of {len(self._items)} samples is full at {item!r}. Take a pack first.")
+            raise ValueError(
+                f"Packer: the buffer of {len(self._items)} samples is full at sample {item!r}. Call next_pack first."
+            )
         self._lengths[len(self._items)] = length
         self._patches[len(self._items)] = patches
         self._items.append(item)
 
     def next_pack(self) -> list[Item]:
-        """Take one pack out of the buffer; empty when the buffer is."""
+        """Remove one pack from the buffer; empty if the buffer is empty."""
         count = len(self._items)
         if not count:
             return []
@@ -111,7 +113,7 @@ class Packer(Generic[Item]):
 
 
 class _Pack:
-    """One pack while it is being filled."""
+    """One pack that is being built."""
 
     def __init__(
         self,
@@ -127,14 +129,16 @@ class _Pack:
         self.wanted_patches = density * capacity
         self.waiting = np.ones(len(lengths), np.bool_)
         self.chosen: list[int] = []
-        # Positive where a sample is denser than the mixture; constant per sample, so computed once per pack.
+        # Positive if a sample is denser than the mixture; constant per sample, so computed once per pack.
         self.excess = patches - density * lengths
 
     def take(self, number: int) -> None:
         self.chosen.append(number)
         self.waiting[number] = False
         self.free_tokens -= int(self.lengths[number])
-        self.free_patches = max(0, self.free_patches - int(self.patches[number]))  # the first can have more
+        self.free_patches = max(
+            0, self.free_patches - int(self.patches[number])
+        )  # the first sample can exceed the limit
         self.wanted_patches -= int(self.patches[number])
 
     def fitting(self) -> NDArray[np.intp]:
@@ -142,8 +146,8 @@ class _Pack:
         return np.flatnonzero(fits)
 
     def steer(self) -> None:
-        """Take samples that bring the pack's density to the mixture's, older ones first among equals."""
-        # In patches, so that it can be compared with the excess without dividing.
+        """Take samples that bring the density of the pack closest to the mixture's; older samples first on ties."""
+        # In patches, so that it can be compared with the excess without a division.
         scale = max(self.density, 1e-9) * self.capacity
         while self.free_tokens >= _STEER_UNTIL * self.capacity:
             candidates = self.fitting()[:_STEER_CANDIDATES]
@@ -155,7 +159,7 @@ class _Pack:
             self.take(int(candidates[error.argmin()]))
 
     def complete(self) -> None:
-        """Take the subset that comes nearest to filling the pack, preferring samples of the density still wanted."""
+        """Take the subset that fills the pack best, preferring samples with the density still needed."""
         candidates = self.fitting()
         if not candidates.size:
             return
@@ -166,7 +170,7 @@ class _Pack:
         error += _SUM_AGE_WEIGHT / candidates.size * np.arange(candidates.size)
         candidates = candidates[np.argsort(error, kind="stable")[:_SUM_CANDIDATES]]
         for count in (candidates.size, candidates.size // 2, candidates.size // 4):
-            # Fewer candidates means densities nearer to the wanted one, so a sum more likely to be within the patches.
+            # Fewer candidates have densities closer to the target, so their patches are more likely within the limit.
             subset = largest_sum(self.lengths[candidates[:count]].tolist(), self.free_tokens)
             chosen = candidates[subset]
             if int(self.patches[chosen].sum()) <= self.free_patches:
@@ -175,7 +179,7 @@ class _Pack:
                 return
 
     def fill(self) -> None:
-        """Take the largest sample that fits until none does."""
+        """Take the largest sample that fits until no sample fits."""
         while self.free_tokens > 0 and (candidates := self.fitting()).size:
             self.take(int(candidates[self.lengths[candidates].argmax()]))
 
@@ -184,9 +188,9 @@ _RAMP = np.arange(_STEER_CANDIDATES)
 
 
 def largest_sum(lengths: list[int], limit: int) -> list[int]:
-    """Positions of a subset of `lengths` whose sum is as near to `limit` as any can be without passing it.
+    """Indices of a subset of `lengths` with the largest sum that does not exceed `limit`.
 
-    Bit s of an integer says whether sum s can be reached, so adding a length is one shift and one or.
+    Bit s of an integer records whether sum s can be reached, so adding a length is one shift and one or.
     """
     mask = (1 << (limit + 1)) - 1
     reachable = [1]

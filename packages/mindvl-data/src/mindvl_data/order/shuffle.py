@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A keyed order of the samples of a source that can be entered anywhere.
+"""A keyed permutation of the samples of a source with random access.
 
-Used by the data_order. Two levels: shards are permuted, then samples inside windows of the resulting stream, so that
-neighbours in the order lie in few shards. Each level is a Feistel network with cycle walking (Luby and Rackoff 1988;
-Black and Rogaway 2002): no table of the size of the data, no generator state.
+Used by the data order. Two levels: shards are permuted, then samples within windows of the resulting stream, so that
+neighbours in the order are in few shards. Each level is a Feistel network with cycle walking (Luby and Rackoff 1988;
+Black and Rogaway 2002), which needs no table of the size of the data and no generator state.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class EpochOrder:
         self.num_samples = int(self._ends[-1])
 
     def positions(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(shard, row) of the samples at positions start..stop-1; a slice costs the same wherever it lies."""
+        """(shard, number in the shard) of the samples at positions start..stop-1; the cost depends on the size only."""
         stream = np.empty(stop - start, np.int64)
         done = start
         while done < stop:
@@ -67,7 +67,7 @@ def permute(values: NDArray[np.uint64], size: int, key: int) -> NDArray[np.int64
 
 
 def _mix(value: int) -> int:
-    """Finaliser of splitmix64."""
+    """Finalizer of splitmix64."""
     value = (value + 0x9E3779B97F4A7C15) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One source of the mixture: its index, its rules, and the lengths that follow from them.
 
-Comes after index and measuring, before the data_order, which knows samples only through it. It keeps nothing by sample:
-lengths are read for the rows that are wanted, so hundreds of sources of any size cost little memory.
+Comes after index and measuring, before the data order. It stores nothing per sample: lengths are read for the requested
+samples, so hundreds of sources of any size need little memory.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ class SourceIndex:
         self.subset = Subset(self.index.shards.sizes, first=source.first, fraction=source.fraction, source=source.name)
         self.tokenizer = tokenizer
         self.files = files
-        self._keeps_lengths = True  # until it turns out that the directory cannot be written
+        self._keeps_lengths = True  # False once the directory turned out to be read-only
 
     @property
     def num_samples(self) -> int:
@@ -44,13 +44,13 @@ class SourceIndex:
         return self.subset.num_samples
 
     def lengths(self, shard: int) -> Lengths:
-        """(tokens, patches) of every sample of a shard, used or not; 0 tokens marks one that cannot be used."""
+        """(tokens, patches) of every sample of a shard, used or not; 0 tokens marks a sample that cannot be used."""
         return shard_lengths(self.index.shards[shard], rules=self.rules, tokenizer=self.tokenizer, files=self.files)
 
     def lengths_of(self, shard: int, rows: NDArray[Any]) -> Lengths:
-        """(tokens, patches) of some rows of a shard.
+        """(tokens, patches) of some samples of a shard.
 
-        A shard that was never measured is measured whole, once, where that can be kept; else these rows alone.
+        A shard that was not measured yet is measured completely if the lengths can be stored, otherwise these samples only.
         """
         index = self.index.shards[shard]
         where: dict[str, Any] = {"rules": self.rules, "tokenizer": self.tokenizer, "files": self.files}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration will give: packing efficiency, visual load, imbalance, waits, shares, drops; from the plan alone.
+"""Statistics of the data order: packing efficiency, visual load, imbalance, staleness, shares, dropped samples.
 
-Stands beside the data_order; nothing is decoded, so a thousand packs take seconds.
+Nothing is decoded, so a thousand packs take seconds.
 """
 
 from collections import Counter
@@ -23,22 +23,22 @@ _RANKS = (2, 4, 8, 16, 32, 64)
 
 
 def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microbatches: int = 8) -> dict[str, Any]:
-    """Figures of at least `num_packs` packs of the plan, in whole steps of `dp_size * microbatches` packs.
+    """Statistics of at least `num_packs` packs of the data order, in whole steps of `dp_size * microbatches` packs.
 
     Returns:
-        JSON values. Those of `DataOrder.figures`, and:
+        JSON values: those of `DataOrder.figures`, and:
 
         `samples_per_pack`: mean.
         `dp_size`, `microbatches`: as given. `balance_steps`, `balance_width`: of the configuration.
         `rank_imbalance`: how much longer the busiest rank works on images than the average one, per step, as a
             share; `lockstep_imbalance`: the same when ranks wait for each other after every microbatch. Mean over
             steps; None where no whole step has an image.
-        `imbalance`: the same plan on other numbers of ranks, a list of `dp_size`, `microbatches`, `rank`, `lockstep`.
+        `imbalance`: the same for other numbers of ranks, a list of `dp_size`, `microbatches`, `rank`, `lockstep`.
         `visual_load`: histogram over packs, `edges` [bins + 1] in visual tokens and `counts` [bins].
         `packing_efficiency_histogram`: histogram over packs, `edges` as a share of the pack (the last bin
             holds full packs) and `counts`.
         `staleness`: packs between drawing a sample and the pack that holds it: `mean`, `p99`, `max`, and the `limit`
-            that no sample passes (buffer and window).
+            that no sample exceeds (buffer and window).
         `sources`: a list in the order of the configuration of `name`, `asked` (share of the mixture, in the unit of
             `weight_unit`), `samples`, `samples_share`, `tokens`, `tokens_share`, and `dropped` (count by reason).
             Text-only sources have `is_text`.
@@ -60,7 +60,7 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
     packs = [pack for step in steps for pack in step]
     per_token = config.image.spatial_merge_size**2
     load = np.array([sum(sample.patches for sample in pack) for pack in packs], np.int64).reshape(-1, global_batch_size)
-    # The end of the data: steps with empty packs say nothing about balance.
+    # Steps with empty packs, at the end of the data, are not balanced.
     load_of_whole = load[[all(step) for step in steps]]
     rank, lockstep = _imbalance(load_of_whole, dp_size)
     packing = config.packing
@@ -83,15 +83,15 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
 
 
 def _imbalance(load: NDArray[np.int64], dp_size: int) -> tuple[float | None, float | None]:
-    """(rank, lock-step) imbalance of [num_steps, global_batch_size] patches, dealt as `packs_of_rank` does."""
+    """(rank, lock-step) imbalance of [num_steps, global_batch_size] patches, assigned as in `packs_of_rank`."""
     load = load[load.any(axis=1)]
     if not load.size:
         return None, None
     by_rank = [packs_of_rank(list(load.T), dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]
-    dealt = np.array(by_rank, np.float64)  # [dp_size, microbatches, num_steps]
-    sums = dealt.sum(axis=1)
+    assigned = np.array(by_rank, np.float64)  # [dp_size, microbatches, num_steps]
+    sums = assigned.sum(axis=1)
     rank = sums.max(axis=0) / sums.mean(axis=0) - 1
-    lockstep = dealt.max(axis=0).sum(axis=0) / dealt.mean(axis=0).sum(axis=0) - 1
+    lockstep = assigned.max(axis=0).sum(axis=0) / assigned.mean(axis=0).sum(axis=0) - 1
     return float(rank.mean()), float(lockstep.mean())
 
 
@@ -118,7 +118,7 @@ def _efficiency_histogram(packs: Sequence[Pack], seq_length: int) -> dict[str, l
 
 
 def _staleness(packs: Sequence[Pack], drawn_before: dict[OrderedSample, int]) -> dict[str, Any]:
-    # A pack can be moved before the packs that were packed when its samples were drawn: they waited for nothing.
+    # Balancing can move a pack before the packs built when its samples were drawn: their wait is 0.
     waits = [max(0, number - drawn_before[sample]) for number, pack in enumerate(packs) for sample in pack]
     if not waits:
         return {"mean": 0.0, "p99": 0.0, "max": 0}

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples of a source are used at all: the first so many, a keyed share of them, or both.
+"""The subset of a source's samples in use: the first samples, a keyed share of them, or both.
 
-Comes after the index, before the shuffle, which orders what is left. The choice depends on the name of the source and
-on its index, not on seed or epoch, so every epoch and every run uses the same samples. A share is taken from each
-shard by the first places of a keyed permutation: no table of samples, and a larger share holds (all but one or two
-samples a shard of) a smaller one.
+Comes after the index, before the shuffle. The choice depends on the name of the source and on its index, not on seed or
+epoch, so every epoch and every run uses the same samples. A share is the beginning of a keyed permutation of each
+shard, which needs no table of samples; a larger share contains a smaller one except for one or two samples per shard.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ class Subset:
 
     Args:
         shard_sizes: Samples of each shard.
-        first: Use only so many, in the order of the index; None: all.
-        fraction: Then use this share of those, rounded to whole samples; None: all.
-        source: Name of the source; the key of the choice, and named in errors.
+        first: Number of samples to use, in the order of the index; None: all.
+        fraction: Share of these samples to use, rounded to whole samples; None: all.
+        source: Name of the source; the key of the choice, also used in errors.
 
     Raises:
-        DataError: No sample is left.
+        DataError: The subset is empty.
     """
 
     def __init__(self, shard_sizes: NDArray[np.int64], *, first: int | None, fraction: float | None, source: str):
@@ -41,8 +40,8 @@ class Subset:
         self.num_samples = int(self.sizes.sum())
         if not self.num_samples:
             raise DataError(
-                f"first={first} and fraction={fraction} leave none of {int(shard_sizes.sum())} samples. "
-                f"Source {source!r}. Raise them."
+                f"source {source!r}: first={first} and fraction={fraction} select none of {int(shard_sizes.sum())} samples. "
+                "Raise them."
             )
 
     def rows(self, shard: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
