@@ -35,7 +35,7 @@ _PASSED = (
     jinja2.Environment,
     jinja2.runtime.Context,
     nodes.EvalContext,
-)  # types of the first argument that Jinja passes to some filters
+)  # first argument of some filters
 
 Render = Callable[..., str]
 

@@ -97,4 +97,4 @@ def test_a_directory_that_cannot_be_written_gives_the_same_numbers_and_a_warning
     kept.mkdir()  # nothing can be written under this name, whoever tries
     with caplog.at_level(logging.WARNING):
         assert source_demand(make_sources(config)[0], config) == found
-    assert "figures of source texts cannot be kept" in caplog.text
+    assert "the averages of source texts cannot be stored" in caplog.text
