@@ -339,8 +339,8 @@ def test_packs_wait_within_the_byte_bound_but_one_always_does(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, bound: int, most: int
 ) -> None:
     made = []
-    make = PackBuilder.make
-    monkeypatch.setattr(PackBuilder, "make", lambda *given: (made.append(1), make(*given))[1])
+    build = PackBuilder.build
+    monkeypatch.setattr(PackBuilder, "build", lambda *given: (made.append(1), build(*given))[1])
     config = make_config(num_threads=2, prefetch_packs=6, prefetch_bytes=bound)
     with Loader(config, global_batch_size=2, position_kind="rope") as loader:
         for taken in range(1, 9):
