@@ -34,7 +34,7 @@ def test_a_layout_may_say_how_many_layers_each_chunk_has() -> None:
     [
         ((3, 11), r"stage_layers: must have pp_size \* virtual_stages = 4 entries, got 2"),
         ((3, 11, 11, 10), r"stage_layers: \[3, 11, 11, 10\] add up to 35, but the language model has 36 layers"),
-        ((-1, 13, 12, 12), r"stage_layers: layer counts must be >= 0, got \[-1, 13, 12, 12\]"),
+        ((-1, 13, 12, 12), r"stage_layers: must be layer counts >= 0, got \[-1, 13, 12, 12\]"),
     ],
 )
 def test_counts_that_do_not_fit_are_refused_with_what_to_do(layers: tuple[int, ...], message: str) -> None:

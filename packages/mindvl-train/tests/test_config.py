@@ -63,7 +63,7 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (
             ParallelConfig,
             {"pp_size": 2, "stage_layers": (-1, 5)},
-            r"stage_layers: layer counts must be >= 0, got \[-1, 5\]",
+            r"stage_layers: must be layer counts >= 0, got \[-1, 5\]",
         ),
     ],
 )
