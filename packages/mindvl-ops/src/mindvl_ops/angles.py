@@ -73,7 +73,7 @@ def vision_tables(positions: Tensor, width: int, base: float) -> tuple[Tensor, T
 def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """`[width / 2]`: 1, base^(-2/width), base^(-4/width), ..."""
     if width % 2:
-        raise OpsError(f"width {width} is odd. rotary tables. Rotary embedding rotates pairs; give an even width.")
+        raise OpsError(f"rotary embedding: width {width} is odd. Use an even width, because pairs are rotated.")
     return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 

@@ -187,8 +187,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal
     _check_window(window)
     if (causal or window is not None) and min(segments.offsets, default=0) < 0:
         raise OpsError(
-            f"a segment has {-min(segments.offsets)} queries more than keys. attention: causal or windowed. A query "
-            "must lie among the keys of its segment; leave out the first queries, or ask for full attention."
+            f"attention: a segment has {-min(segments.offsets)} queries more than keys. Remove the first queries, or use full "
+            "attention: causal and windowed attention need a key for every query."
         )
 
 

@@ -130,7 +130,7 @@ def _describe_call(
 
 
 def _band(rows: list[tuple[int, int]], left: int, right: int) -> tuple[int, int, int]:
-    """Mode 4 counts from the last key: a common distance from it is taken up by the two sides."""
+    """Mode 4 counts from the last key: a common distance from it is absorbed by the two sides."""
     shifts = {offset - last for offset, last in rows}
     if len(shifts) > 1:
         raise OpsError(

@@ -59,7 +59,7 @@ VARIABLES: tuple[Variable, ...] = (
         _one_of("0", "1"),
     ),
     _variable(
-        "ACLNN_CACHE_LIMIT", "100000", "packed rows have many shapes; the default of 10,000 entries for each operator "
+        "ACLNN_CACHE_LIMIT", "100000", "packed sequences have many shapes; the default of 10,000 entries for each operator "
         "is soon full", "npu", _between(1, 10_000_000),
     ),
     _variable(

@@ -118,7 +118,7 @@ def check_shape(op: str, shapes: Shapes, sparsity: Sparsity) -> None:
 
 
 def check_content(op: str, shapes: Shapes, sparsity: Sparsity) -> None:
-    """What the hardware would compute wrongly without a word."""
+    """Refuse what the hardware would silently compute wrongly."""
     mask, mode, flags = sparsity.mask, sparsity.mode, strict()
     if mask is None:
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Strict:
-    """Every flag on: the simulator also refuses what an NPU computes wrongly without a word."""
+    """Every flag on: the simulator also refuses what an NPU silently computes wrongly."""
 
     mask_window: bool = True  # sparse mode 0: pre and next tokens must keep every pair that the mask keeps
     mask_content: bool = True  # compressed modes: the mask holds what the mode expects, not only its shape
