@@ -43,12 +43,13 @@ def sections(config: type, key: str = "") -> Iterator[Section]:
 def describe(section: Section, *, title: str, heading: str = "##") -> str:
     """Markdown of one section: a heading, the docstring of the class, and the table of its fields."""
     name = f"`{section.key}`" if section.key else title
-    kinds = [field for field in _fields(section.config) if field.name == "kind"]
-    if kinds:
-        name += f" with `kind: {kinds[0].default}`"
+    kinds = [field.default for field in _fields(section.config) if field.name == "kind"]
+    hints = get_type_hints(section.config)
+    if kinds and len(get_args(hints["kind"])) == 1:  # one class of a union
+        name += f" with `kind: {kinds[0]}`"
     lines = [f"{heading} {name}", "", inspect.cleandoc(section.config.__doc__ or "").split("\n\n")[0], ""]
     lines += ["| field | meaning |", "|---|---|"]
-    hints, comments = get_type_hints(section.config), _comments(section.config)
+    comments = _comments(section.config)
     for field in _fields(section.config):
         kind, meaning = _type(hints[field.name]), comments.get(field.name, "")
         below = _dataclasses_in(hints[field.name])

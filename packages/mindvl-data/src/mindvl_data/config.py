@@ -24,7 +24,8 @@ class ImageConfig:
     max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
     patch_size: int = 14  # side of one patch in pixels
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
-    decode_limit: int = 80_000_000  # pixels; larger images, and images with more than 5 bytes per pixel, are refused
+    # Maximum pixels of an image; larger images, and images with more than 5 bytes per pixel, fail to decode.
+    decode_limit: int = 80_000_000
 
     def __post_init__(self) -> None:
         _check_range(self, 1, 1024, "patch_size", "spatial_merge_size")
@@ -56,11 +57,12 @@ class VideoConfig:
     """How a video becomes frames and patches (Qwen2.5-VL's published values)."""
 
     fps: float = 2.0  # frames taken per second
-    min_frames: int = 4  # shorter videos are sampled more densely, as far as they have frames
-    max_frames: int = 768  # longer videos are sampled more sparsely
-    min_pixels: int = 128 * 28 * 28  # of one frame
-    max_pixels: int = 768 * 28 * 28  # of one frame
-    total_pixels: int = 24_576 * 28 * 28  # of all frames, counting two as one; many frames are downscaled
+    min_frames: int = 4  # Minimum number of sampled frames; a video with fewer frames is used whole.
+    max_frames: int = 768  # Maximum number of sampled frames; longer videos are sampled more sparsely.
+    min_pixels: int = 128 * 28 * 28  # Minimum area of a frame in pixels.
+    max_pixels: int = 768 * 28 * 28  # Maximum area of a frame in pixels.
+    # Maximum pixels of a video, counting one of every two frames; videos with many frames are downscaled to it.
+    total_pixels: int = 24_576 * 28 * 28
 
     def __post_init__(self) -> None:
         _check_range(self, 0.0, 1e4, "fps")
@@ -91,12 +93,15 @@ class SampleRules:
 class PackingConfig:
     """Token and patch budget of a packed sequence (pack), and how packs are assigned to steps."""
 
-    seq_length: int  # tokens in a pack, including padding
-    max_patches: int | None = None  # patches in a pack; None: 1.25 times the average of the mixture
-    buffer_size: int = 256  # samples from which the packer chooses; limits how long a sample can wait
-    pad_multiple: int = 8  # packs are padded to a multiple of this many tokens
+    seq_length: int  # Length of a packed sequence in tokens, including padding.
+    # Maximum image patches of a packed sequence; None: 1.25 times the mean of the mixture per packed sequence.
+    max_patches: int | None = None
+    # Samples that the packer holds to choose from; a larger buffer packs better and delays samples longer.
+    buffer_size: int = 256
+    pad_multiple: int = 8  # Packed sequences are padded to a multiple of this many tokens.
     overflow: Literal["drop", "trim_turns"] = "drop"  # drop a sample longer than a pack, or remove its last turns
-    balance_steps: int = 4  # steps whose packs are distributed together to balance the image load of ranks; 1: off
+    # Optimizer steps whose packed sequences are assigned together to balance the image load of ranks; 1: off.
+    balance_steps: int = 4
     balance_width: int = (
         8  # packs assumed to run in parallel when loads are balanced; independent of the number of ranks
     )
@@ -119,15 +124,14 @@ class SourceConfig:
     """One dataset of the mixture."""
 
     name: str  # appears in reports, logs and the ledger
-    path: (
-        str | Path
-    )  # directory of indexed shards, or an address such as s3://bucket/photos (str first: Path removes a slash)
-    weight: float = 1.0  # share of the mixture, relative to the other sources
+    # Directory of indexed shards, or an address such as s3://bucket/photos.
+    path: str | Path
+    weight: float = 1.0  # Relative share of the mixture, in samples or tokens (`weight_unit`).
     max_epochs: int | None = None  # limit of uses per sample; None: no limit
     min_pixels: int | None = None  # overrides image.min_pixels for this source
     max_pixels: int | None = None  # overrides image.max_pixels for this source
-    first: int | None = None  # use only the first samples in the order of the index
-    fraction: float | None = None  # use only this share of the samples, the same in every epoch
+    first: int | None = None  # Use only this many samples, in the order of the index; None: all.
+    fraction: float | None = None  # Use only this fraction of the samples, the same ones in every epoch; None: all.
 
     def __post_init__(self) -> None:
         if isinstance(self.path, str) and "://" not in self.path:
@@ -167,8 +171,8 @@ class StoreConfig:
 
     cache: Path | None = None  # directory for fetched data; required for sources in an object store
     cache_bytes: int = 100 * 10**9  # size of the cache; the least recently used data are removed beyond it
-    retries: int = 5  # of one request; the delay doubles each time
-    timeout_s: float = 30.0  # of one request, which fetches at most 16 MiB
+    retries: int = 5  # Retries per request, with a delay that doubles each time.
+    timeout_s: float = 30.0  # Timeout in seconds of one request, which fetches at most 16 MiB.
     # Options of fsspec's file system by protocol, such as {"s3": {"endpoint_url": ...}}. Keep secrets in the
     # configuration of the machine: a recipe is saved with every checkpoint.
     options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
@@ -184,24 +188,31 @@ class StoreConfig:
 class DataConfig:
     """Configuration of the data; the data order is a pure function of it and the index."""
 
-    sources: tuple[SourceConfig, ...]  # the mixture
+    sources: tuple[SourceConfig, ...]  # Datasets to mix.
     tokenizer: Path  # directory with tokenizer files and a chat template, saved by transformers
-    packing: PackingConfig  # budgets of a pack
-    image: ImageConfig = field(default_factory=ImageConfig)  # budgets of an image
-    video: VideoConfig = field(default_factory=VideoConfig)  # budgets of a video
-    store: StoreConfig = field(default_factory=StoreConfig)  # how object stores are read
-    seed: int = 0  # decides the order of samples
-    weight_unit: Literal["samples", "tokens"] = "samples"  # unit of the weights
-    text_share: float | None = None  # total share of text-only sources, e.g. 0.2; None: given by the weights
-    shuffle_window: int = 65_536  # samples shuffled together after the shards; limits the number of shards being read
+    packing: PackingConfig  # Length of packed sequences and how they are assigned to steps.
+    image: ImageConfig = field(default_factory=ImageConfig)  # Size limits of images.
+    video: VideoConfig = field(default_factory=VideoConfig)  # Size limits and frame rate of videos.
+    store: StoreConfig = field(default_factory=StoreConfig)  # Access to object stores.
+    seed: int = 0  # Random seed of the data order.
+    weight_unit: Literal["samples", "tokens"] = "samples"  # Whether weights are shares of samples or of tokens.
+    # Total share of the sources without images, such as 0.2; None: given by the weights.
+    text_share: float | None = None
+    # Size in samples of the window that is shuffled, after the order of shards is shuffled; limits how many shards
+    # are read at once.
+    shuffle_window: int = 65_536
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
-    prefetch_packs: int = 8  # packs built ahead of the training step
-    prefetch_bytes: int = 1 << 30  # limit of decoded bytes built ahead; one pack is always built
-    order_ahead_steps: int = 16  # steps of the data order computed ahead by a thread
-    # the run stops when more than this share of the samples of a rank failed to decode since it was started
+    prefetch_packs: int = 8  # Maximum number of packed sequences built ahead of training.
+    # Maximum bytes of decoded data built ahead; one packed sequence is built even if it is larger.
+    prefetch_bytes: int = 1 << 30
+    order_ahead_steps: int = 16  # Optimizer steps of the data order computed in advance.
+    # Maximum share of samples of a rank that may fail to decode since its start; checked from the 17th failure on.
     max_failed_share: float = 0.01
-    audit_log: Path | None = None  # one JSON line per step; a log belongs to one run
-    quarantine_log: Path | None = None  # one JSON line per sample that failed to decode
+    # File with one JSON line per step; None: OUT/audit.jsonl with `mindvl train`, none otherwise.
+    audit_log: Path | None = None
+    # File with one JSON line per sample that failed to decode; None: OUT/quarantine.jsonl with `mindvl train`, none
+    # otherwise.
+    quarantine_log: Path | None = None
 
     def __post_init__(self) -> None:
         _coerce_paths(self, "tokenizer", "audit_log", "quarantine_log")

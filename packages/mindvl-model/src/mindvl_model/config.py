@@ -39,8 +39,10 @@ class VisionConfig:
     in_channels: int = 3  # color channels; only 3 is supported
     rotary_base: float = 10000.0  # base of the rotary position embedding
     norm_epsilon: float = 1e-6  # epsilon of RMSNorm
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # of CLIP, for pixels in [0, 1]
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)  # CLIP, of pixels in 0..1
+    # Mean per channel for pixels in [0, 1], from CLIP.
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    # Standard deviation per channel for pixels in [0, 1], from CLIP.
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
     init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
 
     def __post_init__(self) -> None:

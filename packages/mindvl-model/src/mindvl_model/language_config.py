@@ -19,7 +19,7 @@ class DecoderConfig:
     hidden_size: int  # width of the layers
     num_layers: int  # decoder layers
     num_heads: int  # query heads
-    ffn_hidden_size: int  # of the MLP of a dense layer
+    ffn_hidden_size: int  # Intermediate size of the dense MLP.
     vocab_size: int  # embedding rows; grows to the next multiple of 128 if the tokenizer has more tokens
     tie_embeddings: bool = False  # share one matrix between input embedding and output layer
     rotary_base: float = 1_000_000.0  # base of the rotary position embedding
@@ -60,9 +60,9 @@ class Qwen2LanguageConfig(GroupedQueryConfig):
     """The dense Qwen2 decoder of Qwen2.5-VL: biased queries, keys and values, rotary over three axes (M-RoPE)."""
 
     kind: Literal["qwen2"] = "qwen2"
-    mrope_sections: tuple[int, int, int] = (16, 24, 24)  # rotary pairs for time, height and width
-    # Position of the text after a video: one more than the largest position along height and width (transformers
-    # >= 5.3), or along all three axes (earlier versions).
+    mrope_sections: tuple[int, int, int] = (16, 24, 24)  # Rotary frequency pairs per axis: time, height, width.
+    # Position of the text after a video. height_width: as in transformers 5.3 and later; all_axes: as in earlier
+    # versions.
     after_video: Literal["height_width", "all_axes"] = "height_width"
     max_positions: int = 128_000
 
@@ -106,12 +106,14 @@ class Qwen3MoELanguageConfig(GroupedQueryConfig):
 class YarnConfig:
     """YaRN scaling of rotary frequencies for longer sequences (arXiv 2309.00071), as in DeepSeek-V3."""
 
-    factor: float = 40.0  # how much longer sequences may be
-    original_max_positions: int = 4096  # longest sequence before
-    beta_fast: float = 32.0  # rotations above which a frequency is kept
-    beta_slow: float = 1.0  # rotations below which a frequency is divided by the factor
-    mscale: float = 1.0  # magnitude of the rotary tables, divided by that of mscale_all_dim
-    mscale_all_dim: float = 1.0  # scales the attention logits, too; 0: neither
+    factor: float = 40.0  # Ratio of the scaled to the original maximum length.
+    original_max_positions: int = 4096  # Maximum positions before scaling.
+    beta_fast: float = 32.0  # Frequencies with more rotations than this within original_max_positions are kept.
+    # Frequencies with fewer rotations than this within original_max_positions are divided by factor.
+    beta_slow: float = 1.0
+    # Cosine and sine are multiplied by m(mscale) / m(mscale_all_dim), where m(s) = 0.1 * s * ln(factor) + 1.
+    mscale: float = 1.0
+    mscale_all_dim: float = 1.0  # Attention logits are multiplied by m(mscale_all_dim)**2; 0: no scaling.
 
     def __post_init__(self) -> None:
         check_range(self, 1.0, 1e6, "factor")
@@ -128,20 +130,22 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
     q_lora_rank: int  # size of the latent of queries
     kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
-    rope_head_dim: int  # part with rotary embedding; its key is shared by all heads
+    rope_head_dim: int  # Part of the head size with rotary embedding; all heads share one rotary key.
     value_head_dim: int  # size of a value head
-    num_dense_layers: int  # the first layers; all later layers have experts
+    num_dense_layers: int  # Leading layers with a dense MLP; all later layers have experts.
     num_experts: int  # routed experts of a layer
     experts_per_token: int  # experts that each token is routed to
     expert_ffn_hidden_size: int  # width inside the MLP of an expert
     num_shared_experts: int = 1  # experts that every token uses
     num_expert_groups: int = 8  # groups of experts; a token uses experts of a few groups only
     groups_per_token: int = 4  # groups that a token may use
-    routed_scale: float = 2.5  # factor of the output of the routed experts
+    # Scaling factor of the output of the routed experts (routed_scaling_factor in transformers).
+    routed_scale: float = 2.5
     bias_update_rate: float = 0.001  # change of the router's load-balancing bias per optimizer step
-    num_mtp_layers: int = 1  # multi-token prediction layers; each predicts one token further
+    num_mtp_layers: int = 1  # Multi-token prediction layers; layer k predicts the token k positions further ahead.
     mtp_loss_weight: float = 0.3  # weight of the multi-token prediction loss
-    yarn: YarnConfig | None = field(default_factory=YarnConfig)  # stretched rotary frequencies; None: not stretched
+    # YaRN scaling of the rotary frequencies; None: no scaling.
+    yarn: YarnConfig | None = field(default_factory=YarnConfig)
     rotary_base: float = 10_000.0
     max_positions: int = 163_840
 

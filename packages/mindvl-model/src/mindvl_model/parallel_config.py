@@ -23,11 +23,13 @@ class ParallelConfig:
     tp_size: int = 1  # tensor parallel size; sequence parallelism is enabled with it
     pp_size: int = 1  # pipeline stages; the vision encoder and the projector are on the first stage
     virtual_stages: int = 1  # model chunks on each pipeline rank (interleaved schedule)
-    stage_layers: tuple[int, ...] | None = None  # language layers of each chunk, first to last; None: an even split
+    # Language layers of each pipeline chunk, pp_size * virtual_stages values; None: an even split.
+    stage_layers: tuple[int, ...] | None = None
     cp_size: int = 1  # context parallel size; attention exchanges sequence slices for heads (all-to-all)
     ep_size: int = 1  # expert parallel size; experts are sharded over the tp, cp and dp ranks of a stage
     overlap: bool = True  # overlap gradient reduction and parameter gathering with computation
-    spread_images: bool | None = None  # each tp and cp rank encodes a part of the images; None: if it is faster
+    # Each tp and cp rank encodes a part of the images; None: enabled where it is estimated to be faster.
+    spread_images: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "virtual_stages", "cp_size", "ep_size"):
@@ -73,8 +75,10 @@ class ParallelConfig:
 class RecomputeConfig:
     """Activation recomputation: which activations are recomputed in the backward pass instead of being stored."""
 
-    kind: Literal["none", "selective", "full"] = "none"  # nothing; core attention; whole layers
-    layers: int | None = None  # language layers of each chunk, kind "full" only; None: all, and the vision encoder's
+    # none: store all activations; selective: recompute core attention; full: recompute whole layers.
+    kind: Literal["none", "selective", "full"] = "none"
+    # Language layers of each chunk that are recomputed (kind full); None: all layers, the vision encoder's included.
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None and self.kind != "full":

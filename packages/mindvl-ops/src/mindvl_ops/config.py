@@ -10,10 +10,11 @@ BackendName = Literal["reference", "torch", "npu"]
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """The host side of every process of a run."""
+    """CPU binding and environment variables of every process of a run."""
 
-    bind_cores: Literal["auto", "on", "off"] = "auto"  # auto: where there are devices, or several NUMA nodes
-    memory_tight: bool = False  # launch variables that need less device memory, a little slower
+    # Bind processes to CPU cores. auto: if the machine has accelerators or several NUMA nodes.
+    bind_cores: Literal["auto", "on", "off"] = "auto"
+    memory_tight: bool = False  # Prefer low device memory to speed in the environment variables that are set.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,5 +24,6 @@ class OpsConfig:
     # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere
     backend: BackendName | Literal["auto"] = "auto"
     overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
-    patch_embed: Literal["matmul", "convolution"] = "matmul"  # the faster of the two depends on the version of CANN
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # launch variables and cores
+    # Implementation of the patch embedding; which one is faster depends on the CANN version.
+    patch_embed: Literal["matmul", "convolution"] = "matmul"
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # CPU binding and environment variables.

@@ -36,8 +36,10 @@ class ModelSection:
 
     size: str | None = None  # name of a predefined model, such as "tiny" or "mindvl-8b"
     directory: Path | None = None  # MindVL or Qwen2.5-VL checkpoint; set init.model as well to load its weights
-    vision: VisionConfig | None = None  # with language: instead of size or directory
-    language: LanguageConfig | None = None  # with vision: instead of size or directory
+    # Vision encoder; used together with `language`, in place of `size` or `directory`.
+    vision: VisionConfig | None = None
+    # Language model; used together with `vision`, in place of `size` or `directory`.
+    language: LanguageConfig | None = None
 
     def __post_init__(self) -> None:
         parts = (self.vision is not None, self.language is not None)
@@ -129,10 +131,15 @@ class FaultsConfig:
 
     # Stop the run or skip the update of a step whose loss or gradient norm is not finite or is a spike.
     on_anomalous_step: Literal["stop", "skip"] = "stop"
-    spike_factor: float | None = None  # gradient norm above this multiple of the median of the last 100 is a spike
-    loss_spike_factor: float | None = None  # same for the mean loss; losses vary less, so use a smaller factor
+    # A gradient norm above this multiple of the median of the last 100 is a spike, from the 10th step on; None: no
+    # spike detection.
+    spike_factor: float | None = None
+    # A mean loss above this multiple of the median of the last 100 is a spike, from the 10th step on; None: no spike
+    # detection.
+    loss_spike_factor: float | None = None
     max_skipped: int = 10  # consecutive skipped steps before the run stops
-    stuck_after_s: float = 600.0  # end the run if a part of a step takes longer (a save: 3 times that); 0: no limit
+    # Seconds without progress after which a process ends the run; a save may take 3 times as long; 0: no limit.
+    stuck_after_s: float = 600.0
 
     def __post_init__(self) -> None:
         for name, usual in (("spike_factor", 10), ("loss_spike_factor", 2)):
@@ -151,7 +158,7 @@ class CheckpointConfig:
 
     every_steps: int = 1000  # optimizer steps between two checkpoints
     keep_last: int = 2  # number of newest checkpoints to keep
-    keep_every_steps: int | None = None  # keep checkpoints at multiples of this permanently
+    keep_every_steps: int | None = None  # Also keep every checkpoint whose step is a multiple of this; None: none.
     async_save: bool = False  # continue training while files are written; needs a copy of the state in host memory
 
     def __post_init__(self) -> None:
@@ -191,7 +198,8 @@ class MetricsConfig:
 class RunConfig:
     """One run: one training phase, from its initial weights to its last checkpoint."""
 
-    phase: Phase  # sets the default of trainable
+    # Training phase; sets the default of `trainable`: warmup trains the projector, multitask and sft train all parts.
+    phase: Phase
     out: Path  # output directory: checkpoints, metrics, resolved recipe
     data: DataConfig
     model: ModelSection
@@ -206,8 +214,8 @@ class RunConfig:
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
     trainable: tuple[Part, ...] | None = None  # parts that are trained; None: those of the phase
-    precision: Precision = "fp32"  # of weights and activations; optimizer states are fp32
-    seed: int = 0  # of random weight initialization
+    precision: Precision = "fp32"  # Data type of weights and activations; master weights and optimizer states are fp32.
+    seed: int = 0  # Random seed of the initial weights; `data.seed` sets the data order.
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch_size <= _MAX_BATCH_SIZE:
