@@ -108,7 +108,7 @@ def test_without_workers_the_state_is_that_of_the_newest_pack_and_an_iteration_s
 def test_workers_that_read_ahead_do_not_make_a_wrong_state(config: DataConfig) -> None:
     dataset = PackedDataset(config, **OPTIONS)
     batch = next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
-    with pytest.raises(DataError, match=r"Pass the batch that was trained on last: state_dict\(batch\)"):
+    with pytest.raises(DataError, match=r"Pass the last trained batch: state_dict\(batch\)"):
         dataset.state_dict()
     with pytest.raises(DataError, match="batch of step 1 has no loader_state"):
         dataset.state_dict(dataclasses.replace(batch, loader_state=None))
@@ -127,7 +127,7 @@ def test_persistent_workers_that_a_state_cannot_reach_are_refused(config: DataCo
     dataset = PackedDataset(config, **OPTIONS)
     loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
     dataset.load_state_dict(dataset.state_dict(list(islice(loader, 2))[-1]))
-    with pytest.raises(DataError, match="Make a new DataLoader after load_state_dict"):
+    with pytest.raises(DataError, match="Create a new DataLoader after load_state_dict"):
         next(iter(loader))
 
 
@@ -151,5 +151,5 @@ def test_an_audit_log_is_written_without_workers_and_refused_with_them(make_conf
     assert not config.audit_log.exists()
     list(islice(dataset, 2))
     assert len(config.audit_log.read_text().splitlines()) == 2
-    with pytest.raises(DataError, match=r"num_workers=2\. Use num_workers=0, or leave out audit_log"):
+    with pytest.raises(DataError, match=r"num_workers=2\. Use num_workers=0, or omit audit_log"):
         next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
