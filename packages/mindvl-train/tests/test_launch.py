@@ -120,7 +120,7 @@ def test_failed_processes_are_started_again_as_often_as_asked(tmp_path: Path, ma
     assert len(list(tmp_path.iterdir())) == 1 + max_restarts
 
 
-def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_by_torchrun_are_distinguished_if_its_counts_are_reliable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert restart_count() == 0
     for name, value in (("USE_AGENT_STORE", "True"), ("RESTART_COUNT", "2"), ("MAX_RESTARTS", "3")):
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
@@ -134,7 +134,7 @@ def test_starts_by_torchrun_are_told_apart_where_its_numbers_can_be_trusted(monk
 
 @pytest.mark.multi
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_what_called_the_launcher_is_told_of_the_signal(tmp_path: Path, ends_well: bool) -> None:
+def test_the_caller_of_the_launcher_receives_the_signal(tmp_path: Path, ends_well: bool) -> None:
     """A check of several layouts must not start the next one."""
     told: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))

@@ -245,7 +245,7 @@ def test_recomputation_and_slow_links_cost_time() -> None:
     assert slow.time.tp == pytest.approx(plain.time.tp * 32 / 8)
 
 
-def test_what_keeps_the_activations_is_told_and_adds_up() -> None:
+def test_activations_by_kind_of_layer_add_up() -> None:
     task = _request("mindvl-671b-a37b", 1024).task()
     parallel = ParallelConfig(pp_size=4, ep_size=32, stage_layers=(13, 16, 16, 16), spread_images=False)
     plain = evaluate(task, parallel, RecomputeConfig())

@@ -49,7 +49,7 @@ class Packs:
         return False
 
     def rebuild(self, batch: Any, failed: Sequence[bool]) -> Batch:
-        raise AssertionError("a single process has nobody to agree with")
+        raise AssertionError("a single process must not agree with others")
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -87,7 +87,7 @@ def test_those_at_certain_steps_are_kept_for_good(make_config: Callable[..., Run
     assert names(config.out / "checkpoints") == ["step-00000002", "step-00000004", "step-00000005"]
 
 
-def test_what_is_saved_beside_training_is_the_state_of_its_step(
+def test_an_asynchronous_save_has_the_state_of_its_step(
     make_config: Callable[..., RunConfig], read_tensors: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mindvl_train.checkpoints import saving
@@ -120,7 +120,7 @@ def test_what_is_saved_beside_training_is_the_state_of_its_step(
         assert find_damage(result.checkpoint.with_name(name)) is None
 
 
-def test_a_failure_beside_training_ends_the_run_and_leaves_the_older_checkpoint(
+def test_a_failed_asynchronous_save_ends_the_run_and_leaves_the_older_checkpoint(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mindvl_train.checkpoints import saving
@@ -167,7 +167,7 @@ def test_a_checkpoint_is_saved_although_an_older_one_cannot_be_removed(
     assert "step-00000002: saved, but an older checkpoint could not be removed" in caplog.text
 
 
-def test_whatever_keeps_one_process_from_saving_is_told_to_all(
+def test_an_error_of_one_rank_in_a_save_is_raised_on_all(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mindvl_train.checkpoints import saving

@@ -132,7 +132,7 @@ def test_a_loss_far_above_the_usual_one_is_a_spike_too(tmp_path: Path, ranks: Pa
     assert "the loss 3.1 is more than faults.loss_spike_factor=1.5 times 2, the median of the last 10" in line["why"]
 
 
-def test_a_full_disk_does_not_end_a_run_that_leaves_bad_steps_out(
+def test_a_full_disk_does_not_end_a_run_that_skips_anomalous_steps(
     tmp_path: Path, ranks: ParallelState, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = FaultsConfig(on_anomalous_step="skip")
@@ -151,7 +151,7 @@ def test_the_first_steps_are_never_spikes_and_the_oldest_norms_are_forgotten(
     assert state.norms == [1.0] * 100
 
 
-def test_too_many_bad_steps_in_a_pack_end_the_run(tmp_path: Path, ranks: ParallelState) -> None:
+def test_too_many_consecutive_anomalous_steps_end_the_run(tmp_path: Path, ranks: ParallelState) -> None:
     state = fresh()
     config = FaultsConfig(on_anomalous_step="skip", max_skipped=2)
     assert decide(state, config, tmp_path, ranks, [(NAN, 1.0), (NAN, 1.0), (2.0, 1.0), (NAN, 1.0), (NAN, 1.0)]) == [

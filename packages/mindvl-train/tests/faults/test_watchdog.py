@@ -70,7 +70,7 @@ def beat(rank: int, step: int, part: str, modified: float = 100.0) -> dict[str, 
         ),
         ([beat(0, 5, "data"), beat(1, 4, "checkpoint")], "Behind: rank 1 (node1, process 7), last seen in part 'check"),
         (
-            # Its file says step 6, but nobody has written it for long.
+            # Its file says step 6, but it has not been written for a long time.
             [beat(0, 6, "reduce"), beat(1, 6, "update", modified=40.0), beat(2, 6, "reduce", modified=99.0)],
             "Behind: rank 1 (node1, process 7), no heartbeat for 60 s, last seen in part 'update' of step 6.",
         ),

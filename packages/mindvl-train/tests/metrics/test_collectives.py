@@ -12,7 +12,7 @@ from mindvl_train.metrics.collectives import watch_collectives
 from mindvl_train.parallel_state import process_groups
 
 
-def test_a_collective_and_the_wait_for_it_are_told_and_those_of_another_thread_are_not() -> None:
+def test_a_collective_and_the_wait_for_it_are_detected_and_those_of_another_thread_are_not() -> None:
     told: list[str] = []
     values = torch.ones(3)
     with process_groups(set_up_device(), seed=0):

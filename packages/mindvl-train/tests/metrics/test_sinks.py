@@ -147,7 +147,7 @@ def init(**settings):
 """
 
 
-def test_weights_and_biases_is_told_every_number_under_one_id_for_a_directory(
+def test_weights_and_biases_gets_every_number_under_one_id_per_directory(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stand-in").mkdir()

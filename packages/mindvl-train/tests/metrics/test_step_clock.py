@@ -62,7 +62,7 @@ def test_times_of_any_kind_are_summed_by_phase() -> None:
     assert (seconds["host"], seconds["data"]) == (1 + 2, 0 + 2)
 
 
-def test_vision_encoder_and_projector_are_told_from_the_language_model_in_forward_and_backward() -> None:
+def test_vision_encoder_and_projector_are_separated_from_the_language_model_in_forward_and_backward() -> None:
     config = smallest_config(vocab_size=264)
     pack = pack_segments([random_segment(config, grids=[(1, 4, 4)], num_text=9, seed=1)])
     from mindvl_model.megatron.blocks import BuildConfig

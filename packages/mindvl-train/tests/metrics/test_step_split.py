@@ -12,7 +12,7 @@ def rank(dp_rank: int = 0, pp_rank: int = 0, **seconds: float) -> RankTime:
     return RankTime(dp_rank, pp_rank, of_phase)
 
 
-def test_one_rank_alone_waits_for_nobody() -> None:
+def test_a_single_rank_does_not_wait() -> None:
     split = split_step([rank(data=1, vision=2, language=5, optimizer=1, host=0.5, communication=0.25)])
     assert split == StepSplit(
         vision=2,
@@ -74,11 +74,11 @@ def test_two_pipelines_of_two_stages_wait_inside_and_for_each_other() -> None:
     assert split.total == 8
 
 
-def test_tensor_parallel_peers_count_as_one_place_and_no_part_is_ever_negative() -> None:
+def test_tensor_parallel_ranks_count_as_one_position_and_no_part_is_negative() -> None:
     peers = [rank(0, language=4.1, communication=0.1), rank(0, language=3.9, communication=0.3)]
     split = split_step(peers)
     assert (split.language_imbalance, split.exposed_communication) == (0, pytest.approx(0.2))
-    # a rank that is slower but for which nobody seems to have waited, as clocks are not exact
+    # a slower rank without waiting time of the others, because clocks are not exact
     odd = split_step([rank(0, language=4, communication=0.1), rank(1, language=5)])
     assert odd.language_imbalance == pytest.approx(0.05)
     assert min(vars(odd).values()) >= 0
