@@ -65,10 +65,10 @@ def test_a_stage_writes_below_the_pipeline_and_starts_from_an_earlier_one(pipeli
         (
             "start_from: first",
             "start_from: third",
-            "start_from='third' of stage 'second' is no earlier stage. Use one of",
+            "start_from='third' of stage 'second' is not an earlier stage. Use one of",
         ),
-        ("name: second", "name: first", "two stages are called 'first'"),
-        ("name: first", "name: a/b", "name='a/b' is no name of a directory"),
+        ("name: second", "name: first", "two stages have the name 'first'"),
+        ("name: first", "name: a/b", "stages.0.name: must be a directory name, got 'a/b'"),
         ("[seed=2]", "[sead=2]", "Did you mean 'seed'"),
         ("recipe: recipe.yaml}", "recipe: gone.yaml}", "gone.yaml: cannot be read"),
         ("overrides: [global", "override: [global", "override: is an unknown key"),
@@ -102,7 +102,7 @@ def test_all_missing_paths_are_named_at_once(pipeline: Path, monkeypatch: pytest
     with pytest.raises(CliError) as caught:
         load_ready(pipeline.parent / "recipe.yaml")
     assert one_line(caught.value).splitlines() == [
-        f"error: {key}: {name} does not exist. Make it, or name another place by {key}=PATH."
+        f"error: {key}: {name} does not exist. Create it, or set {key}=PATH."
         for key, name in (("data.tokenizer", "tokenizer"), ("data.sources.0.path", "shards"))
     ]
 

@@ -242,7 +242,7 @@ def test_used_up_data_is_saved_and_the_run_continues_once_max_epochs_is_raised(
 def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnomalousSteps, "_why_bad", lambda steps, *_: "a reason" if steps._state.step >= 10 else None)
+    monkeypatch.setattr(AnomalousSteps, "_anomaly", lambda steps, *_: "a reason" if steps._state.step >= 10 else None)
     config = make_config(steps=14, checkpoints=CheckpointConfig(), faults=FaultsConfig(on_anomalous_step="skip"))
     photos = config.data.sources[1]
     shutil.copytree(photos.path, tmp_path / "photos")

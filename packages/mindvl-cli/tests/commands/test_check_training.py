@@ -112,4 +112,4 @@ def test_a_missing_directory_is_named_before_any_rank_starts(
     monkeypatch.setattr(f"mindvl_train.checks.{name}.check_{name}", lambda *_, **__: pytest.fail("it started"))
     result = CliRunner().invoke(check, [name, str(RECIPES / "sft.yaml")])
     assert isinstance(result.exception, CliError)
-    assert "data.tokenizer: tokenizer does not exist. Make it, or name another" in str(result.exception)
+    assert "data.tokenizer: tokenizer does not exist. Create it, or set data.tokenizer=PATH." in str(result.exception)
