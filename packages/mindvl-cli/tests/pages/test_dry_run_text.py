@@ -97,7 +97,7 @@ REPORT = DryRun(
         "stages      3: 4 layers with head;",
         "1,024 packs of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
         "1,907 steps, 16.00B tokens; learning rate 1e-06 at step 1, 0.0002 at step 191, 1e-05 at step 1,907",
-        "weights     vision from vision encoder, projector at random, language at random",
+        "weights     vision from vision_encoder, projector at random, language at random",
         "20 checkpoints of 1.4 TB, up to 4.1 TB at once; 80.0 GB free",
         "operators   npu: attention; torch: adamw",
         "problem     data.tokenizer: gone does not exist. Make it.",
