@@ -57,8 +57,8 @@ def _help(text: str) -> str:
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str | None:
-    record = parameter.get_help_record(context)
-    if record is None:
+    record = None if isinstance(parameter, click.Argument) else parameter.get_help_record(context)
+    if record is None:  # arguments have no help text of their own: the usage and the description name them
         return None
     names, meaning = record
     return f"| `{names}` | {_escape(meaning)} |".replace("\n", " ")
