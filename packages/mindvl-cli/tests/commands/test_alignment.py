@@ -62,7 +62,7 @@ def test_the_table_the_figure_and_the_number_of_steps(measured: list[RunConfig],
     result = CliRunner().invoke(check, words, catch_exceptions=False)
     assert result.exit_code == 0
     assert "losses, mean           0.0e+00, bound 2e-05: equal" in result.stdout
-    assert result.stdout.endswith("mindvl and transformers train alike\n")
+    assert result.stdout.endswith("mindvl and transformers agree\n")
     assert out.read_text().startswith("<svg")
     assert measured[0].schedule.steps == 2
 

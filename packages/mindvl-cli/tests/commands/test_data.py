@@ -83,7 +83,7 @@ def test_writing_and_indexing_say_what_to_do_next(shards: Path, tokenizer: Path)
 def test_failed_records_and_samples_are_skipped_on_request_and_counted(shards: Path, tmp_path: Path) -> None:
     rows = tmp_path / "raw" / "rows.json"
     rows.write_text(json.dumps([*json.loads(rows.read_text()), {"conversations": 5}]))
-    with pytest.raises(DataError, match=r"no list `conversations`.*rows\.json row 7"):
+    with pytest.raises(DataError, match=r"rows\.json row 7: the field `conversations` must be a list"):
         run("write", rows, "--format", "llava", "--out", tmp_path / "strict", "--workers", 1)
     result = run("write", rows, "--format", "llava", "--out", tmp_path / "out", "--skip-bad", "--samples-per-shard", 4)
     assert "6 samples in" in result.stdout
@@ -91,12 +91,11 @@ def test_failed_records_and_samples_are_skipped_on_request_and_counted(shards: P
 
     damaged = tmp_path / "out" / "shard-000001.tar"
     damaged.write_bytes(damaged.read_bytes()[:-1500])
-    with pytest.raises(DataError, match=r"truncated shard.*shard-000001\.tar"):
+    with pytest.raises(DataError, match=r"shard-000001\.tar at byte 3072: truncated shard"):
         run("index", tmp_path / "out")
     printed = run("index", tmp_path / "out", "--exclude-bad", "--decode").stdout
     assert "5 samples, 5 images; skipped: 1, see" in printed
-    assert "shard-000001.tar: truncated shard" in printed
-    assert "what came after it is lost too" in printed
+    assert "shard-000001.tar: truncated shard: expected 147 bytes for member '000000005.0.png', got 36" in printed
     left_out = [json.loads(line) for line in (tmp_path / "out" / "excluded.jsonl").read_text().splitlines()]
     assert [line.get("row", line.get("key")) for line in left_out] == [7, "000000005"]
 
@@ -116,7 +115,7 @@ def test_a_stopped_write_resumes_or_starts_over(shards: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"5\.png cannot be read"):
         run(*arguments)
     rows.write_text(content + " ")
-    with pytest.raises(DataError, match="cannot go on with another write: source bytes was"):
+    with pytest.raises(DataError, match="the interrupted write cannot be resumed: source bytes was"):
         run(*arguments)
     assert run_json(*arguments, "--fresh", "--skip-bad")["excluded"] == 1
 
@@ -181,7 +180,7 @@ def test_an_unknown_key_is_named(indexed: Path) -> None:
 @pytest.mark.parametrize(
     ("seq_length", "message"),
     [
-        (100, r"--seq-length: seq_length=100 .* Use 96"),
+        (100, r"--seq-length: must be a positive multiple of pad_multiple=8, got 100\. Use 96"),
         (8, r"shards: no sample fits into 8 tokens\. "),
     ],
 )

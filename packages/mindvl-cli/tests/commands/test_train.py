@@ -52,7 +52,7 @@ def recipe(tmp_path: Path) -> Path:
     ("override", "said"),
     [
         ("schedule.stepz=5", "steps"),
-        ("schedule.steps=0", "steps=0"),
+        ("schedule.steps=0", "steps: must be between 1 and"),
         ("schedule.steps=many", "schedule.steps"),
         ("model.size=huge", "huge"),
         ("data.image.patch_size=16", "patch_size"),
@@ -154,7 +154,7 @@ def test_a_variable_of_the_launcher_that_is_no_number_is_named(
     monkeypatch.setenv(name, "abc")
     result = CliRunner().invoke(train, [str(recipe), *words])
     assert isinstance(result.exception, CliError)
-    assert str(result.exception).startswith(f"{name}='abc' is no whole number.")
+    assert str(result.exception).startswith(f"environment variable {name}: must be an integer, got 'abc'.")
 
 
 def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
@@ -165,7 +165,7 @@ def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
     document = json.loads(result.stdout)
     assert (result.exit_code, document["ok"]) == (0, True)
     assert [stage["start"]["from_stage"] for stage in document["stages"]] == [None, "warmup", *["multitask"] * 3]
-    assert document["stages"][1]["data"]["samples_per_row"] > 1
+    assert document["stages"][1]["data"]["samples_per_pack"] > 1
     assert not (tmp_path / "run").exists()
     text = run_pipeline(tmp_path, f"out={tmp_path / 'run'}", "--dry-run").stdout
     assert "weights     all parts from stage warmup" in text

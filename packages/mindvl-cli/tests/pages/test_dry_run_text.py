@@ -75,12 +75,12 @@ REPORT = DryRun(
     operators={"attention": "npu", "adamw": "torch"},
     start={
         "resumes": None,
-        "init": {"vision": "vision_encoder"},
+        "init": {"vision": "models/vit"},
         "from_stage": None,
         "at_random": ["projector", "language"],
     },
     data=None,
-    problems=("data.tokenizer: gone does not exist. Make it.",),
+    problems=("data.tokenizer: gone does not exist. Create it.",),
 )
 
 
@@ -97,10 +97,10 @@ REPORT = DryRun(
         "stages      3: 4 layers with head;",
         "1,024 packs of 8,192 tokens, 16 on each data-parallel rank; pipeline bubble 16%",
         "1,907 steps, 16.00B tokens; learning rate 1e-06 at step 1, 0.0002 at step 191, 1e-05 at step 1,907",
-        "weights     vision from vision_encoder, projector at random, language at random",
+        "weights     vision from models/vit, projector randomly initialized, language randomly initialized",
         "20 checkpoints of 1.4 TB, up to 4.1 TB at once; 80.0 GB free",
         "operators   npu: attention; torch: adamw",
-        "problem     data.tokenizer: gone does not exist. Make it.",
+        "problem     data.tokenizer: gone does not exist. Create it.",
     ],
 )
 def test_a_run_is_told_in_numbers_a_person_reads(line: str) -> None:

@@ -291,7 +291,7 @@ def _first_pack(
     try:
         packing = PackingConfig(seq_length=seq_length, overflow="trim_turns")
     except ValueError as error:
-        raise CliError(f"--seq-length: {error}") from error
+        raise CliError(f"--seq-length: {str(error).removeprefix('seq_length: ')}") from error
     config = DataConfig(
         sources=(SourceConfig(name=directory.name or "data", path=directory, max_epochs=1),),
         tokenizer=tokenizer,

@@ -107,7 +107,7 @@ def _start(start: dict[str, Any]) -> str:
     given = [f"{name} from {path}" for name, path in start["init"].items()]
     if start["from_stage"]:
         given = [f"all parts from stage {start['from_stage']}"]
-    return ", ".join([*given, *(f"{part} at random" for part in start["at_random"])])
+    return ", ".join([*given, *(f"{part} randomly initialized" for part in start["at_random"])])
 
 
 def _operators(chosen: dict[str, str]) -> str:
@@ -121,7 +121,7 @@ def _operators(chosen: dict[str, str]) -> str:
 
 def _data(figures: dict[str, Any]) -> str:
     sources = ", ".join(f"{source['name']} {source['samples_share']:.0%}" for source in figures["sources"])
-    return f"first step planned: {figures['samples_per_pack']:.1f} samples a pack; samples by source: {sources}"
+    return f"first step: {figures['samples_per_pack']:.1f} samples per pack; samples by source: {sources}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
