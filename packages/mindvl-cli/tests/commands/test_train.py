@@ -135,7 +135,7 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
     shutil.rmtree(tmp_path / "warmup" / "checkpoints")
     orphan = run_pipeline(tmp_path, out)
     assert isinstance(orphan.exception, TrainError)
-    assert "'multitask' has finished, but 'warmup', which it starts from, has not" in str(orphan.exception)
+    assert "stage 'multitask' has finished, but stage 'warmup'" in str(orphan.exception)
 
 
 def test_a_dry_run_lists_what_is_missing_and_makes_nothing(recipe: Path) -> None:
