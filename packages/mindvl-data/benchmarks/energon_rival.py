@@ -50,7 +50,7 @@ class Encoded(Sample):
     """The text as tokens, and the encoded image."""
 
     input_ids: Any  # int64 [S], one placeholder for the image
-    learned: Any  # bool [S]
+    in_loss: Any  # bool [S]
     image: bytes
     length: int
 
@@ -140,7 +140,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         return Encoded.derive_from(
             sample,
             input_ids=encoded.ids,
-            learned=encoded.learned,
+            in_loss=encoded.in_loss,
             image=sample.image,
             length=len(encoded.ids) - 1 + visual_tokens,
         )
@@ -155,9 +155,9 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         visual_tokens = grid[1] * grid[2] // self._image.spatial_merge_size**2
         is_pad = sample.input_ids == self._tokenizer.image_pad_id
         repeats = np.where(is_pad, visual_tokens, 1)
-        input_ids, learned = np.repeat(sample.input_ids, repeats), np.repeat(sample.learned, repeats)
+        input_ids, in_loss = np.repeat(sample.input_ids, repeats), np.repeat(sample.in_loss, repeats)
         labels = np.full(len(input_ids), -100, np.int64)
-        labels[:-1][learned[1:]] = input_ids[1:][learned[1:]]
+        labels[:-1][in_loss[1:]] = input_ids[1:][in_loss[1:]]
         return Pack.derive_from(
             sample, input_ids=input_ids, labels=labels, cu_seqlens=None, pixel_values=patches, image_grid_thw=[grid]
         )

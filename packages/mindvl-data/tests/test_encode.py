@@ -133,7 +133,7 @@ def test_what_is_left_has_an_answer_to_learn(tokenizer: Tokenizer) -> None:
     unanswered = raw([("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d" * 50), ("assistant", "e")])
     whole = encode_sample(unanswered, rules=RULES, tokenizer=tokenizer)
     cut = encode_sample(unanswered, rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
-    assert tokenizer.hf.decode(cut.ids[cut.learned]) == "c<|im_end|>"
+    assert tokenizer.hf.decode(cut.ids[cut.in_loss]) == "c<|im_end|>"
     late = raw([("user", "a"), ("user", "b" * 50), ("assistant", "c")])
     whole = encode_sample(late, rules=RULES, tokenizer=tokenizer)
     assert encode_sample(late, rules=replace(RULES, max_tokens=20), tokenizer=tokenizer).num_tokens == whole.num_tokens
@@ -200,7 +200,7 @@ def test_images_and_videos_of_one_sample(tokenizer: Tokenizer) -> None:
 def test_a_image_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     turns = [("user", [{"type": "video"}, IMAGE, "?"]), ("assistant", "!")]
     sample = raw(turns, image(), (b"", MediaSize(48, 64, 10, 5.0)))
-    with pytest.raises(SampleError, match="mentions a video where medium 0 is an image"):
+    with pytest.raises(SampleError, match="mentions a video, but medium 0 is an image"):
         encode_sample(sample, rules=RULES, tokenizer=tokenizer)
 
 

@@ -40,7 +40,7 @@ def test_secrets_are_hidden(text: str, shown: str | None) -> None:
         "s3://bucket/a@b.tar: 24 of 36 samples are missing. Index it again.",
         "https://host:8080/photos/x@y.tar?version=3",
         "packing.seq_length=256, keys: 'a', token 151655, image_token=5, max_failed_share=0.01",
-        "shard-000003.tar:key: text mentions 2 images, the sample has 1",
+        "shard-000003.tar:key: text mentions 2 images, but the sample has 1",
         "tokenizer: special tokens differ (basic settings). user@host accepted it.",
     ],
 )

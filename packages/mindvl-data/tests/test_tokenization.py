@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenization: ids, learned masks, placeholders, identity."""
+"""Tokenization: ids, loss masks, placeholders, identity."""
 
 import copy
 import json
@@ -85,7 +85,7 @@ QWEN_TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_respon
 
 
 def bytes_tokenizer(template: str, special: Sequence[str], plain: Sequence[str], **named: str) -> Tokenizer:
-    """One token for each byte, so that every border between learned and not shows."""
+    """One token for each byte, so that every end of a loss span is visible."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -115,13 +115,13 @@ def talk(*turns: tuple[str, str]) -> Sample:
 
 
 def shown(tokenizer: Tokenizer, sample: Sample) -> str:
-    """The encoded text with square brackets around what is learned."""
+    """The encoded text with square brackets around its loss spans."""
     encoded = tokenizer.encode(sample, [])
     pieces, inside = [], False
-    for number, learned in enumerate([*encoded.learned.tolist(), False]):
-        if learned != inside:
-            pieces.append("[" if learned else "]")
-            inside = learned
+    for number, in_loss in enumerate([*encoded.in_loss.tolist(), False]):
+        if in_loss != inside:
+            pieces.append("[" if in_loss else "]")
+            inside = in_loss
         if number < len(encoded.ids):
             pieces.append(int(encoded.ids[number]))
     text, ids = "", []
@@ -142,7 +142,7 @@ def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer) -> None:
     encoded = tokenizer.encode(chat("what is it", "the number"), [])
     text = "<|im_start|>user\nwhat is it<|im_end|>\n<|im_start|>assistant\nthe number<|im_end|>\n"
     assert encoded.ids.tolist() == tokenizer.hf(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.hf.decode(encoded.ids[encoded.learned]) == "the number<|im_end|>"
+    assert tokenizer.hf.decode(encoded.ids[encoded.in_loss]) == "the number<|im_end|>"
 
 
 def test_a_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
@@ -164,7 +164,7 @@ def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer, forged: str) -> 
 def test_a_caption_learns_all_but_its_image(tokenizer: Tokenizer) -> None:
     sample = parse_record({"content": [{"type": "image"}, "a cat"]}, num_images=1)
     encoded = tokenizer.encode(sample, [SCALE])
-    assert encoded.learned.tolist() == [False] * 3 + [True] * (len(encoded.ids) - 3)
+    assert encoded.in_loss.tolist() == [False] * 3 + [True] * (len(encoded.ids) - 3)
     assert encoded.ids[-1] == tokenizer.end_id
 
 
@@ -239,7 +239,7 @@ def test_deepseek_v3_learns_answers_and_the_end_of_sentence() -> None:
 
 @pytest.mark.parametrize("make", [lambda: qwen(QWEN_2_5), lambda: qwen(QWEN_3), deepseek])
 def test_before_each_last_answer_stands_exactly_the_generation_prompt(make: object) -> None:
-    """What is not learned is what a model is given when it generates, token for token."""
+    """The tokens without loss are the prompt at inference, token for token."""
     tokenizer = make()  # type: ignore[operator]
     chooser = random.Random(5)
     words = ["a", " b", "\n", "c  ", "assistant", "user\n", "<", "|im_", "\u4e2d", "=>"]
@@ -251,7 +251,7 @@ def test_before_each_last_answer_stands_exactly_the_generation_prompt(make: obje
         messages = [{"role": role, "content": content} for role, content in turns]
         prompt = tokenizer.hf.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         given = tokenizer.hf(prompt, add_special_tokens=False)["input_ids"]
-        borders = np.flatnonzero(np.diff(encoded.learned.astype(int)) == 1) + 1
+        borders = np.flatnonzero(np.diff(encoded.in_loss.astype(int)) == 1) + 1
         assert len(borders) == sum(role == "assistant" for role, _ in turns)
         assert encoded.ids[: borders[-1]].tolist() == given
         whole = tokenizer.hf.apply_chat_template(messages, tokenize=False)
@@ -308,10 +308,10 @@ def test_a_video_needs_its_token(tokenizer: Tokenizer) -> None:
     place = encoded.ids.tolist().index(tokenizer.video_pad_id)
     around = [tokenizer.vision_start_id, tokenizer.video_pad_id, tokenizer.vision_end_id]
     assert encoded.ids[place - 1 : place + 2].tolist() == around
-    assert not encoded.learned[place - 1 : place + 2].any()
-    with pytest.raises(DataError, match=r"lacks <.video_pad.>") as caught:
+    assert not encoded.in_loss[place - 1 : place + 2].any()
+    with pytest.raises(DataError, match=r"has no token <.video_pad.>") as caught:
         deepseek().encode(sample, [])
-    assert not isinstance(caught.value, SampleError)  # the user has to mend it
+    assert not isinstance(caught.value, SampleError)  # the user must correct it
 
 
 def test_labels_are_shifted_and_placeholders_repeated() -> None:
@@ -344,16 +344,16 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer_directory: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
-        ({"tool_use": "{{ 1 }}"}, r"has the chat templates \['tool_use'\], and none of them is `default`"),
-        (5, "no text"),
+        ({"tool_use": "{{ 1 }}"}, r"has the chat templates \['tool_use'\], but none named `default`"),
+        (5, "must be a string, got '5'"),
     ],
 )
-def test_a_template_that_cannot_be_chosen_is_refused(tokenizer: Tokenizer, template: object, said: str) -> None:
+def test_a_template_that_cannot_be_chosen_is_refused(tokenizer: Tokenizer, template: object, message: str) -> None:
     hf = copy.deepcopy(tokenizer.hf)
     hf.chat_template = template
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         wrap_tokenizer(hf)
 
 
@@ -362,7 +362,7 @@ def test_a_damaged_tokenizer_is_one_sentence(tokenizer_directory: Path, tmp_path
     shutil.copytree(tokenizer_directory, directory)
     for content in ("{", "[]", '{"version": 1}', '{"model": {"type": "BPE"}}'):
         (directory / "tokenizer.json").write_text(content)
-        with pytest.raises(DataError, match=r"tokenizer cannot be read|no fast tokenizer"):
+        with pytest.raises(DataError, match=r"the tokenizer (cannot be read|has no fast tokenizer)"):
             load_tokenizer(directory)
 
 

@@ -31,7 +31,7 @@ class Encoding:
 
     sample: Sample  # the used part of the record, without removed turns
     ids: NDArray[np.int64]  # [S], one placeholder per image or video
-    learned: NDArray[np.bool_]  # [S], positions with loss
+    in_loss: NDArray[np.bool_]  # [S], tokens with loss
     grids: tuple[Grid, ...]  # of the used media, in order; they are the first media of the sample
     image: ImageConfig  # with the image limits of this sample
     video: VideoConfig
@@ -188,7 +188,7 @@ def _encode(
     return Encoding(
         sample=sample,
         ids=encoded.ids,
-        learned=encoded.learned,
+        in_loss=encoded.in_loss,
         grids=used,
         image=image,
         video=video,

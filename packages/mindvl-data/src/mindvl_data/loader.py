@@ -40,7 +40,7 @@ class _AssignedPack:
     step: OrderedStep
     is_last: bool  # whether it is this rank's last pack of the step
     pack: Pack
-    state: dict[str, Any]  # the planner's, after the newest step that is complete once this pack is handed out
+    state: dict[str, Any]  # of the data order, after the newest step that is complete once this pack is returned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ class Loader:
         """Statistics of all complete steps, over ranks and restarts, and of this rank since its start.
 
         Returns:
-            The planner's figures; `failed_samples` and `reads` (bytes and requests) of this rank alone.
+            The figures of the data order; `failed_samples` and `reads` (bytes and requests) of this rank alone.
         """
         self._process.check()
         return self._data_order.figures(self._state) | {

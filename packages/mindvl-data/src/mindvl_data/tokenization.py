@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample -> token ids with a learned/not mask; the only file that knows transformers' tokenizers.
+"""Sample -> token ids and loss mask; the only file that uses transformers' tokenizers.
 
-Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, cut
-where the learned spans begin and end: this is how a model meets its prompt when it generates.
+Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, split
+at the ends of the loss spans, so that a prompt has the same tokens as at inference.
 """
 
 import hashlib
@@ -18,150 +18,163 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from mindvl_data.chat import IMAGE_MARK, SPLIT_MARK, VIDEO_MARK, ChatTemplate, Piece, Render, Scale
+from mindvl_data.chat import IMAGE_MARKER, SPLIT_MARKER, VIDEO_MARKER, ChatTemplate, Piece, Render, Scale
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.templates import compile_template
 from mindvl_data.types import IGNORE_INDEX, Sample
 
-_MEDIA = re.compile(f"([{IMAGE_MARK}{VIDEO_MARK}])")
-# Tokens that look like marks; others, such as runs of spaces, are ordinary vocabulary that was added late.
+_MEDIA = re.compile(f"([{IMAGE_MARKER}{VIDEO_MARKER}])")
+# Added tokens that look like markup; others, such as runs of spaces, are ordinary vocabulary.
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _TAG = re.compile(r"</?\w+>", re.ASCII)
-_SHORT = 64  # characters; what templates put between contents comes again and again
-_VERSION = 3  # part of the identity: lengths measured by other rules are not mixed with ours
+_SHORT = 64  # characters; texts up to this length are cached, since templates repeat them
+_VERSION = 3  # part of the identity, so that lengths measured by other rules are not used
 
 
 class Encoded(Protocol):
-    """Ids with placeholders, and what is learned of them."""
+    """Token ids with one placeholder per image or video, and their loss mask."""
 
     @property
     def ids(self) -> NDArray[np.int64]: ...
 
     @property
-    def learned(self) -> NDArray[np.bool_]: ...
+    def in_loss(self) -> NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Tokens of a sample with exactly one placeholder per image or video, not yet repeated."""
+    """Tokens of a sample with one placeholder per image or video, not yet repeated."""
 
     ids: NDArray[np.int64]  # [S]
-    learned: NDArray[np.bool_]  # [S]
+    in_loss: NDArray[np.bool_]  # [S], tokens with loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A transformers tokenizer, its template, and the ids this package needs."""
+    """A transformers tokenizer, its chat template, and the token ids that this package uses."""
 
     hf: Any  # the transformers object, for saving and decoding
     template: ChatTemplate
-    backend: tokenizers.Tokenizer  # private copy that never reads a token with a meaning out of text
+    backend: tokenizers.Tokenizer  # private copy that encodes special tokens in a text as plain text
     pad_id: int
     end_id: int
     vision_start_id: int
     image_pad_id: int
     vision_end_id: int
-    video_pad_id: int | None  # None: the tokenizer cannot show videos
+    video_pad_id: int | None  # None: the tokenizer does not support videos
     identity: str  # hash of vocabulary, merges and template
-    special_ids: dict[str, int] = field(repr=False)  # tokens with a meaning, by their text
-    known: Callable[[str], Sequence[int]] = field(repr=False)  # encodes short texts, and remembers them
+    special_ids: dict[str, int] = field(repr=False)  # special tokens by their text
+    known: Callable[[str], Sequence[int]] = field(repr=False)  # encodes short texts, cached
 
     @property
     def media_pad_ids(self) -> tuple[int, ...]:
-        """Placeholders of images and videos."""
+        """Token ids of the placeholders of images and videos."""
         return (self.image_pad_id,) if self.video_pad_id is None else (self.image_pad_id, self.video_pad_id)
 
     def encode(self, sample: Sample, scales: Sequence[Scale]) -> EncodedText:
-        """Tokens and what is learned of them.
+        """Render and encode a sample.
 
         Args:
-            scales: Original and resized size of each image; used where the text holds coordinates.
+            scales: Original and resized size of each image, used to convert coordinates.
 
         Raises:
             SampleError: The template refuses the sample.
-            DataError: The sample holds a video, and the tokenizer has no token for one.
+            DataError: The sample contains a video, and the tokenizer has no token for videos.
         """
         if sample.num_videos and self.video_pad_id is None:
             raise DataError(
-                "tokenizer lacks <|video_pad|>, and a sample holds a video. data.tokenizer. Add the token, or leave "
-                "sources with videos out."
+                "data.tokenizer: the tokenizer has no token <|video_pad|>, but a sample contains a video. Add the "
+                "token, or remove the sources with videos."
             )
         if sample.messages:
             pieces = self.template.chat_pieces(sample.messages, scales, sample.tools)
         else:
             pieces = self.template.content_pieces(sample.content, scales)
         ids: list[int] = []
-        learned: list[bool] = []
+        in_loss: list[bool] = []
         for piece in pieces:
-            self._encode_piece(piece, ids, learned)
-        encoded = EncodedText(np.array(ids, np.int64), np.array(learned, np.bool_))
-        for what, pad_id, wanted in (
+            self._encode_piece(piece, ids, in_loss)
+        encoded = EncodedText(np.array(ids, np.int64), np.array(in_loss, np.bool_))
+        for kind, pad_id, expected in (
             ("images", self.image_pad_id, sample.num_images),
             ("videos", self.video_pad_id, sample.num_videos),
         ):
-            shown = int((encoded.ids == pad_id).sum()) if pad_id is not None else 0
-            if shown != wanted:
-                raise SampleError(f"chat template shows {shown} of {wanted} {what}")
+            found = int((encoded.ids == pad_id).sum()) if pad_id is not None else 0
+            if found != expected:
+                raise SampleError(f"chat template rendered {found} of {expected} {kind}")
         return encoded
 
-    def _encode_piece(self, piece: Piece, ids: list[int], learned: list[bool]) -> None:
+    def _encode_piece(self, piece: Piece, ids: list[int], in_loss: list[bool]) -> None:
         for text in self.template.special_tokens.split(piece.text):
             if not text:
                 continue
             special = self.special_ids.get(text)
             if special is not None:
                 ids.append(special)
-                learned.append(piece.learned)
+                in_loss.append(piece.in_loss)
                 continue
             for run in _MEDIA.split(text):
-                if run in (IMAGE_MARK, VIDEO_MARK):
-                    pad_id = self.image_pad_id if run == IMAGE_MARK else self.video_pad_id
+                if run in (IMAGE_MARKER, VIDEO_MARKER):
+                    pad_id = self.image_pad_id if run == IMAGE_MARKER else self.video_pad_id
                     assert pad_id is not None
                     ids += [self.vision_start_id, pad_id, self.vision_end_id]
-                    learned += [False] * 3
+                    in_loss += [False] * 3
                 elif run:
                     tokens = self._encode_run(run)
                     ids += tokens
-                    learned += [piece.learned] * len(tokens)
+                    in_loss += [piece.in_loss] * len(tokens)
 
     def _encode_run(self, run: str) -> Sequence[int]:
-        text = run.replace(SPLIT_MARK, "")
+        text = run.replace(SPLIT_MARKER, "")
         return self.known(text) if len(text) <= _SHORT else self.backend.encode(text, add_special_tokens=False).ids
 
 
 def load_tokenizer(directory: Path | str) -> Tokenizer:
-    """Read a tokenizer directory as transformers saves it; nothing is fetched.
+    """Load a tokenizer from a directory saved by transformers, without network access.
 
     Raises:
-        DataError: The directory has no fast tokenizer, no chat template, or lacks a token that images need.
+        DataError: The directory has no fast tokenizer, no chat template, or no tokens for images.
     """
-    from transformers import AutoTokenizer  # here: the import takes a second, and the data_order does not need it
+    from transformers import AutoTokenizer  # here: the import takes a second, and the data order does not need it
 
     if not Path(directory).is_dir():
-        raise DataError(f"tokenizer directory {directory} does not exist. Name a directory that holds tokenizer.json.")
+        raise DataError(
+            f"{directory}: the tokenizer directory does not exist. Use a directory that contains tokenizer.json."
+        )
     try:
-        # False: a model directory may carry code of its own, which its tokenizer does not need; None would ask the user.
+        # False: never executes Python files of the directory. None would ask the user.
         hf = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # damaged files raise many kinds, tokenizers' own plain Exception among them
+    except Exception as error:  # damaged files raise many types, including plain Exception of tokenizers
         lines = str(error).splitlines() or [type(error).__name__]
-        why = lines[0].rstrip(".")[:200]  # transformers lists what else might be installed
-        raise DataError(f"tokenizer cannot be read: {why}. {directory}. Save it with transformers.") from error
+        why = lines[0].rstrip(".")[:200]  # further lines list optional packages
+        raise DataError(
+            f"{directory}: the tokenizer cannot be read: {why}. Save it again with transformers."
+        ) from error
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or not hf.chat_template:
         missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"
-        raise DataError(f"no {missing}. {directory}. Save the tokenizer with transformers, template included.")
+        raise DataError(
+            f"{directory}: the tokenizer has no {missing}. Save it with transformers, including its chat template."
+        )
     return wrap_tokenizer(hf, where=str(directory))
 
 
 def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
-    """The same for a transformers tokenizer that is already in memory."""
+    """Wrap a transformers tokenizer that is already loaded.
+
+    Args:
+        where: Name of the tokenizer in error messages.
+
+    Raises:
+        DataError: As load_tokenizer.
+    """
     serialized: str = hf.backend_tokenizer.to_str()
     backend, special_ids, tags = _plain_backend(serialized)
     needed = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     lacking = [token for token in needed if token not in special_ids]
     if lacking or hf.eos_token is None or hf.pad_token_id is None:
-        what = f"special tokens {lacking}" if lacking else "an eos or a pad token"
-        raise DataError(f"tokenizer lacks {what}. {where}. Add them and save the tokenizer again.")
+        missing = f"special tokens {lacking}" if lacking else "eos or pad token"
+        raise DataError(f"{where}: the tokenizer has no {missing}. Add what is missing and save the tokenizer again.")
 
     render, template_source = _renderer(hf, where)
     first = hf("a")["input_ids"][:1]
@@ -171,7 +184,7 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         render=render,
         source=template_source,
         special_tokens=_any_of(special_ids),
-        marks=_any_of([token for token in special_ids if token not in tags]),
+        control_tokens=_any_of([token for token in special_ids if token not in tags]),
         start_token=hf.bos_token if starts_with_bos else "",
         end_token=hf.eos_token,
     )
@@ -192,17 +205,17 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
 
 
 def _renderer(hf: Any, where: str) -> tuple[Render, str]:
-    """The tokenizer's chat template as a function, as `apply_chat_template` calls it, and its source."""
+    """The chat template as a function with the variables of `apply_chat_template`, and its source."""
     tokens = dict(hf.special_tokens_map)
     try:
         sources = {tools: hf.get_chat_template(None, tools=[{}] if tools else None) for tools in (False, True)}
-    except ValueError as error:  # several templates, and none of them is the default
+    except ValueError as error:  # several templates without a default
         names = sorted(hf.chat_template)
         raise DataError(
-            f"{where}: has the chat templates {names}, and none of them is `default`. Name the one to use `default`."
+            f"{where}: the tokenizer has the chat templates {names}, but none named `default`. Rename one to `default`."
         ) from error
     if not all(isinstance(source, str) for source in sources.values()):
-        raise DataError(f"{where}: its chat template is {str(hf.chat_template)[:40]!r} and no text. Correct it.")
+        raise DataError(f"{where}: the chat template must be a string, got {str(hf.chat_template)[:40]!r}.")
     compiled = {source: compile_template(source) for source in set(sources.values())}
 
     def render(messages: list[dict[str, Any]], generation_prompt: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -218,16 +231,16 @@ def _renderer(hf: Any, where: str) -> tuple[Render, str]:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """Some templates know `reasoning_content` as `thinking`; transformers gives both."""
+    """Some templates use the name `thinking` for `reasoning_content`; transformers passes both."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 def _plain_backend(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int], list[str]]:
-    """A backend that reads no token with a meaning out of text; the ids of those tokens; and which are plain tags.
+    """A backend that encodes special tokens in a text as plain text; their ids; and those that are plain tags.
 
-    Some tokenizers flag the marks between turns as ordinary added tokens (DeepSeek's User and Assistant), so the flag
-    alone does not tell what could forge a turn; whatever looks like a mark counts as one.
+    Some tokenizers do not flag their turn tokens as special (User and Assistant of DeepSeek), so every added token that
+    looks like markup is treated as special.
     """
     document = json.loads(serialized)
     special_ids, tags = {}, []
@@ -245,7 +258,7 @@ def _plain_backend(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the tokens, the longest first; nothing when there are none."""
+    """A pattern for any of the tokens, longest first; without tokens it matches nothing."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if longest_first else "((?!))")
 
@@ -254,11 +267,11 @@ def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence
     """Repeat each placeholder and shift the labels.
 
     Args:
-        tokens_per_medium: For each image and video, in the order of the text.
-        pad_ids: The tokens that are placeholders.
+        tokens_per_medium: Number of tokens of each image and video, in the order of the text.
+        pad_ids: Token ids of the placeholders.
 
     Returns:
-        input_ids and labels, both int64 [S]; `labels[i]` is the token after `input_ids[i]` where that is learned.
+        input_ids and labels, both int64 [S]; `labels[i]` is `input_ids[i + 1]` where that token has loss.
     """
     repeats = np.ones(len(encoded.ids), np.int64)
     is_pad = np.zeros(len(encoded.ids), np.bool_)
@@ -266,7 +279,7 @@ def expand(encoded: Encoded, tokens_per_medium: Sequence[int], pad_ids: Sequence
         is_pad |= encoded.ids == pad_id
     repeats[is_pad] = tokens_per_medium
     input_ids = np.repeat(encoded.ids, repeats)
-    learned = np.repeat(encoded.learned, repeats)
+    in_loss = np.repeat(encoded.in_loss, repeats)
     labels = np.full(len(input_ids), IGNORE_INDEX, np.int64)
-    np.copyto(labels[:-1], input_ids[1:], where=learned[1:])
+    np.copyto(labels[:-1], input_ids[1:], where=in_loss[1:])
     return input_ids, labels

@@ -62,7 +62,7 @@ def test_shards_of_others_are_read_as_they_are(
 ) -> None:
     path = shard(tmp_path, *members)
     if num_members is None:
-        with pytest.raises(DataError, match="assistant holds an image"):
+        with pytest.raises(DataError, match="assistant contains an image"):
             validate(path)
     else:
         assert validate(path).samples["num_members"].tolist() == num_members
@@ -90,7 +90,7 @@ def test_images_stand_in_the_order_of_their_numbers_behind_the_record(tmp_path: 
         ([("a.txt", b"a cat"), ("a.0.png", png()[:-9])], "truncated"),
         ([("a.txt", b"a cat"), ("a.x.png", png()), ("a.y.png", png())], "KEY.NUMBER.EXTENSION"),
         ([("a.json", CHAT), ("a.txt", b"x")], "got 2"),
-        ([("a.json", CHAT), ("a.0.png", png())], "mentions 0 images, the sample has 1"),
+        ([("a.json", CHAT), ("a.0.png", png())], "mentions 0 images, but the sample has 1"),
         ([("a.0.png", png())], "got 0"),
         ([("a.txt", b"\xff\xfe")], "record cannot be read"),
         ([("a.json", b"[" * 100_000)], "record cannot be read"),
@@ -154,7 +154,7 @@ def test_a_part_whose_type_is_no_text_is_one_bad_sample_and_no_end(tmp_path: Pat
     record = json.loads(asked(1))
     record["messages"][0]["content"].append({"type": json.loads(kind)})
     members = [("x.json", json.dumps(record).encode()), ("x.0.png", png()), ("y.json", CHAT)]
-    with pytest.raises(DataError, match=r"sample 'x': part has type .*; use text, image, video, box or point"):
+    with pytest.raises(DataError, match=r"sample 'x': part type must be text, image, video, box or point, got "):
         validate(shard(tmp_path, *members))
     found = validate(shard(tmp_path, *members), exclude_bad=True)
     assert keys(found) == [hash_key("y")]

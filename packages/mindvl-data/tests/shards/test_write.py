@@ -94,8 +94,8 @@ def test_a_directory_with_shards_is_not_written_again(tmp_path: Path) -> None:
     [
         ({"image": "missing.png"}, "cannot be read"),
         ({"image": "rows.json"}, "is not JPEG, PNG, WebP, GIF"),
-        ({"image": []}, "mentions 1 images, the sample has 0"),
-        ({"conversations": [{"from": "human", "value": "<image>"}]}, "nothing to learn"),
+        ({"image": []}, "mentions 1 images, but the sample has 0"),
+        ({"conversations": [{"from": "human", "value": "<image>"}]}, "no assistant message"),
     ],
 )
 def test_a_row_that_cannot_be_written_is_named_and_leaves_no_half_shard(

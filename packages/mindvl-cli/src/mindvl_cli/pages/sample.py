@@ -23,14 +23,14 @@ def sample_page(preview: Preview) -> str:
     text = preview.raw.record.decode()
     encoding = preview.encoding
     visual = sum(run.count for run in preview.tokens if run.visual)
-    learned = sum(run.count for run in preview.tokens if run.in_loss)
+    in_loss = sum(run.count for run in preview.tokens if run.in_loss)
     length, limit = (encoding.num_tokens, preview.rules.max_tokens) if encoding else (0, None)
-    parts = [("visual", visual), ("loss tokens", learned), ("other text", length - visual - learned)]
+    parts = [("visual", visual), ("loss tokens", in_loss), ("other text", length - visual - in_loss)]
     return render(
         "sample",
         title=preview.key,
         p=preview,
-        num_learned=int(encoding.learned.sum()) if encoding else 0,
+        num_loss_tokens=int(encoding.in_loss.sum()) if encoding else 0,
         record=json.dumps(json.loads(text), indent=1, ensure_ascii=False) if preview.raw.is_json else text,
         media_rows=[
             (
@@ -57,7 +57,7 @@ def pack_page(batch: Batch, tokenizer: Tokenizer) -> str:
         "pack",
         title="One packed sequence",
         num_tokens=length,
-        num_learned=batch.num_loss_tokens,
+        num_loss_tokens=batch.num_loss_tokens,
         num_patches=len(batch.pixel_values) + len(batch.pixel_values_videos),
         bar_parts=_bar([(f"{one.source} / {one.key}", one.stop - one.start) for one in samples], length),
         samples=samples,

@@ -43,7 +43,7 @@ Pack = tuple[OrderedSample, ...]
 class OrderedStep:
     step: int
     packs: tuple[Pack, ...]  # of all ranks
-    state_after: dict[str, Any]  # the planner's state once this step is done
+    state_after: dict[str, Any]  # the state of the data order after this step
 
 
 class DataOrder:
