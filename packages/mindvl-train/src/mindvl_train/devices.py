@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 _PAPER = "MindVL paper, Table 10"
-_NVIDIA = "NVIDIA data sheet, dense, SXM form"
+_NVIDIA = "NVIDIA data sheet, dense, SXM variant"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ DEVICES: tuple[Device, ...] = (
         memory_gb_s=2039,
         link_gb_s=300,
         network_gb_s=25,
-        source=f"{_PAPER}; 80 GB form",
+        source=f"{_PAPER}; 80 GB variant",
     ),
     Device(
         name="A800",
