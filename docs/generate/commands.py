@@ -44,7 +44,10 @@ def _describe(command: click.Command, context: click.Context, level: int) -> Ite
 def _help(text: str) -> str:
     """A help text; a paragraph that begins with Example is shown as it is."""
     paragraphs = []
-    for paragraph in inspect.cleandoc(text).replace("\b\n", "").split("\n\n"):
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b\n"):  # lines that click does not rewrap
+            paragraphs.append(f"```text\n{paragraph[2:]}\n```")
+            continue
         head, colon, rest = paragraph.partition("xample: ")
         if colon and not head.strip(" Ee"):
             commands = "\n".join(line.strip() for line in rest.splitlines())

@@ -156,7 +156,7 @@ def test_values_that_are_not_finite_are_named(tmp_path, make_directory, random_t
 def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_directory):
     model = make_directory("a", {"w": torch.tensor([1.0, 1e5])})
     with pytest.raises(MergeError, match="tensor w has values outside the range of float16"):
-        merge(MergeConfig(models=(model,), out=tmp_path / "out", dtype="float16"))
+        merge(MergeConfig(models=(model,), out=tmp_path / "out", dtype="fp16"))
 
 
 POOL = (None, True, 0, 5, 1.5, "", "x", [], [1], [["a", 1]], {}, {"a": {"b": None}}, [{"name": [], "template": 1}])

@@ -72,7 +72,7 @@ def test_another_type_is_written_into_the_configuration_too(tmp_path, make_direc
         make_directory("a", random_tensors(0), config=config),
         make_directory("b", random_tensors(1, torch.bfloat16), config=config),
     )
-    merge(MergeConfig(models=models, out=tmp_path / "out", dtype="bfloat16"))
+    merge(MergeConfig(models=models, out=tmp_path / "out", dtype="bf16"))
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written == {"dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "hidden_size": 4}}

@@ -91,7 +91,17 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     cls=LazyGroup,
     lazy_commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Each command has --help with an example. Start with: mindvl demo --quick",
+    epilog="""Each command has --help with an example. Start with: mindvl demo --quick
+
+\b
+Exit codes:
+    0  success
+    1  reported error
+    2  wrong usage
+   65  a training run used up its data
+   75  stopped by a signal; the same command continues
+   79  a training process made no progress
+  130  interrupted""",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log debug messages of the mindvl packages.")
 @click.option(
@@ -103,7 +113,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Show the version and exit.",
 )
 def cli(verbose: bool) -> None:
-    """Train multimodal language models, from raw images to a merged and exported model."""
+    """Train multimodal language models, from raw images to a merged and exported model.
+
+    The paper: MindVL, arXiv 2509.11662.
+    """
     set_up_logging(verbose=verbose)
 
 

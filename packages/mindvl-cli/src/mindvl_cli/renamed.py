@@ -16,4 +16,5 @@ KEYS = {
 OPTIONS = {
     "--packs-per-step": "--global-batch-size",
     "--rows": "--packs",
+    "--shard-mb": "--max-file-mib",
 }

@@ -34,6 +34,14 @@ def test_models_are_averaged_and_the_manifest_printed(models, tmp_path):
     assert _value(out) == 3.0
 
 
+def test_an_old_spelling_of_a_data_type_is_refused_with_its_new_name(models, tmp_path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(merge, [*models, "--out", str(out), "--dtype", "bfloat16"])
+    assert (result.exit_code, "'bfloat16' was renamed. Use 'bf16'." in result.output) == (2, True)
+    assert CliRunner().invoke(merge, [*models, "--out", str(out), "--dtype", "bf16"]).exit_code == 0
+    assert load_file(out / "model.safetensors")["w"].dtype == torch.bfloat16
+
+
 def test_weights_and_force(models, tmp_path):
     out = tmp_path / "out"
     arguments = [*models, "--out", str(out), "--weights", "0.75,0.25"]

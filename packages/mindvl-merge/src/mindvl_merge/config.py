@@ -19,7 +19,7 @@ class MergeConfig:
     weights: tuple[float, ...] | None = None  # one per model, with sum 1; None: equal weights
     any_weight_sum: bool = False  # accept weights that do not sum to 1
     only: tuple[str, ...] = ()  # name prefixes of tensors to merge; others are copied from the first model; empty: all
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of the merged tensors; None: that of the inputs
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None  # of the merged tensors; None: that of the inputs
     allow_different: tuple[str, ...] = ()  # configuration and tokenizer keys that may differ
     overwrite: bool = False  # replace an existing `out`
     max_shard_bytes: int = 5_000_000_000  # maximum size of one weight file
@@ -49,6 +49,11 @@ class MergeConfig:
                 f"weights: must sum to 1, got {list(self.weights)} with sum {total:g}. Correct them, remove them for equal "
                 "weights, or set any_weight_sum."
             )
+
+    @property
+    def torch_dtype(self) -> str | None:
+        """`dtype` by its name in torch and in config.json."""
+        return None if self.dtype is None else {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.dtype]
 
     @property
     def model_weights(self) -> tuple[float, ...]:

@@ -66,6 +66,6 @@ def check_paths(config: MergeConfig) -> None:
 
 def _output_tensor(config: MergeConfig, info: TensorInfo) -> OutputTensor:
     chosen = not config.only or info.name.startswith(config.only)
-    if config.dtype is not None and info.dtype.is_floating_point:
-        info = replace(info, dtype=getattr(torch, config.dtype))
+    if config.torch_dtype is not None and info.dtype.is_floating_point:
+        info = replace(info, dtype=getattr(torch, config.torch_dtype))
     return OutputTensor(info=info, is_merged=chosen and info.dtype.is_floating_point)

@@ -172,8 +172,8 @@ def _copy_other_files(first: ModelDirectory, path: Path, config: MergeConfig) ->
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(first.path / file, path / file)
     config_path = path / "config.json"
-    if config.dtype is not None and config_path.is_file():
-        document = _with_dtype(read_json(config_path), config.dtype)
+    if config.torch_dtype is not None and config_path.is_file():
+        document = _with_dtype(read_json(config_path), config.torch_dtype)
         config_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
@@ -201,7 +201,7 @@ def _manifest(
         ],
         "only": list(config.only),
         "allow_different": list(config.allow_different),
-        "dtype": config.dtype,
+        "dtype": config.torch_dtype,
         "num_merged": sum(tensor.is_merged for tensor in outputs),
         "num_copied": sum(not tensor.is_merged for tensor in outputs),
         "sha256": file_hashes,

@@ -41,6 +41,8 @@ def alignment(
     the position ids itself. In fp32 the bounds of the relative differences are 2e-5 (losses), 1e-4 (gradient norms)
     and 2e-3 (change of each parameter); in bf16 (precision=bf16) they are 4 times the difference between the plain loop
     in bf16 and in fp32. The exit code is 1 if a bound is exceeded. Nothing is written to the `out` of the recipe.
+
+    KEY=VALUE overrides one value of the recipe, with dots between levels: data.seed=1.
     """
     from mindvl_cli.pipeline_file import load_ready
     from mindvl_cli.progress import progress

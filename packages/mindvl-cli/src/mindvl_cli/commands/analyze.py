@@ -47,7 +47,10 @@ def analyze() -> None:
     """Measure the expert routing of a trained model."""
 
 
-@analyze.command(epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --packs 100 --out routing.html")
+@analyze.command(
+    short_help="Report expert reuse and best cache hit rates.",
+    epilog="Example: mindvl analyze routing runs/sft --data recipe.yaml --packs 100 --out routing.html",
+)
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--data",
@@ -56,7 +59,11 @@ def analyze() -> None:
     help="Recipe, or directory of indexed shards.",
 )
 @click.option(
-    "--segment-lengths", type=_Numbers(int, 1), default="16,64,256", show_default=True, help="Window lengths in tokens."
+    "--segment-lengths",
+    type=_Numbers(int, 1),
+    default="16,64,256",
+    show_default=True,
+    help="Lengths of the token windows over which SRP and SCH are computed.",
 )
 @click.option(
     "--cache-sizes", type=_Numbers(float, 0.01), default="1.0,1.5,2", show_default=True,
@@ -81,8 +88,9 @@ def routing(
 ) -> None:
     """Measure how well an expert cache would serve MODEL, a mixture-of-experts run, checkpoint or directory.
 
-    SRP measures how well a fixed group of experts covers each window of tokens; SCH is the best hit rate of a cache of
-    a given size. Both are reported per token modality and source. docs/guides/routing.md defines them.
+    SRP (segment routing best performance) measures how well a fixed group of experts covers each window of tokens; SCH
+    (segment cache best hit rate) is the best hit rate of a cache of a given size. Both are reported per token modality
+    and source. docs/guides/routing.md defines them.
     """
     from mindvl_data import Loader
     from mindvl_model.routing import analysis_of, run_packs

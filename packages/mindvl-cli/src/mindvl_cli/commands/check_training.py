@@ -42,8 +42,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.option(
     "--layouts",
     metavar="NAME,...",
-    help="Parallel layouts such as dp2,tp2,tp2pp2,pp2vpp2,cp2,ep2; default: every layout of two processes that the model "
-    "supports.",
+    help="Parallel layouts, such as dp2,tp2pp2; default: every layout of two processes that the model supports.",
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Training steps per parallel layout."
@@ -65,8 +64,12 @@ def parallel(
     """Train RECIPE for a few steps in several parallel layouts and compare each with one process.
 
     Losses, gradient norms, router loads and token counts of every step, and the gradient of every parameter in the
-    first step, must agree to 1e-5 in fp32; the exit code is 1 if they do not. Each layout is a run of `mindvl train` in
-    its own processes on this machine.
+    first step, must agree to 1e-5 in fp32: numbers relative to the value of one process, gradients relative to the largest
+    value of the parameter's gradient. The exit code is 1 if they do not. Each layout is a run of `mindvl train` in its own
+    processes on this machine.
+
+    A layout is `one`, or tp, pp, vpp, cp, ep and dp, each followed by a size, joined: tp2pp2. KEY=VALUE overrides one
+    value of the recipe, with dots between levels: data.seed=1.
 
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
@@ -98,7 +101,7 @@ def parallel(
     metavar="NAME,...",
     default="one",
     show_default=True,
-    help="Parallel layouts such as one,pp2,cp2.",
+    help="Parallel layouts, such as one,pp2,cp2.",
 )
 @DTYPE
 @AS_JSON
@@ -108,9 +111,12 @@ def packing(
 ) -> None:
     """Check with the model and data of RECIPE that samples of a packed sequence do not attend to each other.
 
-    Loss and gradients of a packed sequence and of its samples one by one must agree to 1e-5 in fp32, and changing one
-    sample must not change the loss of another; the exit code is 1 otherwise. As a control, sequences packed without
-    segment lengths must differ.
+    Loss and gradients of a packed sequence and of its samples one by one must agree to 1e-5 in fp32 (gradients relative to
+    the largest value of the parameter's gradient), and changing one sample must not change the loss of another; the exit
+    code is 1 otherwise. As a control, sequences packed without segment lengths must differ.
+
+    A layout is `one`, or tp, pp, vpp, cp, ep and dp, each followed by a size, joined: tp2pp2. KEY=VALUE overrides one
+    value of the recipe, with dots between levels: data.seed=1.
 
     Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
     """

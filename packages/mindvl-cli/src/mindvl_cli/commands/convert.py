@@ -19,7 +19,9 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.argument("paths", nargs=-1, required=True, metavar="[SOURCE] DESTINATION", type=click.Path(path_type=Path))
 @click.option(
-    "--to", type=click.Choice(["mindvl", "hf"]), help="Target format; default: the format that SOURCE does not have."
+    "--to",
+    type=click.Choice(["mindvl", "hf"]),
+    help="Target format (mindvl: checkpoint; hf: transformers directory); default: the format that SOURCE does not have.",
 )
 @click.option(
     "--vision", type=DIRECTORY, help="Transformers directory that provides the vision encoder, in place of SOURCE."
@@ -52,7 +54,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     "--max-pixels", type=click.IntRange(min=1), help="Maximum image area in pixels; default: that of the run."
 )
 @click.option(
-    "--shard-mb",
+    "--max-file-mib",
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
@@ -115,7 +117,7 @@ def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[s
             dtype=settings["dtype"],
             min_pixels=settings["min_pixels"],
             max_pixels=settings["max_pixels"],
-            shard_bytes=settings["shard_mb"] << 20,
+            shard_bytes=settings["max_file_mib"] << 20,
             progress=report,
         )
     return {"out": str(destination)}
@@ -136,7 +138,7 @@ def _import(
             tokenizer=settings["tokenizer"],
             dtype=settings["dtype"],
             seed=settings["seed"],
-            file_bytes=settings["shard_mb"] << 20,
+            file_bytes=settings["max_file_mib"] << 20,
             progress=report,
         )
     return {

@@ -36,11 +36,11 @@ def data() -> None:
 data.add_command(ledger)
 
 
-@data.command()
+@data.command(short_help="Write samples as shards.")
 @click.argument("source")
 @click.option(
     "--format", "format_name", required=True, type=RenamedChoice(FORMAT_NAMES, {"folder": "imagefolder"}),
-    help="Format of SOURCE.",
+    help="Format of SOURCE; the formats are listed above.",
 )  # fmt: skip
 @click.option("--out", required=True, type=any_path, help="New directory for the shards.")
 @click.option(
@@ -79,7 +79,18 @@ def write(
     """Write the samples of SOURCE as shards; images are copied byte for byte.
 
     SOURCE is a file or directory; with --format webdataset also any URL that webdataset accepts, with braces for
-    several shards. The same command resumes an interrupted write after its last complete shard.
+    several shards: {000..099} expands to 100 shards. The same command resumes an interrupted write after its last complete
+    shard.
+
+    \b
+    Formats:
+      imagefolder  directory of images and videos with captions: NAME.txt or captions.jsonl
+      llava        LLaVA or ShareGPT conversations, as JSON or JSON lines
+      messages     OpenAI-style JSON lines with a list of messages
+      parquet      Hugging Face dataset: one parquet file or a directory of them
+      text         JSON lines with a field `text`, trained on as a whole
+      tsv          VLMEvalKit table: one question per line, images in base64
+      webdataset   tar shards that the webdataset library reads
 
     Example: mindvl data write photos/ --format imagefolder --out shards/photos
     """
@@ -114,10 +125,14 @@ def write(
     "--tokenizer", type=existing, help="Tokenizer directory, to measure text lengths now instead of in the first run."
 )
 @click.option(
-    "--min-pixels", type=int, help="Minimum image area in pixels; for texts with coordinates, with --tokenizer."
+    "--min-pixels",
+    type=int,
+    help="Minimum image area in pixels, used to measure texts that contain coordinates; requires --tokenizer. [default: 3136]",
 )
 @click.option(
-    "--max-pixels", type=int, help="Maximum image area in pixels; for texts with coordinates, with --tokenizer."
+    "--max-pixels",
+    type=int,
+    help="Maximum image area in pixels, used to measure texts that contain coordinates; requires --tokenizer. [default: 1003520]",
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def index(
@@ -176,7 +191,8 @@ def _counted(row: dict[str, Any]) -> str:
 @click.option("--key", help="Key of the sample; default: the first sample.")
 @click.option(
     "--stage", type=click.Choice(["raw", "sample", "tokens", "pack"]), default="sample", show_default=True,
-    help="Processing stage to show.",
+    help="Processing stage to show: raw, the stored record; sample, the parsed messages and media; tokens, the tokens of the "
+    "sample; pack, the first packed sequence.",
 )  # fmt: skip
 @click.option("--out", type=OUT_FILE, help="New HTML file for a page with every stage and the images.")
 @click.option("--tokenizer", type=existing, help="Tokenizer directory; required for the stages tokens and pack.")
@@ -184,9 +200,13 @@ def _counted(row: dict[str, Any]) -> str:
     "--seq-length", type=int, default=2048, show_default=True,
     help="Sequence length in tokens; longer conversations are truncated.",
 )  # fmt: skip
-@click.option("--min-pixels", type=int, help="Minimum image area in pixels; smaller images are enlarged.")
-@click.option("--max-pixels", type=int, help="Maximum image area in pixels; larger images are reduced.")
-@click.option("--fps", type=float, help="Video frames sampled per second.")
+@click.option(
+    "--min-pixels", type=int, help="Minimum image area in pixels; smaller images are enlarged. [default: 3136]"
+)
+@click.option(
+    "--max-pixels", type=int, help="Maximum image area in pixels; larger images are reduced. [default: 1003520]"
+)
+@click.option("--fps", type=float, help="Video frames sampled per second. [default: 2]")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def show(
     directory: Path,
@@ -228,7 +248,7 @@ def show(
     _say(as_json, document, text)
 
 
-@data.command()
+@data.command(short_help="Report packing and mixture statistics of a recipe.")
 @click.argument("recipe", type=existing)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Packed sequences to build.")
@@ -259,6 +279,8 @@ def stats(
 ) -> None:
     """Report packing efficiency, visual tokens, load imbalance, source shares and drops for the data of RECIPE.
 
+    KEY=VALUE overrides one value of the recipe, with dots between levels: data.seed=1.
+
     Example: mindvl data stats recipes/tiny/sft.yaml --packs 2000 --out stats.html data.packing.seq_length=4096
     """
     from mindvl_cli.load import load_section
@@ -276,7 +298,9 @@ def stats(
     if as_json:
         click.echo(json.dumps(figures))
         return
-    _print_stats(figures)
+    from mindvl_cli.pages.stats_text import print_stats
+
+    print_stats(figures)
     if out is not None:
         click.echo(f"page: {out}")
 
@@ -334,45 +358,6 @@ def _as_text(shown: "Preview", stage: str) -> str:
     ]
     cut = [f"  truncated: the sample is too long by {shown.num_cut} messages"] if shown.num_cut else []
     return "\n".join([head, *sizes, *cut, "".join(runs), "(green: loss tokens)"])
-
-
-def _print_stats(figures: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from mindvl_cli.units import percent_text as percent
-
-    visual, waits = figures["visual_tokens"], figures["staleness"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("packs", f"{figures['packs']:,}")
-    table.add_row("samples per pack", f"{figures['samples_per_pack']:.1f}")
-    table.add_row("packing efficiency", percent(figures["packing_efficiency"]))
-    table.add_row("visual tokens", f"mean {visual['mean']:.0f}, max {visual['max']}, limit {visual['limit']}")
-    table.add_row("variation of visual tokens", f"{visual['cv']:.3f}")
-    layout = f"{figures['dp_size']} ranks, {figures['microbatches']} microbatches"
-    table.add_row(f"imbalance, {layout}", percent(figures["rank_imbalance"]))
-    table.add_row("imbalance with a wait per microbatch", percent(figures["lockstep_imbalance"]))
-    table.add_row(
-        "packs until a sample is placed", f"mean {waits['mean']:.0f}, p99 {waits['p99']:.0f}, max {waits['max']}"
-    )
-    Console(markup=False).print(table)
-    sources = Table(box=None, pad_edge=False)
-    for number, name in enumerate(
-        ("source", f"requested, {figures['weight_unit']}", "samples", "", "tokens", "", "dropped")
-    ):
-        sources.add_column(name, justify="left" if number in (0, 6) else "right")
-    for source in figures["sources"]:
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in source["dropped"].items())
-        sources.add_row(
-            source["name"],
-            percent(source["asked"]),
-            f"{source['samples']:,}",
-            percent(source["samples_share"]),
-            f"{source['tokens']:,}",
-            percent(source["tokens_share"]),
-            dropped,
-        )
-    Console(markup=False).print(sources)
 
 
 def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mindvl_data.ledger import TrainingRecords
 
 
-@click.command(epilog="Example: mindvl data ledger runs/sft --verify")
+@click.command(short_help="Show which samples a run consumed.", epilog="Example: mindvl data ledger runs/sft --verify")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--verify", is_flag=True, help="Compare every logged step with the recomputed data order.")
 @click.option(

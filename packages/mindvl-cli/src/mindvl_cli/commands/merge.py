@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from mindvl_cli.commands.options import RenamedChoice
 from mindvl_cli.progress import reported_progress
 
 
@@ -14,14 +15,16 @@ from mindvl_cli.progress import reported_progress
     epilog="Example: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge recipes/tiny/merge.yaml"
 )
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="New model directory; required unless a recipe names it.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="New model directory; required unless a merge recipe names it."
+)
 @click.option("--weights", help="One weight per model, such as 0.5,0.25,0.25; default: equal weights.")
 @click.option(
     "--only", multiple=True, help="Name prefix of the tensors to merge; may be repeated. Default: all tensors."
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
+    type=RenamedChoice(["fp32", "bf16", "fp16"], {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}),
     help="Data type of the merged weights; default: that of the models.",
 )
 @click.option("--any-weight-sum", is_flag=True, help="Allow weights that do not sum to 1.")
@@ -36,7 +39,7 @@ def merge(
     out: Path | None,
     weights: str | None,
     only: tuple[str, ...],
-    dtype: Literal["float32", "bfloat16", "float16"] | None,
+    dtype: Literal["fp32", "bf16", "fp16"] | None,
     any_weight_sum: bool,
     allow_different: tuple[str, ...],
     force: bool,
@@ -44,9 +47,9 @@ def merge(
 ) -> None:
     """Average the weights of SOURCES, model directories of one architecture.
 
-    One SOURCE may be a YAML file with all settings instead. Models are refused if their configurations, tokenizers or
-    processors differ in a key that changes the result. The other files of the first model are copied; Python files of
-    a model directory are never run.
+    One SOURCE may be a merge recipe instead: a YAML file with all settings. Models are refused if their configurations,
+    tokenizers or processors differ in a key that changes the result (such as rope_theta, head counts, token ids). The
+    other files of the first model are copied; Python files of a model directory are never run.
     """
     from dataclasses import replace
 

@@ -80,7 +80,7 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
             type=click.Path(exists=True, path_type=Path),
             multiple=True,
             required=True,
-            help=f"{benchmark}, or a directory of such files; may be repeated.",
+            help=f"{benchmark}, or a directory of such files; may be repeated. docs/guides/evaluate.md has the format.",
         ),
         click.option(
             "--out",

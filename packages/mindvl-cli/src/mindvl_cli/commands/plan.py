@@ -29,7 +29,9 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--device", "device_name", help="Device type such as 910b2 or h100; required unless --measure is given.")
+@click.option(
+    "--device", "device_name", help="Accelerator model, such as 910b2 or h100; required unless --measure is given."
+)
 @click.option(
     "--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="Number of devices."
 )
@@ -46,10 +48,10 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--max-patches",
     type=click.IntRange(min=0),
-    help="Maximum patches per packed sequence. [default: that of the recipe, or 1.25 x the mean]",
+    help="Maximum patches per packed sequence. [default: that of the recipe, or 1.25 x the mean patches per packed sequence]",
 )
 @click.option(
-    "--visual-share", type=click.FloatRange(0, 1), help="Share of visual tokens, from 0 to 1. [default: 0.48]"
+    "--visual-share", type=click.FloatRange(0, 1), help="Visual tokens as a fraction of all tokens. [default: 0.48]"
 )
 @click.option(
     "--global-batch-size", type=click.IntRange(min=1),
@@ -60,16 +62,18 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     type=click.Choice(_PHASES),
     help="Training phase, which sets the trainable parts. [default: that of the recipe, or multitask]",
 )
-@click.option("--memory-gb", type=_ABOVE_ZERO, help="Memory per device in GB. [default: from the device table]")
+@click.option(
+    "--memory-gb", type=_ABOVE_ZERO, help="Memory per device in GB (10^9 bytes). [default: from the device table]"
+)
 @click.option(
     "--link-gb-s",
     type=_ABOVE_ZERO,
-    help="One-way bandwidth between devices of a server in GB/s. [default: from the device table]",
+    help="One-way bandwidth between devices of a server in GB/s (10^9 bytes per second). [default: from the device table]",
 )
 @click.option(
     "--network-gb-s",
     type=_ABOVE_ZERO,
-    help="Bandwidth between servers per device in GB/s. [default: from the device table]",
+    help="Bandwidth between servers per device in GB/s (10^9 bytes per second). [default: from the device table]",
 )
 @click.option(
     "--efficiency",
@@ -88,8 +92,9 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
     """Estimate memory and step time of MODEL for each parallel layout.
 
-    MODEL is a named size, a model directory, or a recipe; KEY=VALUE overrides one value of the recipe. The estimates
-    are computed, not measured: docs/design/layout-search.md compares them with measurements.
+    MODEL is a named size (such as tiny, mindvl-8b or mindvl-671b-a37b), a model directory, or a recipe; KEY=VALUE overrides
+    one value of the recipe, with dots between levels: global_batch_size=512. The estimates are computed, not measured:
+    docs/design/layout-search.md compares them with measurements. docs/reference/metrics.md has the device table.
     """
     from mindvl_cli.pages import plan_text
 

@@ -22,7 +22,10 @@ PIPE_WIDTH = 120  # columns of a table that is not shown on a terminal
 
 @click.group()
 def recipe() -> None:
-    """Show and audit the paper's data mixtures, and map them to shards."""
+    """Show and audit the paper's data mixtures, and map them to shards.
+
+    NAME is a data mixture of the paper, not a training recipe; `mindvl recipe list` lists the names.
+    """
 
 
 @recipe.command("list")
@@ -42,7 +45,7 @@ def list_(as_json: bool) -> None:
     _print_table(["recipe", ">sources", ">samples", "what"], lines)
 
 
-@recipe.command()
+@recipe.command(short_help="Show the shares and tokens of a data mixture.")
 @click.argument("name")
 @click.option(
     "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of sources to show, largest first."
@@ -52,7 +55,7 @@ def list_(as_json: bool) -> None:
     "--map",
     "map_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with one `name in the paper: shard directory` per line.",
+    help="YAML file that maps each source name of the paper to its shard directory.",
 )
 @click.option(
     "--root",
@@ -80,7 +83,7 @@ def show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the shares and tokens of data mixture NAME.
+    """Show the shares and tokens of NAME, a data mixture of the paper, not a training recipe.
 
     With --map or --root, show the sources of a data section instead.
 
@@ -101,13 +104,13 @@ def show(
         _print_recipe(shown, None if show_all else top)
 
 
-@recipe.command()
+@recipe.command(short_help="Check the paper's mixture tables for arithmetic errors.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def audit(name: str | None, as_json: bool) -> None:
     """Recompute every figure that the paper prints about data mixture NAME, and print the discrepancies.
 
-    Without NAME, all data mixtures are audited.
+    NAME is a data mixture of the paper, not a training recipe. Without NAME, all data mixtures are audited.
 
     Example: mindvl recipe audit warmup
     """

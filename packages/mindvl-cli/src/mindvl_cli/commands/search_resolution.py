@@ -22,7 +22,7 @@ from mindvl_cli.progress import reported_progress
     "grid_text",
     default="paper",
     show_default=True,
-    help="Grid of limits: paper, or MIN,..xMAX,.. in visual tokens of 28x28 pixels.",
+    help="`paper` (24 pairs) or MINS x MAXES as comma lists in visual tokens of 28x28 pixels, such as 4,16x64,128.",
 )
 @click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into MODEL's processor.")
 @click.option(

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="auto|never|PATH",
-    help="Checkpoint to resume from; auto: the newest in `out`, never: refuse to resume.",
+    help="Checkpoint to resume from; auto: the newest in `out`; never: exit with an error if `out` holds a checkpoint.",
 )
 @click.option(
     "--accept-data-change",
     is_flag=True,
-    help="Resume although shards changed, or sources were added or removed; the ledger records the user.",
+    help="Resume although shards changed, or sources were added or removed; your user name is written to the run's audit log.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Summarize the run and its missing files without training; --nproc may be any number.",
+    help="Summarize the run and its missing files without training; --nproc may exceed the devices of this machine.",
 )
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
 @click.option(
@@ -72,7 +72,8 @@ def train(
 
     The same command resumes an interrupted run. KEY=VALUE overrides one value of the recipe, with dots between levels:
     schedule.peak_lr=1e-3. With a pipeline file it overrides the recipe of every training stage, and out=DIRECTORY the
-    output directory of the pipeline.
+    output directory of the pipeline. On several machines, start the command with torchrun or Slurm
+    (docs/guides/cluster.md).
 
     SIGTERM and SIGUSR1 save a checkpoint and exit with code 75, so that a scheduler can restart the run. Code 65: the
     data was used up before the schedule ended, and a checkpoint was saved. Code 79: a process made no progress; the
