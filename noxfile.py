@@ -68,6 +68,21 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def fast(session: nox.Session) -> None:
+    """Lint, types and the quick tests of all packages, in about two minutes; not part of plain `nox`."""
+    _sync(session, "--all-packages", "--group", "lint", "--group", "types", "--group", "test")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", *SOURCES, "tests", "noxfile.py")
+    paths = [f"packages/mindvl-{package}/tests" for package in PACKAGES]
+    for path in paths:
+        session.run(
+            "pytest", *PYTEST, "-m", "not slow and not multi", path, *session.posargs, env={"OMP_NUM_THREADS": "1"}
+        )
+    session.run("pytest", *PYTEST, "tests/test_house_style.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def flow(session: nox.Session) -> None:
     """Tests across packages and documents, and the quick demo from nothing to its report."""
     _sync(session, "--no-default-groups", "--group", "test")

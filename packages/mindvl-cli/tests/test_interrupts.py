@@ -17,6 +17,8 @@ from mindvl_cli.failures import run_guarded
 from mindvl_cli.interrupts import Stopped
 from mindvl_cli.main import cli
 
+pytestmark = pytest.mark.slow
+
 # A command group as `mindvl` has it, whose commands wait in the ways that commands do.
 PROGRAM = """
     import sys, time, threading

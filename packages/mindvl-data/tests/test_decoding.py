@@ -19,6 +19,8 @@ from mindvl_data.decoding import _MemoryBudget, opened
 from mindvl_data.images import decode, read_size, resize, resize_in_strips
 from mindvl_data.patches import Scratch
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 80_000_000
 
 

@@ -19,6 +19,8 @@ from mindvl_data.samples import parse_record
 from mindvl_data.types import MediaSize, RawSample
 from mindvl_data.video import probe
 
+pytestmark = pytest.mark.slow
+
 RULES = SampleRules(
     image=ImageConfig(min_pixels=784, max_pixels=56 * 56), video=VideoConfig(min_pixels=784, max_pixels=4 * 784)
 )

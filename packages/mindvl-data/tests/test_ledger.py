@@ -23,6 +23,8 @@ from mindvl_data.audit_lines import read_log
 from mindvl_data.ledger import consumed, verify
 from mindvl_data.shards.atomic import write_atomically
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., DataConfig]
 Sealed = dict[str, Any]
 

@@ -44,6 +44,8 @@ from mindvl_data.quarantine import FAILED_ELSEWHERE, read_quarantine
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.sealed import seal
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., DataConfig]
 
 

@@ -16,6 +16,8 @@ from mindvl_data.audit_lines import read_log
 from mindvl_data.ledger import verify
 from mindvl_data.log_parts import closed_parts, log_files, next_path, part_path
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., DataConfig]
 State = dict[str, Any]
 

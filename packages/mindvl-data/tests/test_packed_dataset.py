@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from mindvl_data import Batch, DataConfig, DataError, Loader, PackedDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
 MakeConfig = Callable[..., DataConfig]
 OPTIONS: dict[str, Any] = {"global_batch_size": 4, "dp_rank": 1, "dp_size": 2, "position_kind": "mrope"}

@@ -11,6 +11,8 @@ from mindvl_data import DataError
 from mindvl_data.templates import compile_template
 from mindvl_data.tokenization import Tokenizer, wrap_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -17,6 +17,8 @@ from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_ops import Segments, use_backend
 
+pytestmark = pytest.mark.slow
+
 IMAGES = [(1, 6, 10), (1, 4, 4)]  # windows of 4x4 patches: the first is cut unevenly
 VIDEOS = [(2, 4, 6)]
 

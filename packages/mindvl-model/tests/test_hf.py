@@ -29,6 +29,8 @@ from mindvl_model.parameters import named_tensors
 from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
+pytestmark = pytest.mark.slow
+
 CONFIG = smallest_config(vocab_size=270)
 VIDEO = VideoSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 6, min_frames=2)
 SETTINGS = ProcessorSettings(min_pixels=28 * 28, max_pixels=28 * 28 * 20, video=VIDEO)

@@ -8,6 +8,8 @@ import torch
 
 from mindvl_ops import OpsError, mrope_tables, rotary, rotary_tables, vision_tables
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_second_pair_of_four_turns_slower_by_the_root_of_the_base():
     cos, sin = rotary_tables(torch.tensor([0, 3]), 4, 100.0)

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from mindvl_ops import VocabularyShard, cross_entropy, linear_cross_entropy, use_backend
 from mindvl_ops.vocabulary import local_target
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, TOKENS, WIDTH = 10, 7, 4
 BACKENDS = ("reference", "torch")
 

@@ -75,14 +75,14 @@ def test_a_layout_that_does_not_fit_is_refused(make_config: Callable[..., RunCon
         dry_run(make_config(parallel=ParallelConfig(tp_size=3)))
 
 
-def test_operators_that_cannot_run_here_are_a_problem_and_all_else_is_report_for_them(
+def test_operators_that_cannot_run_here_are_a_problem_and_everything_else_is_reported(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mindvl_ops.npu.extension.why_not", lambda: "torch_npu finds no NPU device")
     config = make_config(ops=OpsConfig(backend="torch"))
     here, there = dry_run(config), dry_run(replace(config, ops=OpsConfig(backend="npu")))
     (problem,) = there.problems
-    assert problem.startswith("torch_npu finds no NPU device. ops: backend npu.")
+    assert problem.startswith("ops: backend npu: torch_npu finds no NPU device.")
     assert set(there.operators.values()) == {there.layout["device"]} == {"npu"}
     assert there.data == here.data is not None
     (on_npu,) = predict(job_of(config, 1), "npu")

@@ -13,6 +13,8 @@ import pytest
 from mindvl_train import ProcessError, TrainError
 from mindvl_train.launch import launch, restart_count
 
+pytestmark = pytest.mark.slow
+
 WRITE_PLACE = """
 import os, pathlib, sys
 said = " ".join(os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"))

@@ -34,6 +34,8 @@ from mindvl_model.testing.tiny import smallest_config
 from mindvl_train import CheckpointConfig, MetricsConfig, OptimizerConfig, RunConfig, TrainError, run_training
 from mindvl_train.faults.watchdog import outlasting
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[Path], dict[str, torch.Tensor]]
 ReadLosses = Callable[[RunConfig], list[tuple[int, float, float]]]
 

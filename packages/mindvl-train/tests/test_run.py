@@ -30,6 +30,8 @@ from mindvl_train import (
 from mindvl_train.config import FaultsConfig
 from mindvl_train.faults.anomalous_steps import AnomalousSteps
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
 
@@ -291,7 +293,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     )
     assert unusable
     assert report["skipped"] == {
-        "in anomalous steps": anomalous, "failed to decode": unusable, "masked by a peer": 0
+        "in anomalous steps": anomalous, "failed to decode": unusable, "masked on this rank": 0
     }  # fmt: skip
     assert report["trained_on"] == sum(in_step.values()) - anomalous - unusable
     assert report["verified"]["samples"] == report["samples"] == sum(in_step.values())
@@ -299,7 +301,7 @@ def test_the_account_of_a_run_says_what_was_trained_on_and_what_was_skipped(
     nothing = replace(training, skipped={})
     found = verify(config.data, log, global_batch_size=2, training=nothing, **records)["verified"]["problems"]
     assert any("counts 4 skipped steps, skipped.jsonl lists 0" in problem for problem in found)
-    assert any("placeholders, the quarantine logs name 0" in problem for problem in found)
+    assert any("placeholders, the quarantine logs list 0" in problem for problem in found)
 
 
 def test_a_run_without_a_step_to_do_saves_what_it_resumed_from_another_directory(

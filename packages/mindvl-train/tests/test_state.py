@@ -11,6 +11,8 @@ import torch
 
 from mindvl_train import RunConfig, run_training
 
+pytestmark = pytest.mark.slow
+
 
 class KilledError(Exception):
     """Stands for a crash between two checkpoints."""

@@ -19,6 +19,8 @@ from mindvl_train.checks.packing import PackingReport
 from mindvl_train.checks.parallel import LayoutReport
 from mindvl_train.checks.runs import Difference
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[4] / "recipes" / "tiny"
 
 

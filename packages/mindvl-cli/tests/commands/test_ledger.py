@@ -103,7 +103,7 @@ def test_samples_that_never_reached_an_update_are_counted_with_their_causes(run:
     assert result.exit_code == 0
     assert (
         f"samples: in the data order {sum(counts)}, consumed {sum(counts)}, trained on {sum(counts[:4]) - counts[1] - 2}, "
-        f"skipped {counts[1] + 2} ({counts[1]} in anomalous steps, 1 failed to decode, 1 masked by a peer), "
+        f"skipped {counts[1] + 2} ({counts[1]} in anomalous steps, 1 failed to decode, 1 masked on this rank), "
         f"after the newest checkpoint {sum(counts[4:])}"
     ) in result.stdout
     assert f"but {counts[1] + 2} were skipped and not trained on" in result.stdout

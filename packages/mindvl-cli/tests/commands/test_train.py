@@ -25,6 +25,8 @@ from mindvl_cli.failures import CliError
 from mindvl_cli.load import ConfigError
 from mindvl_train import RunConfig, TrainError
 
+pytestmark = pytest.mark.slow
+
 train_module = importlib.import_module("mindvl_cli.commands.train")
 RECIPES = Path(__file__).parents[4] / "recipes"
 

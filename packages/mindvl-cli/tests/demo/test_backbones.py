@@ -14,6 +14,8 @@ from mindvl_cli.demo.tokenizer import train_tokenizer
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, TokenConfig, for_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:

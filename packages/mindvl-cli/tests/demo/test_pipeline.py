@@ -14,6 +14,8 @@ from mindvl_cli.demo.report import report_document
 from mindvl_cli.demo.settings import QUICK, DemoSettings
 from mindvl_cli.demo.stages import StageBook
 
+pytestmark = pytest.mark.slow
+
 SMALLEST: DemoSettings = replace(
     QUICK,
     vision=replace(QUICK.vision, hidden_size=48, num_layers=1, num_heads=3, full_attention_layers=(0,)),

@@ -7,8 +7,12 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from mindvl_cli.demo.report import QUICK_NOTICE, write_report
 from mindvl_cli.demo.results import Results
+
+pytestmark = pytest.mark.slow
 
 VOID_TAGS = {"meta", "img"}
 

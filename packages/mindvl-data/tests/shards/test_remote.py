@@ -26,6 +26,8 @@ from mindvl_data.shards.index import open_index
 from mindvl_data.shards.reading import read_samples
 from mindvl_data.shards.remote import RemoteStore, fetch_sidecar, local_copy
 
+pytestmark = pytest.mark.slow
+
 CONTENT = random.Random(0).randbytes(5000)
 
 

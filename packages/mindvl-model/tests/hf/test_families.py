@@ -17,6 +17,8 @@ from mindvl_model.hf.families import write_language
 from mindvl_model.language_config import YarnConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
+pytestmark = pytest.mark.slow
+
 # config.json of DeepSeek-V3 as it was published.
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -20,6 +20,8 @@ from mindvl_model.testing.tiny import (
     smallest_qwen3_moe,
 )
 
+pytestmark = pytest.mark.slow
+
 FOUR_LAYERS = replace(smallest_config(), language=replace(smallest_config().language, num_layers=4))
 DEEPSEEK = smallest_deepseek_v3(num_layers=4)
 MOE = smallest_qwen3_moe(aux_loss_weight=0.5)

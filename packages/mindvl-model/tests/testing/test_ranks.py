@@ -10,7 +10,7 @@ import pytest
 
 from mindvl_model.testing.ranks import run_ranks
 
-pytestmark = pytest.mark.multi
+pytestmark = [pytest.mark.slow, pytest.mark.multi]
 
 REDUCE = """
 import os, sys, torch, torch.distributed as dist

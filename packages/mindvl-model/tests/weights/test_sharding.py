@@ -23,6 +23,8 @@ from mindvl_model.weights.names import weight_rules
 from mindvl_model.weights.rules import same
 from mindvl_model.weights.sharding import Block, Share, blocks, split_kind
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
     import pickle, sys
     from pathlib import Path

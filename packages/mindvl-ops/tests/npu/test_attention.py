@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from mindvl_ops import OpsError, Segments, attention, use_backend
 from mindvl_ops.testing import assert_close, assert_parity
 
+pytestmark = pytest.mark.slow
+
 layouts = st.one_of(
     st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
     st.integers(1, 9).map(lambda count: [1] * count),

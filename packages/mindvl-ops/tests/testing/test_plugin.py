@@ -4,7 +4,12 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 PROJECT = """
+import pytest
 import torch
 
 def norm(x, weight):  # somebody's NPU code

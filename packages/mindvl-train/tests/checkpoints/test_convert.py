@@ -28,6 +28,8 @@ from mindvl_train.checkpoints.convert import ConvertSource, convert_to_checkpoin
 from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 
+pytestmark = pytest.mark.slow
+
 set_up_device()
 QWEN3 = smallest_config(vocab_size=264, tie_embeddings=True)
 QWEN2 = replace(

@@ -16,6 +16,8 @@ import torch
 
 from mindvl_train import CheckpointConfig, CheckpointError, InitSection, ModelSection, RunConfig, run_training
 
+pytestmark = pytest.mark.slow
+
 TWO_STEPS: dict[str, Any] = {"steps": 2, "checkpoints": CheckpointConfig(every_steps=1, keep_last=5)}
 
 

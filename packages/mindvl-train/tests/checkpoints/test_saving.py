@@ -20,6 +20,8 @@ import torch
 from mindvl_train import CheckpointConfig, CheckpointError, RunConfig, run_training
 from mindvl_train.checkpoints.integrity import find_damage
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
 

@@ -13,6 +13,8 @@ from mindvl_train import ModelSection, RunConfig, TrainError
 from mindvl_train.checks.alignment import check_alignment
 from mindvl_train.checks.bounds import BF16_MARGIN, BF16_NOISE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def qwen2_5_vl() -> ModelSection:

@@ -12,6 +12,8 @@ from mindvl_train import RunConfig, TrainError
 from mindvl_train.checks.jobs import apart, run_job
 from mindvl_train.config import FaultsConfig
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os
 from mindvl_train.checks.jobs import run_rank

@@ -16,6 +16,8 @@ from mindvl_train.checks.bounds import BF16_MARGIN, BF16_NOISE
 from mindvl_train.checks.parallel import LayoutReport
 from mindvl_train.checks.runs import Difference, compare, worst
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., RunConfig]
 
 

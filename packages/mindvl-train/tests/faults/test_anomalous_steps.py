@@ -23,6 +23,8 @@ from mindvl_train.config import FaultsConfig
 from mindvl_train.parallel_state import ParallelState, process_groups
 from mindvl_train.state import TrainState
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[Path], dict[str, torch.Tensor]]
 NAN = float("nan")
 

@@ -19,6 +19,8 @@ from mindvl_train.config import FaultsConfig
 from mindvl_train.faults.watchdog import Watchdog, behind
 from mindvl_train.signals import STUCK
 
+pytestmark = pytest.mark.slow
+
 # What `mindvl train --nproc 2` does: a launcher, and processes that log to OUT/logs.
 WORKER = """
 import logging, os, pickle, sys

@@ -14,6 +14,8 @@ from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predic
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.resolved_run import resolve_run
 
+pytestmark = pytest.mark.slow
+
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
 DENSE = Qwen3LanguageConfig(

@@ -19,6 +19,8 @@ from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
 from mindvl_train.checkpoints.export import export_checkpoint
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[Path], dict[str, torch.Tensor]]
 Losses = Callable[[RunConfig], list[tuple[int, float, float]]]
 

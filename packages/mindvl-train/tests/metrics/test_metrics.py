@@ -26,6 +26,8 @@ from mindvl_train.parallel_state import process_groups
 from mindvl_train.state import TrainState
 from mindvl_train.step import StepReport
 
+pytestmark = pytest.mark.slow
+
 
 class Kept:
     """A sink that remembers."""

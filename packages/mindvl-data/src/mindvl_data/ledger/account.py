@@ -20,7 +20,7 @@ from mindvl_data.quarantine import FAILED_ELSEWHERE, LoggedUse, read_quarantine,
 from mindvl_data.tracker import Change
 
 Sample = tuple[Any, Any, Any, Any]  # source, epoch, shard, sample_index
-ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked by a peer"  # causes of a skip
+ANOMALOUS, UNDECODABLE, MASKED = "in anomalous steps", "failed to decode", "masked on this rank"  # causes of a skip
 
 
 @dataclass(frozen=True, kw_only=True)
