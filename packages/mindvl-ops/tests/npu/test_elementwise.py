@@ -23,15 +23,16 @@ shapes = st.lists(st.integers(0, 5), min_size=0, max_size=3)
 on_simulator = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+# A width of 1 is left out: the norm is then the sign of x, and its gradient is rounding error alone.
 @on_simulator
-@given(leading=shapes, width=st.integers(1, 20), dtype=dtypes)
+@given(leading=shapes, width=st.integers(2, 20), dtype=dtypes)
 def test_rms_norm_equals_reference(fake_npu, leading, width, dtype):
     x, weight = torch.randn(*leading, width).to(dtype), torch.randn(width).to(dtype)
     assert_parity(lambda x, weight: rms_norm(x, weight, 1e-6), (x, weight), backend="npu")
 
 
 @on_simulator
-@given(leading=shapes, width=st.integers(1, 20), dtype=dtypes)
+@given(leading=shapes, width=st.integers(2, 20), dtype=dtypes)
 def test_add_rms_norm_equals_reference(fake_npu, leading, width, dtype):
     x, residual = (torch.randn(*leading, width).to(dtype) for _ in range(2))
     assert_parity(

@@ -13,7 +13,8 @@ dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.fl
 
 
 @settings(max_examples=30, deadline=None)
-@given(leading=st.lists(st.integers(0, 5), min_size=1, max_size=3), width=st.integers(1, 20), dtype=dtypes)
+# A width of 1 is left out: the norm is then the sign of x, and its gradient is rounding error alone.
+@given(leading=st.lists(st.integers(0, 5), min_size=1, max_size=3), width=st.integers(2, 20), dtype=dtypes)
 def test_rms_norm_equals_reference(leading, width, dtype):
     x = torch.randn(*leading, width).to(dtype)
     assert_parity(lambda x, weight: rms_norm(x, weight, 1e-6), (x, torch.randn(width).to(dtype)))
@@ -45,7 +46,7 @@ def test_rotary_keeps_the_length_of_every_pair(interleaved):
 
 
 @settings(max_examples=30, deadline=None)
-@given(leading=st.lists(st.integers(0, 5), min_size=1, max_size=3), width=st.integers(1, 20), dtype=dtypes)
+@given(leading=st.lists(st.integers(0, 5), min_size=1, max_size=3), width=st.integers(2, 20), dtype=dtypes)
 def test_add_rms_norm_equals_reference(leading, width, dtype):
     x, residual = (torch.randn(*leading, width).to(dtype) for _ in range(2))
     weight = torch.randn(width).to(dtype)
