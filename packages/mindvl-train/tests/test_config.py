@@ -29,14 +29,26 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (ModelSection, {}, "exactly one of size, directory, or vision with language is required"),
-        (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "Keep one of them"),
-        (ModelSection, {"vision": MODEL.vision}, "Keep one of them"),
+        (ModelSection, {}, "must set size, or directory, or vision and language"),
+        (ModelSection, {"size": "tiny", "vision": MODEL.vision}, "must set size, or directory"),
+        (ModelSection, {"vision": MODEL.vision}, "must set size, or directory"),
         (ModelSection, {"directory": Path("nowhere")}, "nowhere"),
         (ModelSection, {"size": "huge"}, r"model size: 'huge' is unknown. .*tiny"),
-        (InitSection, {"checkpoint": Path("a"), "model": Path("b")}, "are mutually exclusive"),
-        (InitSection, {"model": Path("a"), "vision": Path("b")}, "are mutually exclusive"),
-        (InitSection, {"checkpoint": Path("a"), "language": Path("b")}, "are mutually exclusive"),
+        (
+            InitSection,
+            {"checkpoint": Path("a"), "model": Path("b")},
+            "must be a checkpoint, a model, or parts",
+        ),
+        (
+            InitSection,
+            {"model": Path("a"), "vision": Path("b")},
+            "must be a checkpoint, a model, or parts",
+        ),
+        (
+            InitSection,
+            {"checkpoint": Path("a"), "language": Path("b")},
+            "must be a checkpoint, a model, or parts",
+        ),
         (ScheduleConfig, SCHEDULE | {"steps": 0}, "steps: must be between 1 and 1,000,000,000, got 0"),
         (ScheduleConfig, SCHEDULE | {"min_lr": 0.1}, r"min_lr: must be between 0 and peak_lr=0\.001, got 0\.1"),
         (ScheduleConfig, SCHEDULE | {"min_lr": -1.0}, r"min_lr: must be between .* got -1\.0"),

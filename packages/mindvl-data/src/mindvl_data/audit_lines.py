@@ -108,7 +108,9 @@ def _parse(where: str, text: bytes) -> AuditLine:
         if kind != "packs" and "plan" in line:
             raise _former_version(where)
         if line["step"] != int(found[1]) or type(line["when"]) is not str:
-            raise ValueError("step or when is repeated or has the wrong type")
+            raise ValueError(
+                f"step and when: must be {int(found[1])} and a string, got {line['step']!r:.40}, {line['when']!r:.40}"
+            )
         if kind == "packs":
             _check_step(line)
             return AuditLine(
@@ -140,16 +142,16 @@ def _check_step(line: dict[str, Any]) -> None:
                 and 0 <= epoch < _LARGEST
                 and 0 <= number < _LARGEST
             ):
-                raise ValueError(f"{str([source, epoch, shard, number])[:80]} is not a sample")
+                raise ValueError(f"packs: must be lists of samples, got {str([source, epoch, shard, number])[:80]}")
     for counted in (line["tokens"], line.get("before", {})):
         if type(counted) is not dict or any(type(n) is not int or not 0 <= n < _LARGEST for n in counted.values()):
-            raise ValueError(f"{str(counted)[:80]} are not counts")
+            raise ValueError(f"tokens and before: must be objects of counts, got {str(counted)[:80]}")
 
 
 def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
     sources = line["sources"]
     if type(sources) is not list or any(type(name) is not str for name in sources):
-        raise ValueError("sources are not names")
+        raise ValueError(f"sources: must be a list of names, got {str(sources)[:80]}")
     order = line["order"]
     if isinstance(order, dict) and isinstance(order.get("buffer"), str):
         order = order | {"buffer": unpack_samples(order["buffer"])}
@@ -158,7 +160,9 @@ def _mark(line: dict[str, Any], kind: Any, where: str) -> AuditLine:
     if kind == "branch":
         branch = line["branch"]
         if type(branch) is not int or not 0 <= branch < line["step"] or not isinstance(parent, str | None):
-            raise ValueError(f"branch after {str(branch)[:20]}")
+            raise ValueError(
+                f"branch: must be a step before {line['step']} with a parent or null, got {str(branch)[:20]}"
+            )
     if kind == "change":
         change = line["change"]
         check_change(change)

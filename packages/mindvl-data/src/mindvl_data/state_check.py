@@ -29,15 +29,15 @@ def check_order(order: Any, *, num_sources: int) -> None:
     if derived is not None:  # mean tokens, patches per token, patch limit, shares of the sources
         *figures, shares = [*derived, []] if len(derived) == 3 else derived
         if type(derived) is not list or not all(map(_is_finite, [*figures, *shares])):
-            raise ValueError(f"derived={_shown(derived)}")
+            raise ValueError(f"derived: must be a list of finite numbers, got {_shown(derived)}")
     drawn_at, owed = order["drawn_at"], order["owed"]
     if type(drawn_at) is not list or len(drawn_at) != num_sources:
-        raise ValueError(f"drawn_at does not have one position for each of {num_sources} sources")
+        raise ValueError(f"drawn_at: must be a list of {num_sources} positions, got {_shown(drawn_at)}")
     for epoch, position in drawn_at:
         _whole(epoch, "drawn_at")
         _whole(position, "drawn_at")
     if type(owed) is not list or len(owed) != num_sources or not all(map(_is_finite, owed)):
-        raise ValueError(f"owed={_shown(owed)}")
+        raise ValueError(f"owed: must be a list of {num_sources} finite numbers, got {_shown(owed)}")
     for name in ("drawn", "dropped", "totals", "tokens_by_source"):
         counts = order[name]
         if type(counts) is not dict:
@@ -72,14 +72,14 @@ def unpack_samples(text: Any) -> list[list[int]]:
         ValueError: The text was not written by pack_samples, or is larger than any state.
     """
     if type(text) is not str:
-        raise ValueError("buffer is not text")
+        raise ValueError(f"buffer: must be a string, got {_shown(text)}")
     try:
         inflate = zlib.decompressobj()
         content = inflate.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
     except (zlib.error, ValueError) as error:
-        raise ValueError(f"buffer cannot be unpacked ({error})") from error
+        raise ValueError(f"buffer: must be base64 text of compressed samples, got {error}") from error
     if not inflate.eof or len(content) % (8 * NUM_FIELDS):
-        raise ValueError("buffer is truncated, or larger than any state")
+        raise ValueError(f"buffer: must be whole samples of at most {_MAX_BYTES} bytes, got {len(content)}")
     samples: list[list[int]] = np.frombuffer(content, "<i8").reshape(NUM_FIELDS, -1).T.tolist()
     return samples
 
@@ -88,21 +88,21 @@ def _check_samples(order: dict[str, Any], num_sources: int) -> None:
     buffer, window = order["buffer"], order["window"]
     for sample in buffer:
         if len(sample) != NUM_FIELDS or any(type(value) is not int or not 0 <= value < _LARGEST for value in sample):
-            raise ValueError(f"buffer: {_shown(sample)} is not a sample")
+            raise ValueError(f"buffer: must be a list of samples, got {_shown(sample)}")
         if sample[0] >= num_sources:
-            raise ValueError(f"buffer: a sample of source {sample[0]}, but there are {num_sources} sources")
+            raise ValueError(f"buffer: source must be less than {num_sources}, got {sample[0]}")
     in_window = 0
     for step in window:
         for count in step:
             _whole(count, "window")
             in_window += count
     if in_window > len(buffer):
-        raise ValueError(f"window holds {in_window} samples, buffer {len(buffer)}")
+        raise ValueError(f"window: must have at most the {len(buffer)} samples of buffer, got {in_window}")
 
 
 def _whole(value: Any, name: str) -> None:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise ValueError(f"{name}={_shown(value)}")
+        raise ValueError(f"{name}: must be an integer from 0 to {_LARGEST - 1}, got {_shown(value)}")
 
 
 def _is_finite(value: Any) -> bool:

@@ -215,7 +215,7 @@ def _renderer(hf: Any, where: str) -> tuple[Render, str]:
             f"{where}: the tokenizer has the chat templates {names}, but none named `default`. Rename one to `default`."
         ) from error
     if not all(isinstance(source, str) for source in sources.values()):
-        raise DataError(f"{where}: the chat template must be a string, got {str(hf.chat_template)[:40]!r}.")
+        raise DataError(f"{where}: the chat template must be a string, got {str(hf.chat_template)[:40]!r}. Correct it.")
     compiled = {source: compile_template(source) for source in set(sources.values())}
 
     def render(messages: list[dict[str, Any]], generation_prompt: bool, tools: Sequence[dict[str, Any]] = ()) -> str:

@@ -44,7 +44,9 @@ class ModelSection:
     def __post_init__(self) -> None:
         parts = (self.vision is not None, self.language is not None)
         if (self.size is not None) + (self.directory is not None) + any(parts) != 1 or any(parts) != all(parts):
-            raise ValueError("exactly one of size, directory, or vision with language is required. Keep one of them.")
+            raise ValueError(
+                "size, directory, vision and language: must set size, or directory, or vision and language."
+            )
         try:
             _ = self.resolved
         except ModelError as error:
@@ -78,7 +80,9 @@ class InitSection:
     def __post_init__(self) -> None:
         whole = [name for name in ("checkpoint", "model") if getattr(self, name) is not None]
         if len(whole) + (self.vision is not None or self.language is not None) > 1:
-            raise ValueError("checkpoint, model and vision/language are mutually exclusive. Keep one of them.")
+            raise ValueError(
+                "checkpoint, model, vision and language: must be a checkpoint, a model, or parts (vision, language), not several."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ def test_a_layout_that_stores_a_part_of_a_tensor_is_a_difference_and_no_tracebac
 
     def partly(self: Any, key: str) -> Any:
         if "other" in str(self._reader._directory) and key.endswith("projector.fc1.weight"):
-            raise ValueError(f"{key}: 1 of 2 values are stored")
+            raise ValueError(f"{key}: number of stored values must be 2, got 1")
         return read(self, key)
 
     monkeypatch.setattr(runs._Gradients, "read", partly)

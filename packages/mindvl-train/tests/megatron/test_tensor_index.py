@@ -50,7 +50,7 @@ def test_a_foreign_index_runs_no_code(tmp_path: Path, protocol: int) -> None:
     ran = tmp_path / "ran"
     index = metadata.Metadata({}, planner_data=Payload(ran))
     (tmp_path / INDEX).write_bytes(pickle.dumps(index, protocol=protocol))
-    with pytest.raises(ValueError, match=r"\.metadata is not the index of a mindvl checkpoint \(it "):
+    with pytest.raises(ValueError, match=r"\.metadata: is not the index of a mindvl checkpoint: it "):
         read_index(tmp_path)
     assert not ran.exists()
     FileSystemReader(tmp_path).read_metadata()  # the payload is a real one

@@ -218,7 +218,7 @@ class _Counted:
             content += more
             self.num_read += len(more)
             if self.num_read > 2 * MAX_MEMBER_BYTES:
-                raise ValueError(f"a header specifies more than {MAX_MEMBER_BYTES} bytes")
+                raise ValueError(f"header: number of bytes must be at most {MAX_MEMBER_BYTES}, got {self.num_read}")
         self.tail = (self.tail + content)[-1024:]
         return content
 

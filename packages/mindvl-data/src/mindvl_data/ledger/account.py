@@ -67,7 +67,9 @@ def read_skipped(path: Path) -> dict[int, frozenset[Sample]]:
             line = json.loads(text)
             step, action = line["step"], line["action"]
             if type(step) is not int or step < 1 or action not in ("skipped", "stopped"):
-                raise ValueError("step or action is not valid")
+                raise ValueError(
+                    f"step and action: must be >= 1 and skipped or stopped, got {step!r:.40}, {action!r:.40}"
+                )
             samples = frozenset(
                 (source, epoch, shard, number)
                 for rank in line["ranks"]

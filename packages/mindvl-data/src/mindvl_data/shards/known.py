@@ -87,12 +87,14 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
             break
         try:
             line = json.loads(text)
-            if not isinstance(line, dict):
-                raise ValueError(f"must be an object, got {type(line).__name__}")
         except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{path}:{number}: the line is damaged: {error}. Restore the file, or remove it."
             ) from error
+        if not isinstance(line, dict):
+            raise DataError(
+                f"{path}:{number}: the line must be an object, got {type(line).__name__}. Restore the file, or remove it."
+            )
         lines.append(line)
     return lines
 

@@ -249,7 +249,9 @@ class _Writing:
     def _wait_for_lists(self) -> None:
         while len(list(self.lists.glob("*.json"))) < self.world_size:
             if self.give_up_at is not None and time.monotonic() > self.give_up_at:
-                raise CheckpointError("another rank did not write its part")
+                raise CheckpointError(
+                    f"{self.lists}: the lists of other ranks are missing. Read the logs of those ranks."
+                )
             time.sleep(0.05)
 
     def publish(self, documents: dict[str, dict[str, Any]]) -> None:

@@ -212,7 +212,7 @@ class TensorReader:
                         filled += taken.numel()
             needed = sum(piece.content.numel() for piece in sharing)
             if filled != needed:
-                raise ValueError(f"{key}: {filled} of {needed} values are stored")
+                raise ValueError(f"{key}: number of stored values must be {needed}, got {filled}")
 
     def _stored_key(self, piece: Piece) -> str:
         """The key of the piece in the checkpoint: fp32 weights are also their master weights and stored once."""
@@ -225,8 +225,12 @@ class TensorReader:
             file.seek(chunk.start)
             held = os.fstat(file.fileno()).st_size - chunk.start
             content = file.read(max(0, min(chunk.length, held)))  # read() allocates the requested size first
-        if len(content) != chunk.length or zlib.crc32(content) != chunk.crc32:
-            raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} has a wrong checksum")
+        checksum = zlib.crc32(content)
+        if len(content) != chunk.length or checksum != chunk.crc32:
+            raise ValueError(
+                f"{chunk.file}: {chunk.key} at byte {chunk.start} has a wrong checksum: {len(content)} of {chunk.length} bytes, "
+                f"crc32 {checksum} instead of {chunk.crc32}"
+            )
         tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(tensor, Tensor) or list(tensor.shape) != chunk.sizes:
             raise ValueError(f"{chunk.file}: {chunk.key} at byte {chunk.start} is not a tensor of shape {chunk.sizes}")

@@ -128,7 +128,7 @@ def read_index(directory: Path) -> dict[str, StoredTensor]:
                 raise pickle.UnpicklingError(f"it contains the pickle opcode {opcode.name}, which is not allowed")
         return _tensors_of(_AllowListUnpickler(io.BytesIO(content)).load())
     except Exception as error:  # the unpickler can raise any exception on invalid input
-        raise ValueError(f"{INDEX} is not the index of a mindvl checkpoint ({error})") from error
+        raise ValueError(f"{INDEX}: is not the index of a mindvl checkpoint: {error}") from error
 
 
 class _AllowListUnpickler(pickle.Unpickler):
