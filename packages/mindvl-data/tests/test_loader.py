@@ -95,8 +95,8 @@ def test_labels_never_reach_over_the_end_of_a_segment(make_config: MakeConfig) -
         for batch in take(loader, 6):
             last = batch.cu_seqlens[1:].long() - 1
             assert (batch.labels[last] == IGNORE_INDEX).all()
-            learned = batch.labels[:-1] != IGNORE_INDEX
-            assert (batch.labels[:-1][learned] == batch.input_ids[1:][learned]).all()
+            in_loss = batch.labels[:-1] != IGNORE_INDEX
+            assert (batch.labels[:-1][in_loss] == batch.input_ids[1:][in_loss]).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -302,7 +302,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(runs: Runs) -> None
 
 
 @pytest.mark.multi
-def test_a_image_that_the_first_stage_cannot_decode_is_not_learned_from_on_the_last(
+def test_an_image_that_the_first_stage_cannot_decode_has_no_loss_on_the_last(
     runs: Runs, read_tensors: Read, read_losses: ReadLosses
 ) -> None:
     alone = run_training(runs.damaged)

@@ -46,7 +46,7 @@ def encode_sample(raw: RawSample, *, rules: SampleRules, tokenizer: Tokenizer) -
     left. Samples with one turn or none are not changed.
 
     Raises:
-        SampleError: The record or a media size is invalid, or the template refuses the sample.
+        SampleError: The record or a media size is invalid, or the template raises an error.
     """
     sample = parse_sample(raw)
     image = sample_image(rules.image, sample)

@@ -78,7 +78,7 @@ class Tokenizer:
             scales: Original and resized size of each image, used to convert coordinates.
 
         Raises:
-            SampleError: The template refuses the sample.
+            SampleError: The template raises an error, or does not render every image and video once.
             DataError: The sample contains a video, and the tokenizer has no token for videos.
         """
         if sample.num_videos and self.video_pad_id is None:
@@ -166,7 +166,7 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
         where: Name of the tokenizer in error messages.
 
     Raises:
-        DataError: As load_tokenizer.
+        DataError: As in load_tokenizer.
     """
     serialized: str = hf.backend_tokenizer.to_str()
     backend, special_ids, tags = _plain_backend(serialized)

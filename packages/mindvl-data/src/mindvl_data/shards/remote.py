@@ -272,8 +272,8 @@ async def _get(system: Any, address: str, offset: int, length: int) -> bytes:
         found = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
         if found is None or int(found[1]) != offset or not offset <= int(found[2]) < offset + length:
             raise ConnectionError(
-                f"{address}: the server returned the range {response.headers.get('Content-Range')!r} instead of {offset}-"
-                f"{offset + length - 1}. Use a server that supports range requests."
+                f"Content-Range: must begin at byte {offset} and have at most {length} bytes, "
+                f"got {response.headers.get('Content-Range')!r}"
             )
         return bytes(await response.content.readexactly(int(found[2]) - offset + 1))
 

@@ -247,11 +247,9 @@ class _Writing:
         write_list(self.lists / f"{self.rank:05d}.json", writer.chunks)
 
     def _wait_for_lists(self) -> None:
-        while len(list(self.lists.glob("*.json"))) < self.world_size:
+        while (found := len(list(self.lists.glob("*.json")))) < self.world_size:
             if self.give_up_at is not None and time.monotonic() > self.give_up_at:
-                raise CheckpointError(
-                    f"{self.lists}: the lists of other ranks are missing. Read the logs of those ranks."
-                )
+                raise CheckpointError(f"{self.lists}: number of lists must be {self.world_size}, got {found}")
             time.sleep(0.05)
 
     def publish(self, documents: dict[str, dict[str, Any]]) -> None:
