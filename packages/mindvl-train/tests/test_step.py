@@ -120,7 +120,7 @@ def plain_update(model: MindVLModel, *, clip: float, weight_decay: float) -> tup
 
 
 @pytest.mark.parametrize(("clip", "weight_decay"), [(0.1, 0.1), (0.0, 0.0)], ids=["clipped and decayed", "neither"])
-def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
+def test_an_update_is_that_of_the_mean_loss_over_all_loss_tokens(
     model: MindVLModel, clip: float, weight_decay: float
 ) -> None:
     expected, norm = plain_update(model, clip=clip, weight_decay=weight_decay)
@@ -134,7 +134,7 @@ def test_an_update_is_that_of_the_mean_loss_over_all_learned_tokens(
         assert near.float().mean() > 0.98, name
 
 
-def test_a_step_that_may_not_update_changes_nothing_and_counts_no_learned_tokens(model: MindVLModel) -> None:
+def test_a_step_that_may_not_update_changes_nothing_and_counts_no_loss_tokens(model: MindVLModel) -> None:
     before = values(model)
     report = one_step(model, packs(), may_update=False)
     assert (report.was_applied, float(report.loss_sum), report.num_loss_tokens) == (False, 0.0, 0)
@@ -143,7 +143,7 @@ def test_a_step_that_may_not_update_changes_nothing_and_counts_no_learned_tokens
         assert torch.equal(value, before[name]), name
 
 
-def test_a_step_without_learned_tokens_has_no_gradient(model: MindVLModel) -> None:
+def test_a_step_without_loss_tokens_has_no_gradient(model: MindVLModel) -> None:
     silent = packs()
     for pack in silent:
         pack["labels"][:] = -100

@@ -53,7 +53,7 @@ def step_of(loss_sum: float, loss_tokens: int) -> StepReport:
     )
 
 
-def test_the_loss_is_the_mean_over_learned_tokens_since_the_last_report() -> None:
+def test_the_loss_is_the_mean_over_loss_tokens_since_the_last_report() -> None:
     from mindvl_model import set_up_device
 
     sink, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
