@@ -135,7 +135,7 @@ def _figure(path: Path, description: str) -> str:
 
 
 def main() -> int:
-    """Stage into the folder named on the command line; 1 when something is wrong."""
+    """Stage into the directory named on the command line; 1 when something is wrong."""
     problems = stage(Path(sys.argv[1]))
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -117,24 +117,24 @@ def run_step(recipe: str, device: torch.device, step: Step) -> None:
     from mindvl_ops.npu import masks
     from mindvl_train.config import RunConfig
     from mindvl_train.layout_search.measure import RandomBatch, job_of
-    from mindvl_train.megatron.groups import make_groups
+    from mindvl_train.megatron.groups import create_groups
     from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
     from mindvl_train.weights import build_models
 
-    config = load_config(Path(recipe), RunConfig, [])
+    config = load_config(Path(recipe), RunConfig, ["global_batch_size=4"])
     select_backends(config.ops, "npu")
-    make_groups(config.seed, config.parallel, timedelta(minutes=1))
+    create_groups(config.seed, config.parallel, timedelta(minutes=1))
     job = job_of(config, WORLD_SIZE)
     with step:
         masks._shared[device] = torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
-        models = wrap_models(build_models(config, job.model, device, load_init=False), overlap=True)
+        models = wrap_models(build_models(job.run, device, load_init=False), overlap=True)
         optimizer = build_optimizer(models, config.optimizer)
         prepare_schedule(models, optimizer)
         for model in models:
             model.zero_grad_buffer()
         optimizer.zero_grad()
-        forward_backward(models, [RandomBatch.of(job.row, job.model)] * 2, device)
+        forward_backward(models, [RandomBatch.of(job.pack, job.run.model)] * 2, device)
         update(optimizer, 1e-4, gradient_norm(optimizer))
         finish_router_step(models, was_applied=True)
 
