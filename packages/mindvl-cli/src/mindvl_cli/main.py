@@ -99,7 +99,7 @@ Exit codes:
     1  reported error
     2  wrong usage
    65  a training run used up its data
-   75  stopped by a signal; the same command continues
+   75  stopped by a signal; run the same command again to resume
    79  a training process made no progress
   130  interrupted""",
 )

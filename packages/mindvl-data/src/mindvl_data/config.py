@@ -24,7 +24,8 @@ class ImageConfig:
     max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
     patch_size: int = 14  # side of one patch in pixels
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
-    # Maximum pixels of an image; larger images, and images with more than 5 bytes per pixel, fail to decode.
+    # Maximum pixels of an image; larger images fail to decode, and so do those that need more than 5 bytes of memory
+    # per pixel of this limit.
     decode_limit: int = 80_000_000
 
     def __post_init__(self) -> None:
@@ -61,7 +62,8 @@ class VideoConfig:
     max_frames: int = 768  # Maximum number of sampled frames; longer videos are sampled more sparsely.
     min_pixels: int = 128 * 28 * 28  # Minimum area of a frame in pixels.
     max_pixels: int = 768 * 28 * 28  # Maximum area of a frame in pixels.
-    # Maximum pixels of a video, counting one of every two frames; videos with many frames are downscaled to it.
+    # Maximum pixels of a video, summed over pairs of frames (a pair counts as one frame); frames are reduced to fit,
+    # but not below min_pixels.
     total_pixels: int = 24_576 * 28 * 28
 
     def __post_init__(self) -> None:
@@ -94,7 +96,8 @@ class PackingConfig:
     """Token and patch budget of a packed sequence (pack), and how packs are assigned to steps."""
 
     seq_length: int  # Length of a packed sequence in tokens, including padding.
-    # Maximum image patches of a packed sequence; None: 1.25 times the mean of the mixture per packed sequence.
+    # Maximum image patches of a packed sequence; None: 1.25 times the mean number of patches per packed sequence in
+    # the mixture.
     max_patches: int | None = None
     # Samples that the packer holds to choose from; a larger buffer packs better and delays samples longer.
     buffer_size: int = 256
@@ -102,9 +105,9 @@ class PackingConfig:
     overflow: Literal["drop", "trim_turns"] = "drop"  # drop a sample longer than a pack, or remove its last turns
     # Optimizer steps whose packed sequences are assigned together to balance the image load of ranks; 1: off.
     balance_steps: int = 4
-    balance_width: int = (
-        8  # packs assumed to run in parallel when loads are balanced; independent of the number of ranks
-    )
+    # Packed sequences balanced as one group; use the data-parallel size or a multiple. It is a setting, so that the data
+    # order does not depend on the number of ranks.
+    balance_width: int = 8
 
     def __post_init__(self) -> None:
         _check_range(self, 1, _MAX_COUNT, "pad_multiple", "balance_width")
@@ -127,7 +130,8 @@ class SourceConfig:
     # Directory of indexed shards, or an address such as s3://bucket/photos.
     path: str | Path
     weight: float = 1.0  # Relative share of the mixture, in samples or tokens (`weight_unit`).
-    max_epochs: int | None = None  # limit of uses per sample; None: no limit
+    # Maximum number of passes over this source, after which it gives no more samples; None: no limit.
+    max_epochs: int | None = None
     min_pixels: int | None = None  # overrides image.min_pixels for this source
     max_pixels: int | None = None  # overrides image.max_pixels for this source
     first: int | None = None  # Use only this many samples, in the order of the index; None: all.
@@ -196,17 +200,19 @@ class DataConfig:
     store: StoreConfig = field(default_factory=StoreConfig)  # Access to object stores.
     seed: int = 0  # Random seed of the data order.
     weight_unit: Literal["samples", "tokens"] = "samples"  # Whether weights are shares of samples or of tokens.
-    # Total share of the sources without images, such as 0.2; None: given by the weights.
+    # Total share of the sources without images and videos, in samples or tokens (`weight_unit`), such as 0.2; None:
+    # from the weights.
     text_share: float | None = None
-    # Size in samples of the window that is shuffled, after the order of shards is shuffled; limits how many shards
-    # are read at once.
+    # Shards are shuffled first, then samples within windows of this many samples; a smaller window reads fewer shards
+    # at once.
     shuffle_window: int = 65_536
     num_threads: int = 2  # decode threads; 0 decodes in the calling thread
     prefetch_packs: int = 8  # Maximum number of packed sequences built ahead of training.
     # Maximum bytes of decoded data built ahead; one packed sequence is built even if it is larger.
     prefetch_bytes: int = 1 << 30
     order_ahead_steps: int = 16  # Optimizer steps of the data order computed in advance.
-    # Maximum share of samples of a rank that may fail to decode since its start; checked from the 17th failure on.
+    # The run stops if more than this share of the samples that a rank has read since its start failed to decode; the
+    # first 16 failures are tolerated.
     max_failed_share: float = 0.01
     # File with one JSON line per step; None: OUT/audit.jsonl with `mindvl train`, none otherwise.
     audit_log: Path | None = None

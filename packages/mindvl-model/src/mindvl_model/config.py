@@ -32,7 +32,7 @@ class VisionConfig:
     num_heads: int  # attention heads
     ffn_hidden_size: int  # width inside the MLP
     full_attention_layers: tuple[int, ...]  # layer indices, from 0; the other layers use window attention
-    window_size: int = 112  # in pixels; a multiple of patch_size * spatial_merge_size
+    window_size: int = 112  # Side of an attention window in pixels; a multiple of patch_size * spatial_merge_size.
     patch_size: int = 14  # side of a patch in pixels
     temporal_patch_size: int = 2  # frames of a patch; only 2 is supported
     spatial_merge_size: int = 2  # side of the block of patches that becomes one visual token

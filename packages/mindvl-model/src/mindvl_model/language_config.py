@@ -57,12 +57,12 @@ class GroupedQueryConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2LanguageConfig(GroupedQueryConfig):
-    """The dense Qwen2 decoder of Qwen2.5-VL: biased queries, keys and values, rotary over three axes (M-RoPE)."""
+    """The dense Qwen2 decoder of Qwen2.5-VL: biased query, key and value projections, rotary over three axes (M-RoPE)."""
 
-    kind: Literal["qwen2"] = "qwen2"
+    kind: Literal["qwen2"] = "qwen2"  # Family of the language model; selects the fields of this section.
     mrope_sections: tuple[int, int, int] = (16, 24, 24)  # Rotary frequency pairs per axis: time, height, width.
-    # Position of the text after a video. height_width: as in transformers 5.3 and later; all_axes: as in earlier
-    # versions.
+    # First position after a video. height_width: its start plus the larger of grid height and width (transformers 5.3
+    # and later); all_axes: one past the largest position, time included (earlier versions).
     after_video: Literal["height_width", "all_axes"] = "height_width"
     max_positions: int = 128_000
 
@@ -81,14 +81,14 @@ class Qwen2LanguageConfig(GroupedQueryConfig):
 class Qwen3LanguageConfig(GroupedQueryConfig):
     """A dense Qwen3 decoder: normalized queries and keys, rotary embedding over one axis."""
 
-    kind: Literal["qwen3"] = "qwen3"
+    kind: Literal["qwen3"] = "qwen3"  # Family of the language model; selects the fields of this section.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoELanguageConfig(GroupedQueryConfig):
     """A Qwen3 decoder with experts and a softmax router in place of the MLPs."""
 
-    kind: Literal["qwen3_moe"] = "qwen3_moe"
+    kind: Literal["qwen3_moe"] = "qwen3_moe"  # Family of the language model; selects the fields of this section.
     num_experts: int  # experts of a layer
     experts_per_token: int  # experts that each token is routed to
     expert_ffn_hidden_size: int  # width inside the MLP of an expert
@@ -126,7 +126,7 @@ class YarnConfig:
 class DeepSeekV3LanguageConfig(DecoderConfig):
     """A DeepSeek-V3 decoder: latent attention, dense layers first, then sigmoid-routed experts (arXiv 2412.19437)."""
 
-    kind: Literal["deepseek_v3"] = "deepseek_v3"
+    kind: Literal["deepseek_v3"] = "deepseek_v3"  # Family of the language model; selects the fields of this section.
     q_lora_rank: int  # size of the latent of queries
     kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
@@ -144,7 +144,7 @@ class DeepSeekV3LanguageConfig(DecoderConfig):
     bias_update_rate: float = 0.001  # change of the router's load-balancing bias per optimizer step
     num_mtp_layers: int = 1  # Multi-token prediction layers; layer k predicts the token k positions further ahead.
     mtp_loss_weight: float = 0.3  # weight of the multi-token prediction loss
-    # YaRN scaling of the rotary frequencies; None: no scaling.
+    # YaRN scaling of the rotary frequencies; default: the values of DeepSeek-V3 (factor 40); None: no scaling.
     yarn: YarnConfig | None = field(default_factory=YarnConfig)
     rotary_base: float = 10_000.0
     max_positions: int = 163_840

@@ -23,9 +23,12 @@ class ParallelConfig:
     tp_size: int = 1  # tensor parallel size; sequence parallelism is enabled with it
     pp_size: int = 1  # pipeline stages; the vision encoder and the projector are on the first stage
     virtual_stages: int = 1  # model chunks on each pipeline rank (interleaved schedule)
-    # Language layers of each pipeline chunk, pp_size * virtual_stages values; None: an even split.
+    # Number of language layers in each model chunk, first to last (chunk c is on pipeline rank c % pp_size); None: as
+    # even as possible.
     stage_layers: tuple[int, ...] | None = None
-    cp_size: int = 1  # context parallel size; attention exchanges sequence slices for heads (all-to-all)
+    # Context parallel size; all-to-all as in Ulysses: inside attention a rank has the whole sequence and some of the
+    # heads.
+    cp_size: int = 1
     ep_size: int = 1  # expert parallel size; experts are sharded over the tp, cp and dp ranks of a stage
     overlap: bool = True  # overlap gradient reduction and parameter gathering with computation
     # Each tp and cp rank encodes a part of the images; None: enabled where it is estimated to be faster.
@@ -77,7 +80,8 @@ class RecomputeConfig:
 
     # none: store all activations; selective: recompute core attention; full: recompute whole layers.
     kind: Literal["none", "selective", "full"] = "none"
-    # Language layers of each chunk that are recomputed (kind full); None: all layers, the vision encoder's included.
+    # Number of language layers recomputed per chunk (kind full); None: all. The vision encoder is always recomputed
+    # with kind full.
     layers: int | None = None
 
     def __post_init__(self) -> None:

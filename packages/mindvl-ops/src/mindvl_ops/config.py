@@ -14,7 +14,9 @@ class RuntimeConfig:
 
     # Bind processes to CPU cores. auto: if the machine has accelerators or several NUMA nodes.
     bind_cores: Literal["auto", "on", "off"] = "auto"
-    memory_tight: bool = False  # Prefer low device memory to speed in the environment variables that are set.
+    # On NPUs, set environment variables that need less device memory and are slower (TASK_QUEUE_ENABLE=1 in place of
+    # 2).
+    memory_tight: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

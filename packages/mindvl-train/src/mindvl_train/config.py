@@ -32,13 +32,15 @@ TRAINABLE: dict[Phase, tuple[Part, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """The model: a named size, an exported directory, or both of its parts. Token ids come from the tokenizer."""
+    """The model: a named size, a model directory, or the sections `vision` and `language`. The tokenizer gives token ids."""
 
     size: str | None = None  # name of a predefined model, such as "tiny" or "mindvl-8b"
-    directory: Path | None = None  # MindVL or Qwen2.5-VL checkpoint; set init.model as well to load its weights
+    # Model directory (transformers format) of MindVL or Qwen2.5-VL; only its configuration is read. Set init.model to
+    # load its weights.
+    directory: Path | None = None
     # Vision encoder; used together with `language`, in place of `size` or `directory`.
     vision: VisionConfig | None = None
-    # Language model; used together with `vision`, in place of `size` or `directory`.
+    # Language model of the family `kind`; used together with `vision`, in place of `size` or `directory`.
     language: LanguageConfig | None = None
 
     def __post_init__(self) -> None:
@@ -135,11 +137,11 @@ class FaultsConfig:
 
     # Stop the run or skip the update of a step whose loss or gradient norm is not finite or is a spike.
     on_anomalous_step: Literal["stop", "skip"] = "stop"
-    # A gradient norm above this multiple of the median of the last 100 is a spike, from the 10th step on; None: no
-    # spike detection.
+    # A gradient norm above this multiple of the median over the last 100 normal steps is a spike; checked once 10
+    # such steps exist; None: no spike detection.
     spike_factor: float | None = None
-    # A mean loss above this multiple of the median of the last 100 is a spike, from the 10th step on; None: no spike
-    # detection.
+    # A mean loss above this multiple of the median over the last 100 normal steps is a spike; checked once 10 such
+    # steps exist; None: no spike detection.
     loss_spike_factor: float | None = None
     max_skipped: int = 10  # consecutive skipped steps before the run stops
     # Seconds without progress after which a process ends the run; a save may take 3 times as long; 0: no limit.
@@ -185,7 +187,9 @@ class MetricsConfig:
     every_steps: int = 10  # optimizer steps between two reports
     tensorboard: bool = True  # event files under OUT/tensorboard
     wandb_project: str | None = None  # also log to Weights & Biases; requires the wandb package
-    peak_tflops: float | None = None  # bf16 peak of one device, for MFU; None: from the device table
+    # bf16 peak of one device in TFLOP/s, for MFU; None: from the device table; without MFU if the device is not in
+    # it.
+    peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:

@@ -39,8 +39,9 @@ def alignment(
 
     Both runs start from the same weights and read the same samples, in one process (paper, A.2); transformers computes
     the position ids itself. In fp32 the bounds of the relative differences are 2e-5 (losses), 1e-4 (gradient norms)
-    and 2e-3 (change of each parameter); in bf16 (precision=bf16) they are 4 times the difference between the plain loop
-    in bf16 and in fp32. The exit code is 1 if a bound is exceeded. Nothing is written to the `out` of the recipe.
+    and 2e-3 (how far training moved each parameter); in bf16 (precision=bf16) they are 4 times the difference between
+    the plain loop in bf16 and in fp32. The exit code is 1 if a bound is exceeded. Nothing is written to the `out` of
+    the recipe.
 
     KEY=VALUE overrides one value of the recipe, with dots between levels: data.seed=1.
     """

@@ -86,7 +86,9 @@ def routing(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure how well an expert cache would serve MODEL, a mixture-of-experts run, checkpoint or directory.
+    """Measure how well an expert cache would serve MODEL.
+
+    MODEL is the run directory, checkpoint or model directory of a mixture-of-experts model.
 
     SRP (segment routing best performance) measures how well a fixed group of experts covers each window of tokens; SCH
     (segment cache best hit rate) is the best hit rate of a cache of a given size. Both are reported per token modality

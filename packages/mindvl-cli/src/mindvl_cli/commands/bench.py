@@ -38,9 +38,9 @@ NAMES = {  # script name -> package
 def bench(name: str, quick: bool, as_json: bool) -> None:
     """Measure packing, loader, scale, ops, step or start on this machine.
 
-    packing: packed sequences per second. loader: images per second and core. scale: memory and start-up time with many
-    samples. ops: operators. step: small models, compared with transformers and with a minimal training loop. start: import
-    time of one training process.
+    packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
+    samples. ops: time and memory of operators. step: training step time of small models, compared with transformers and with
+    a minimal training loop. start: import time of one training process.
     """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
     report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)

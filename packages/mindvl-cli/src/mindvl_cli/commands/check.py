@@ -51,7 +51,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
 
     Speed is the time of the reference divided by that of the backend, in float32 with gradients, in the same run. The
     exit code is 1 if an error exceeds its bound. An error is the largest absolute difference from the reference in float64,
-    divided by the largest absolute value of the reference, or by 1 if that is larger. The bounds are 5e-6 in float32 and
+    divided by max(1, largest absolute value of the reference). The bounds are 5e-6 in float32 and
     3e-2 in bfloat16.
 
     Example: mindvl check ops --backend torch
@@ -102,11 +102,11 @@ def parity(
 ) -> None:
     """Compare the mindvl and transformers implementations of MODEL on random texts, images and videos.
 
-    Families: mindvl, qwen2_5_vl, and for text only qwen3, qwen3_moe, deepseek_v3.
+    Supported models (model_type): mindvl and qwen2_5_vl; with text inputs only: qwen3, qwen3_moe, deepseek_v3.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input. The relative
-    error is the mean absolute error divided by the mean absolute logit of transformers. In bf16 the bound is raised to
-    1.5 times the error of transformers in bf16 against fp32 where that is larger. The exit code is 1 if an input
+    error is the mean absolute error divided by the mean absolute logit of transformers. In bf16 the bound is the larger of 0.005
+    and 1.5 times the error of transformers in bf16 relative to transformers in fp32. The exit code is 1 if an input
     exceeds its bound. Both models must fit in memory together, or one by one with --one-at-a-time.
 
     Example: mindvl check parity Qwen2.5-VL-7B-Instruct --inputs 200 --out parity.csv

@@ -31,7 +31,7 @@ DTYPE = click.option(
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Data type of weights and activations; in bf16 the bound is 4 times the rounding error of one process.",
+    help="Data type of weights and activations; in bf16 the bound is 4 times the difference to fp32 in one process.",
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
@@ -64,12 +64,12 @@ def parallel(
     """Train RECIPE for a few steps in several parallel layouts and compare each with one process.
 
     Losses, gradient norms, router loads and token counts of every step, and the gradient of every parameter in the
-    first step, must agree to 1e-5 in fp32: numbers relative to the value of one process, gradients relative to the largest
-    value of the parameter's gradient. The exit code is 1 if they do not. Each layout is a run of `mindvl train` in its own
+    first step, must agree to 1e-5 in fp32: numbers relative to those of one process, each gradient relative to its own largest
+    absolute value. The exit code is 1 if they do not. Each layout is a run of `mindvl train` in its own
     processes on this machine.
 
-    A layout is `one`, or tp, pp, vpp, cp, ep and dp, each followed by a size, joined: tp2pp2. KEY=VALUE overrides one
-    value of the recipe, with dots between levels: data.seed=1.
+    A layout is `one` (a single process) or a name such as tp2pp2: any of tp, pp, vpp, cp, ep, dp, each followed by
+    its size. KEY=VALUE overrides one value of the recipe, with dots between levels: data.seed=1.
 
     Example: mindvl check parallel recipes/tiny/sft.yaml --layouts dp2,tp2,pp2
     """
@@ -113,10 +113,10 @@ def packing(
 
     Loss and gradients of a packed sequence and of its samples one by one must agree to 1e-5 in fp32 (gradients relative to
     the largest value of the parameter's gradient), and changing one sample must not change the loss of another; the exit
-    code is 1 otherwise. As a control, sequences packed without segment lengths must differ.
+    code is 1 otherwise. As a control, the loss must change when the borders between samples are ignored.
 
-    A layout is `one`, or tp, pp, vpp, cp, ep and dp, each followed by a size, joined: tp2pp2. KEY=VALUE overrides one
-    value of the recipe, with dots between levels: data.seed=1.
+    A layout is `one` (a single process) or a name such as tp2pp2: any of tp, pp, vpp, cp, ep, dp, each followed by
+    its size. KEY=VALUE overrides one value of the recipe, with dots between levels: data.seed=1.
 
     Example: mindvl check packing recipes/tiny/sft.yaml --layouts one,pp2
     """

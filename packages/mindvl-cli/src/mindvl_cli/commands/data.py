@@ -127,12 +127,18 @@ def write(
 @click.option(
     "--min-pixels",
     type=int,
-    help="Minimum image area in pixels, used to measure texts that contain coordinates; requires --tokenizer. [default: 3136]",
+    help=(
+        "Minimum image area in pixels, as in the recipe; coordinates in texts depend on it; requires "
+        "--tokenizer. [default: 3136]"
+    ),
 )
 @click.option(
     "--max-pixels",
     type=int,
-    help="Maximum image area in pixels, used to measure texts that contain coordinates; requires --tokenizer. [default: 1003520]",
+    help=(
+        "Maximum image area in pixels, as in the recipe; coordinates in texts depend on it; requires "
+        "--tokenizer. [default: 1003520]"
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def index(
@@ -257,14 +263,14 @@ def show(
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="Data-parallel ranks, for the load imbalance.",
+    help="Number of data-parallel ranks for which the load imbalance is computed.",
 )
 @click.option(
     "--microbatches",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="Microbatches per rank and step, for the load imbalance.",
+    help="Microbatches per rank and step for which the load imbalance is computed.",
 )
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)

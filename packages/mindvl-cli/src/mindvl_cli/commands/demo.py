@@ -20,8 +20,8 @@ from mindvl_cli.extras import require
 def demo(out: Path, quick: bool, seed: int, fresh: bool, as_json: bool) -> None:
     """Run the whole pipeline on images of handwritten numbers and write a report.
 
-    Trains, merges, searches and tests a small model. The same command resumes an interrupted demo. The report is
-    OUT/report.html.
+    Trains and merges small models, searches the image size limits, and tests the result. The same command resumes an
+    interrupted demo. The report is OUT/report.html.
     """
     require("demo", "mindvl demo")
     import torch

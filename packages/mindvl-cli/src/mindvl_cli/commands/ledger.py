@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--parent",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the run that RUN was branched from; default: its recorded path.",
+    help="Directory of the run whose checkpoint RUN started from; default: the path recorded in RUN.",
 )
 @click.option(
     "--processes",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, as_json: bool) -> None:
-    """Show the samples that the training run in directory RUN consumed, trained on and skipped.
+    """Show the samples that the run in directory RUN consumed: those it trained on and those it skipped.
 
     With --verify the exit code is 1 if the log differs from the data order: a sample is missing or repeated, or a
     skipped sample has no recorded cause.

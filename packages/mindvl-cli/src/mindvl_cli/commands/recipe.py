@@ -24,7 +24,7 @@ PIPE_WIDTH = 120  # columns of a table that is not shown on a terminal
 def recipe() -> None:
     """Show and audit the paper's data mixtures, and map them to shards.
 
-    NAME is a data mixture of the paper, not a training recipe; `mindvl recipe list` lists the names.
+    The NAME of `show` and `audit` is a data mixture of the paper, not a training recipe; `mindvl recipe list` lists the names.
     """
 
 
@@ -60,7 +60,7 @@ def list_(as_json: bool) -> None:
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory whose shard directories have the names of the sources.",
+    help="Directory with one shard directory per source, named like general-qa for General QA.",
 )
 @click.option("--renormalize", is_flag=True, help="Allow missing sources; the others keep their relative shares.")
 @click.option(
@@ -85,7 +85,7 @@ def show(
 ) -> None:
     """Show the shares and tokens of NAME, a data mixture of the paper, not a training recipe.
 
-    With --map or --root, show the sources of a data section instead.
+    With --map or --root, print a `sources` list for the data section of a training recipe instead.
 
     Example: mindvl recipe show sft --root shards/ --renormalize --out data.yaml
     """

@@ -22,7 +22,7 @@ from mindvl_cli.progress import reported_progress
     "grid_text",
     default="paper",
     show_default=True,
-    help="`paper` (24 pairs) or MINS x MAXES as comma lists in visual tokens of 28x28 pixels, such as 4,16x64,128.",
+    help="`paper` (24 pairs) or two comma-separated lists, minimums x maximums, in visual tokens of 28x28 pixels: 4,16x64,128.",
 )
 @click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into MODEL's processor.")
 @click.option(
@@ -43,8 +43,9 @@ def search_resolution(
 ) -> None:
     """Score MODEL for every pair of minimum and maximum pixels in a grid, and choose the best pair.
 
-    Of pairs with equal scores, the cheapest is chosen. Use held-out items that are not part of the final test. Python
-    files of the model directory run only with --trust-remote-code: pass it for models that you trust.
+    Of pairs with equal scores, the one with the smallest maximum, then the smallest minimum, is chosen. Use held-out
+    items that are not part of the final test. Python files of the model directory run only with --trust-remote-code:
+    pass it for models that you trust.
     """
     if out:
         require("plots", "mindvl search-resolution --out")

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Restarts of all processes after one fails, with --nproc.",
+    help="Maximum number of restarts of all processes after one fails; requires --nproc 2 or more.",
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.option("--launched", is_flag=True, hidden=True)
