@@ -5,7 +5,6 @@ Used by every benchmark in this directory; `mindvl bench` reads the JSON.
 """
 
 import json
-import os
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -104,9 +103,3 @@ def spread(values: Sequence[float]) -> float:
     """Half the distance between the quartiles, relative to the median."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return (high - low) / 2 / middle
-
-
-def process_seconds() -> float:
-    """Processor time of this process, its threads, and its finished children."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
