@@ -69,7 +69,7 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session
 def fast(session: nox.Session) -> None:
-    """Lint, types and the quick tests of all packages, in about two minutes; not part of plain `nox`."""
+    """Lint, types and the quick tests of all packages, in about three minutes; not part of plain `nox`."""
     _sync(session, "--all-packages", "--group", "lint", "--group", "types", "--group", "test")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
