@@ -141,7 +141,7 @@ def test_what_is_left_has_an_answer_to_learn(tokenizer: Tokenizer) -> None:
     assert encode_sample(late, rules=replace(RULES, max_tokens=20), tokenizer=tokenizer).num_tokens == whole.num_tokens
 
 
-def test_coordinates_of_a_image_that_was_cut_are_cut_with_it(tokenizer: Tokenizer) -> None:
+def test_coordinates_of_an_image_that_was_cut_are_cut_with_it(tokenizer: Tokenizer) -> None:
     box = {"type": "box", "image": 1, "xyxy": [0, 0, 1, 1]}
     turns = [
         ("user", [IMAGE, "a"]), ("assistant", "b"),
@@ -199,14 +199,14 @@ def test_images_and_videos_of_one_sample(tokenizer: Tokenizer) -> None:
     assert len(ids) == encoding.num_tokens
 
 
-def test_a_image_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer) -> None:
+def test_an_image_where_the_text_has_a_video_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     turns = [("user", [{"type": "video"}, IMAGE, "?"]), ("assistant", "!")]
     sample = raw(turns, image(), (b"", MediaSize(48, 64, 10, 5.0)))
     with pytest.raises(SampleError, match="mentions a video, but medium 0 is an image"):
         encode_sample(sample, rules=RULES, tokenizer=tokenizer)
 
 
-def test_a_image_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
+def test_an_image_of_another_size_than_the_index_says_is_a_bad_sample(tokenizer: Tokenizer) -> None:
     sample = raw([("user", [IMAGE]), ("assistant", "a")], (png(56, 56), MediaSize(28, 56)))
     encoding = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
     with pytest.raises(SampleError, match="image has 56x56 pixels, but 28x56 were indexed"):

@@ -88,7 +88,7 @@ def test_grid_and_patches_equal_those_of_transformers(processor_class: Any) -> N
         assert difference.max() <= 6.0, (format, mode, size)
 
 
-def test_a_image_that_needs_no_resize_keeps_its_pixels_in_merge_block_order() -> None:
+def test_an_image_that_needs_no_resize_keeps_its_pixels_in_merge_block_order() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)
     patches, grid = to_patches(pixels, ImageConfig(min_pixels=784, max_pixels=10_000))
     assert grid == (1, 4, 6)
@@ -137,7 +137,7 @@ def test_other_bytes_are_a_bad_sample(content: bytes) -> None:
         read_size(content, decode_limit=LIMIT)
 
 
-def test_a_image_that_claims_too_many_pixels_is_not_decoded() -> None:
+def test_an_image_that_claims_too_many_pixels_is_not_decoded() -> None:
     content = encoded(Image.new("1", (4000, 4000)), "PNG")
     with pytest.raises(SampleError, match="decode limit"):
         decode(content, decode_limit=1_000_000)

@@ -102,7 +102,7 @@ def test_a_sample_that_differs_from_the_index_is_returned_as_failed(
     workshop.files.close()
 
 
-def test_a_image_damaged_inside_is_bad_and_its_neighbours_are_not(
+def test_an_image_damaged_inside_is_bad_and_its_neighbours_are_not(
     make_config: MakeConfig, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     for name in ("whole", "damaged"):
@@ -133,7 +133,7 @@ def test_a_image_damaged_inside_is_bad_and_its_neighbours_are_not(
     workshop.files.close()
 
 
-def test_a_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenizer: Tokenizer) -> None:
+def test_an_image_above_the_decode_limit_is_bad(make_config: MakeConfig, tokenizer: Tokenizer) -> None:
     image = ImageConfig(min_pixels=28 * 28, max_pixels=84 * 84, decode_limit=56 * 84)  # the largest has 84 x 140
     workshop = Workshop(make_config(image=image), tokenizer)
     built = [workshop.builder.build(1, pack) for pack in workshop.packs]

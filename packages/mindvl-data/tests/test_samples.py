@@ -26,7 +26,7 @@ def test_images_are_numbered_over_the_whole_conversation() -> None:
     assert not sample.has_coordinates
 
 
-def test_coordinates_refer_to_a_image() -> None:
+def test_coordinates_refer_to_an_image() -> None:
     sample = parse_record(
         chat([{"type": "image"}], [{"type": "box", "image": 0, "xyxy": [1, 2, 3, 4.5]}]), num_images=1
     )

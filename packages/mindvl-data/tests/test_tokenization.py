@@ -145,7 +145,7 @@ def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.hf.decode(encoded.ids[encoded.in_loss]) == "the number<|im_end|>"
 
 
-def test_a_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
+def test_an_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
     encoded = tokenizer.encode(chat([{"type": "image"}, {"type": "text", "text": "?"}], "1", 1), [SCALE])
     place = encoded.ids.tolist().index(tokenizer.image_pad_id)
     around = [tokenizer.vision_start_id, tokenizer.image_pad_id, tokenizer.vision_end_id]

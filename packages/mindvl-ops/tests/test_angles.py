@@ -36,7 +36,7 @@ def test_each_section_of_mrope_follows_its_axis():
         assert torch.equal(sin[0, :8], sin[0, 8:])
 
 
-def test_rows_and_columns_of_a_image_take_a_quarter_of_the_head_each():
+def test_rows_and_columns_of_an_image_take_a_quarter_of_the_head_each():
     cos, sin = vision_tables(torch.tensor([[2, 0], [0, 3]]), 8, 10000.0)
     angles = torch.tensor([[2.0, 0.02, 0.0, 0.0] * 2, [0.0, 0.0, 3.0, 0.03] * 2])
     torch.testing.assert_close((cos, sin), (angles.cos(), angles.sin()))

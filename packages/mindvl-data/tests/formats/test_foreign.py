@@ -35,7 +35,7 @@ ASKED = texts(("user", [IMAGE, {"type": "text", "text": "Which?"}]), ("assistant
         {"context": "Which?", "answers": ["red", "blue"], "answer_weights": [1, 0]},
     ],
 )
-def test_every_shape_of_a_question_about_a_image_means_the_same(record: Any) -> None:
+def test_every_shape_of_a_question_about_an_image_means_the_same(record: Any) -> None:
     assert to_record(record, ["image"]) == ASKED
 
 

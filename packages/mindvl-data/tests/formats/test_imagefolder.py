@@ -20,7 +20,7 @@ def read(directory: Path) -> list[SourceRecord]:
     return records
 
 
-def test_a_text_file_beside_a_image_is_its_caption(tmp_path: Path) -> None:
+def test_a_text_file_beside_an_image_is_its_caption(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.jpg", "sub/a.PNG"):
         (tmp_path / name).touch()
@@ -39,7 +39,7 @@ def test_one_captions_file_can_hold_all(tmp_path: Path) -> None:
     assert two.body == {"content": [{"type": "image"}, {"type": "image"}, "two"], "meta": {"by": "me"}}
 
 
-def test_a_image_without_a_caption_and_an_empty_directory_are_named(tmp_path: Path) -> None:
+def test_an_image_without_a_caption_and_an_empty_directory_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the directory has no images"):
         read_imagefolder(tmp_path, None)
     (tmp_path / "a.webp").touch()
@@ -49,7 +49,7 @@ def test_a_image_without_a_caption_and_an_empty_directory_are_named(tmp_path: Pa
         read_imagefolder(tmp_path / "nowhere", None)
 
 
-def test_a_video_has_a_caption_like_a_image(tmp_path: Path) -> None:
+def test_a_video_has_a_caption_like_an_image(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").touch()
     (tmp_path / "a.txt").write_text("a ball falls")
     (record,) = read(tmp_path)

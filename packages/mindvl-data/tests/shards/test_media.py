@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_refused_with_the_reason(content: bytes, message:
         check_media(content, decode_limit=LIMIT)
 
 
-def test_one_pixel_is_a_image() -> None:
+def test_one_pixel_is_an_image() -> None:
     assert check_media(image(size=(1, 1)), decode_limit=LIMIT) == MediaSize(1, 1)
 
 
