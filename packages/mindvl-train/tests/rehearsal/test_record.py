@@ -73,7 +73,7 @@ def test_messages_are_written_as_rows(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "Expecting"), ('{"format": 99}', "format is 99, not 1"), ('{"format": 1}', "missing"), ("[]", "get")],
+    [("{", "Expecting"), ('{"format": 99}', "format: is 99, must be 1"), ('{"format": 1}', "missing"), ("[]", "get")],
 )
 def test_another_file_is_refused_with_its_path(content, message, tmp_path):
     path = tmp_path / "rank.json"

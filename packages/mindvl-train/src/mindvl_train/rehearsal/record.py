@@ -186,10 +186,11 @@ class RankRecord:
         try:
             document = json.loads(path.read_text())
             if document.get("format") != FORMAT:
-                raise ValueError(f"format is {document.get('format')!r}, not {FORMAT}")
+                raise ValueError(f"format: is {document.get('format')!r}, must be {FORMAT}. Rehearse the recipe again.")
             return cast(Self, _decode(cls, document))
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-            raise TrainError(f"{path}: is not a rehearsal record: {error}. Rehearse the recipe again.") from error
+            reason = str(error).removesuffix(". Rehearse the recipe again.")
+            raise TrainError(f"{path}: is not a rehearsal record: {reason}. Rehearse the recipe again.") from error
 
 
 def _encode(value: Any) -> Any:
