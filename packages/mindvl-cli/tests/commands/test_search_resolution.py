@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindvl_cli.commands.search_resolution import search_resolution
-from mindvl_cli.evaluation.predict import Predictor
+from mindvl_merge.evaluation import Predictor
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps after training: average weights, and search the test-time image resolution.
+"""Steps after training: average weights; `mindvl_merge.evaluation` scores models and searches the resolution.
 
 The public names are imported on first use (PEP 562), so that `import mindvl_merge` loads neither torch nor numpy.
 """
@@ -11,45 +11,22 @@ if TYPE_CHECKING:
     from .config import MergeConfig
     from .directory import weights_sha256
     from .errors import DirectoryError, MergeConfigError, MergeError
-    from .resolution import Cell, ResolutionGrid
     from .run import merge
-    from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
 
 _MODULES = {
     "config": ("MergeConfig",),
     "directory": ("weights_sha256",),
     "errors": ("DirectoryError", "MergeConfigError", "MergeError"),
-    "resolution": ("Cell", "ResolutionGrid"),
     "run": ("merge",),
-    "search": (
-        "Box",
-        "CellScore",
-        "Request",
-        "ResolutionSearch",
-        "Scorer",
-        "box_of",
-        "choose_cell",
-        "search_resolution",
-    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Box",
-    "Cell",
-    "CellScore",
     "DirectoryError",
     "MergeConfig",
     "MergeConfigError",
     "MergeError",
-    "Request",
-    "ResolutionGrid",
-    "ResolutionSearch",
-    "Scorer",
-    "box_of",
-    "choose_cell",
     "merge",
-    "search_resolution",
     "weights_sha256",
 ]
 

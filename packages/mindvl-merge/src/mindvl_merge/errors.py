@@ -12,3 +12,11 @@ class MergeConfigError(MergeError, ValueError):
 
 class DirectoryError(MergeError):
     """A model directory is missing, damaged, or incompatible with the others."""
+
+
+class EvaluationError(MergeError):
+    """A benchmark, a metric or a model cannot be evaluated. Several messages are printed one per line."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

@@ -3,11 +3,15 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mindvl_cli.commands.options import answering_options
 from mindvl_cli.progress import reported_progress
+
+if TYPE_CHECKING:
+    from mindvl_merge.evaluation import Evaluation
 
 
 @click.command(
@@ -38,28 +42,30 @@ def evaluate(
     With --out, the same command resumes an interrupted evaluation from its saved answers. Python files of the model
     directory run only with --trust-remote-code: pass it for models that you trust.
     """
-    from mindvl_cli.evaluation import run
-    from mindvl_cli.evaluation.benchmark import load_benchmarks
-    from mindvl_cli.evaluation.predict import PredictConfig, Predictor
+    from mindvl_cli.pages.benchmark import CACHE_NAME, REPORT_NAME, write_evaluation
+    from mindvl_cli.predictor import make_predictor
+    from mindvl_merge import evaluation
 
-    benchmarks = [benchmark for path in paths for benchmark in load_benchmarks(path)]
-    config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    predictor = Predictor(
-        model, config=config, cache=out / run.CACHE_NAME if out else None, trust_remote_code=trust_remote_code
+    benchmarks = [benchmark for path in paths for benchmark in evaluation.load_benchmarks(path)]
+    config = evaluation.PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
+    predictor = make_predictor(
+        model, config=config, cache=out / CACHE_NAME if out else None, trust_remote_code=trust_remote_code
     )
     with reported_progress("eval", unit="answers") as report:
-        result = run.evaluate(
-            predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, out=out, progress=report
+        result = evaluation.evaluate(
+            predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, progress=report
         )
+    if out:
+        write_evaluation(out, result, benchmarks, predictor)
     if as_json:
         click.echo(json.dumps({"model": str(model), **result.report()}))
         return
     _print_scores(result)
     if out:
-        click.echo(f"wrote {out / run.REPORT_NAME} and {len(benchmarks)} pages", err=True)
+        click.echo(f"wrote {out / REPORT_NAME} and {len(benchmarks)} pages", err=True)
 
 
-def _print_scores(result: "run.Evaluation") -> None:  # type: ignore[name-defined]  # noqa: F821
+def _print_scores(result: "Evaluation") -> None:
     from rich.console import Console
     from rich.table import Table
 

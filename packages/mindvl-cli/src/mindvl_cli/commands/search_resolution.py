@@ -49,31 +49,31 @@ def search_resolution(
     """
     if out:
         require("plots", "mindvl search-resolution --out")
-    from mindvl_cli.evaluation import resolution
-    from mindvl_cli.evaluation.benchmark import load_benchmarks
-    from mindvl_cli.evaluation.predict import PredictConfig, Predictor
-    from mindvl_cli.evaluation.run import CACHE_NAME
-    from mindvl_merge import ResolutionGrid
+    from mindvl_cli.pages.benchmark import CACHE_NAME
+    from mindvl_cli.pages.search import search_report, write_search
+    from mindvl_cli.predictor import make_predictor
+    from mindvl_cli.processor_limits import apply_limits
+    from mindvl_merge.evaluation import PredictConfig, ResolutionGrid, load_benchmarks, search_model
 
     if apply_here and copy_to:
         raise click.UsageError("--apply: cannot be combined with --copy-to. Remove one of the two.")
     grid = ResolutionGrid.parse(grid_text)
     items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    predictor = Predictor(
+    predictor = make_predictor(
         model, config=config, cache=out / CACHE_NAME if out else None, trust_remote_code=trust_remote_code
     )
     with reported_progress("search", unit="answers") as report:
-        result = resolution.search(predictor, items, grid, progress=report)
+        result = search_model(predictor, items, grid, progress=report)
     if out:
-        resolution.write_search(result, out, model=str(model))
+        write_search(result, out, model=str(model))
     chosen = result.chosen
     if apply_here or copy_to:
         limits = {"min_pixels": chosen.min_pixels, "max_pixels": chosen.max_pixels}
-        changed = resolution.apply_limits(model, **limits, out=copy_to)
+        changed = apply_limits(model, **limits, out=copy_to)
         click.echo(f"wrote {changed}", err=True)
     if as_json:
-        click.echo(json.dumps({"model": str(model), **resolution.search_report(result)}))
+        click.echo(json.dumps({"model": str(model), **search_report(result)}))
         return
     click.echo(
         f"best: min {chosen.min_pixels}, max {chosen.max_pixels} pixels, score {100 * chosen.score:.1f} % "

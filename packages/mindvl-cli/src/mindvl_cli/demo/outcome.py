@@ -160,9 +160,10 @@ def _search(work: DemoRun, stages: dict[str, Any]) -> ResolutionSearch:
 
 def _examples(work: DemoRun, chosen: dict[str, Any]) -> tuple[Example, ...]:
     """The first test items of each task with the cached answers of the merged model."""
-    from mindvl_cli.evaluation.benchmark import load_benchmarks
-    from mindvl_cli.evaluation.predict import PredictConfig, Predictor
-    from mindvl_cli.evaluation.run import CACHE_NAME, score_prediction
+    from mindvl_cli.pages.benchmark import CACHE_NAME
+    from mindvl_cli.predictor import make_predictor
+    from mindvl_merge.evaluation import PredictConfig, load_benchmarks
+    from mindvl_merge.evaluation.run import score_prediction
 
     options = dict(zip(ANSWER_OPTIONS[::2], ANSWER_OPTIONS[1::2], strict=True))
     config = PredictConfig(
@@ -171,7 +172,7 @@ def _examples(work: DemoRun, chosen: dict[str, Any]) -> tuple[Example, ...]:
         max_new_tokens=int(options["--max-new-tokens"]),
     )
     cache = work.out / "scores" / "merged" / CACHE_NAME
-    predictor = Predictor(
+    predictor = make_predictor(
         work.model("merged"), config=config, cache=cache, trust_remote_code=True
     )  # exported by the demo
     shown = []

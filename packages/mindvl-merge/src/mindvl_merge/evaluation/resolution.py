@@ -7,7 +7,7 @@ resolution search: min 4, 16, 32, 64 and max 1280, 2048, 2560, 3072, 4096, 8192.
 
 from dataclasses import dataclass
 
-from .errors import MergeConfigError
+from mindvl_merge.errors import MergeConfigError
 
 UNIT_PIXELS = 28 * 28
 

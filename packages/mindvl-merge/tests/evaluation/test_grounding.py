@@ -3,8 +3,8 @@
 
 import pytest
 
-from mindvl_cli.evaluation.benchmark import Item
-from mindvl_cli.evaluation.score import gather, overlap, score_answer
+from mindvl_merge.evaluation.benchmark import Item
+from mindvl_merge.evaluation.grounding import gather, overlap, score_answer
 
 
 def _item(score="exact", task="t", answer="4 071", box=(10.0, 10.0, 30.0, 30.0)):

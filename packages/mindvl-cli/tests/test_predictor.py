@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindvl_cli.evaluation.benchmark import load_benchmarks
-from mindvl_cli.evaluation.predict import PredictConfig, Predictor, image_size, open_image
-from mindvl_cli.failures import CliError
+from mindvl_cli.predictor import DECODER, make_predictor
 from mindvl_data.images import decode
+from mindvl_merge.errors import EvaluationError
+from mindvl_merge.evaluation import PredictConfig, load_benchmarks
+from mindvl_merge.evaluation.predict import open_image
 from mindvl_model import ModelError
 
 
@@ -18,7 +19,7 @@ def items(benchmark_file):
 
 
 def _predictor(model_directory, cache=None, **values):
-    return Predictor(
+    return make_predictor(
         model_directory,
         config=PredictConfig(**{"max_new_tokens": 4, "device": "cpu", **values}),
         cache=cache,
@@ -40,7 +41,7 @@ def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_directory,
     predictions = predictor.predict(questions)
     assert all(h * w <= 9 * 784 for p in predictions for h, w in p.resized)
     assert predictions[2].original == ((90, 200),)
-    with pytest.raises(CliError, match="above --max-pixels"):
+    with pytest.raises(EvaluationError, match="above --max-pixels"):
         predictor.questions(items, min_pixels=784, max_pixels=700)
 
 
@@ -89,7 +90,7 @@ def test_a_turned_photograph_is_measured_as_shown(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (30, 20)).save(tmp_path / "turned.jpg", exif=exif)
-    assert image_size(tmp_path / "turned.jpg") == (30, 20)
+    assert DECODER.read_size((tmp_path / "turned.jpg").read_bytes()) == (30, 20)
 
 
 def _unusual_images():
@@ -126,20 +127,20 @@ def test_evaluation_shows_a_model_the_pixels_that_training_shows_it(name, tmp_pa
     path = tmp_path / name
     image.save(path, **options)
     trained = decode(path.read_bytes(), decode_limit=10**6)
-    assert image_size(path) == trained.shape[:2]
-    np.testing.assert_array_equal(np.asarray(open_image(path)), trained)
+    assert DECODER.read_size(path.read_bytes()) == trained.shape[:2]
+    np.testing.assert_array_equal(np.asarray(open_image(path, DECODER)), trained)
 
 
 def test_a_damaged_image_is_named(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(CliError, match=r"a\.png: image cannot be opened.*Replace the file"):
-        open_image(tmp_path / "a.png")
-    with pytest.raises(CliError, match=r"b\.png: the image cannot be read"):
-        open_image(tmp_path / "b.png")
+    with pytest.raises(EvaluationError, match=r"a\.png: image cannot be opened.*Replace the file"):
+        open_image(tmp_path / "a.png", DECODER)
+    with pytest.raises(EvaluationError, match=r"b\.png: the image cannot be read"):
+        open_image(tmp_path / "b.png", DECODER)
 
 
 def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_directory, items):
-    predictor = Predictor(model_directory, config=PredictConfig(device="cpu"))
+    predictor = make_predictor(model_directory, config=PredictConfig(device="cpu"), cache=None)
     with pytest.raises(
         ModelError, match=r"the remote code of the directory \(processing_tiny\.py\).*--trust-remote-code"
     ):
@@ -147,8 +148,8 @@ def test_the_code_of_a_model_directory_does_not_run_unless_asked_for(model_direc
 
 
 def test_a_directory_without_a_model_is_named(tmp_path):
-    with pytest.raises(CliError, match=r"no config\.json"):
-        Predictor(tmp_path)
+    with pytest.raises(EvaluationError, match=r"no config\.json"):
+        make_predictor(tmp_path, config=PredictConfig(), cache=None)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="AutoProcessor cannot load"):
-        Predictor(tmp_path).default_limits  # noqa: B018
+        make_predictor(tmp_path, config=PredictConfig(), cache=None).default_limits  # noqa: B018

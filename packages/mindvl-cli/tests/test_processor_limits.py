@@ -7,19 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_cli.evaluation import resolution, run
-from mindvl_cli.evaluation.benchmark import load_benchmarks
-from mindvl_cli.evaluation.predict import Predictor
 from mindvl_cli.failures import CliError
-from mindvl_merge import ResolutionGrid
+from mindvl_cli.pages.search import write_search
+from mindvl_cli.predictor import make_predictor
+from mindvl_cli.processor_limits import apply_limits
+from mindvl_merge.evaluation import PredictConfig, ResolutionGrid, evaluate, load_benchmarks, search_model
 
 GRID = ResolutionGrid(min_units=(4, 12), max_units=(8, 16, 64))
+
+
+def _predictor(directory):
+    return make_predictor(directory, config=PredictConfig(), cache=None, trust_remote_code=True)
 
 
 @pytest.fixture
 def predictor(model_directory, monkeypatch):
     """Reads right exactly if the image is larger than ten visual tokens."""
-    predictor = Predictor(model_directory, trust_remote_code=True)
+    predictor = _predictor(model_directory)
     asked = []
 
     def answer(questions):
@@ -34,17 +38,17 @@ def predictor(model_directory, monkeypatch):
 
 def test_equal_to_evaluating_every_cell(predictor, benchmark_file):
     benchmarks = load_benchmarks(benchmark_file)
-    result = resolution.search(predictor, benchmarks[0].items, GRID)
+    result = search_model(predictor, benchmarks[0].items, GRID)
     assert len(predictor.asked) == result.num_evaluations < result.num_requests
     for cell in result.cells:
-        whole = run.evaluate(predictor, benchmarks, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels)
+        whole = evaluate(predictor, benchmarks, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels)
         assert cell.score == pytest.approx(whole.scores.overall)
     assert len(predictor.asked) == result.num_evaluations  # the cells were in the cache
 
 
 def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
-    result = resolution.search(predictor, load_benchmarks(benchmark_file)[0].items, GRID)
-    files = resolution.write_search(result, tmp_path / "out", model="m")
+    result = search_model(predictor, load_benchmarks(benchmark_file)[0].items, GRID)
+    files = write_search(result, tmp_path / "out", model="m")
     assert [file.name for file in files] == [
         "resolution.json", "heat_map.png", "heat_map.svg", "box_plot.png", "box_plot.svg",
     ]  # fmt: skip
@@ -57,17 +61,17 @@ def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
 
 def test_limits_are_written_into_a_copy_or_in_place(model_directory, tmp_path):
     copy = tmp_path / "copy"
-    resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
-    assert Predictor(copy, trust_remote_code=True).default_limits == (784, 7840)
-    assert Predictor(model_directory, trust_remote_code=True).default_limits == (4 * 784, 16 * 784)
-    resolution.apply_limits(copy, min_pixels=1568, max_pixels=7840)
-    assert Predictor(copy, trust_remote_code=True).default_limits == (1568, 7840)
+    apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
+    assert _predictor(copy).default_limits == (784, 7840)
+    assert _predictor(model_directory).default_limits == (4 * 784, 16 * 784)
+    apply_limits(copy, min_pixels=1568, max_pixels=7840)
+    assert _predictor(copy).default_limits == (1568, 7840)
     with pytest.raises(CliError, match=r"--copy-to: directory .* exists"):
-        resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
+        apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=copy)
     shutil.rmtree(copy)
     (copy / "empty").mkdir(parents=True)
     with pytest.raises(CliError, match="has no image processor"):
-        resolution.apply_limits(copy, min_pixels=784, max_pixels=7840)
+        apply_limits(copy, min_pixels=784, max_pixels=7840)
 
 
 def test_a_copy_that_the_disk_does_not_take_leaves_nothing(
@@ -79,5 +83,5 @@ def test_a_copy_that_the_disk_does_not_take_leaves_nothing(
 
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(CliError, match=r"copy: cannot be written \(No space left on device\)"):
-        resolution.apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=tmp_path / "copy")
+        apply_limits(model_directory, min_pixels=784, max_pixels=7840, out=tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

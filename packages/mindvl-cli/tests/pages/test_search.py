@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots are the same file for the same search."""
 
-from mindvl_cli.evaluation.plots import draw_box_plot, draw_heat_map
-from mindvl_merge import CellScore, ResolutionSearch
+from mindvl_cli.pages.search import draw_box_plot, draw_heat_map
+from mindvl_merge.evaluation import CellScore, ResolutionSearch
 
 
 def test_a_search_with_one_task_and_missing_cells_can_be_drawn(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mindvl_cli.evaluation.benchmark import Box, Item
+from mindvl_merge.evaluation.benchmark import Box, Item
 
 Size = tuple[int, int]  # height, width in pixels
 

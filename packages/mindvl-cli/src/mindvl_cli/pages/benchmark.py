@@ -1,23 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page for each benchmark: images, question, answer, truth, right or wrong.
 
-Last step of an evaluation; pages/templates/benchmark.html.j2 is the page. Items are taken at equal distances, never by
+Last step of `mindvl eval`; pages/templates/benchmark.html.j2 is the page. Items are taken at equal distances, never by
 whether they are right.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from mindvl_cli.evaluation.benchmark import IMAGE_MARK
-from mindvl_cli.evaluation.predict import Prediction, open_image
-from mindvl_cli.evaluation.score import find_points
 from mindvl_cli.pages.render import data_url, render
+from mindvl_cli.predictor import DECODER
 from mindvl_cli.whole_file import write_whole
+from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Benchmark
+from mindvl_merge.evaluation.grounding import find_points
+from mindvl_merge.evaluation.predict import Prediction, Predictor, open_image
+from mindvl_merge.evaluation.run import Evaluation
 
 MAX_ITEMS = 60
 MAX_SIDE = 320  # pixels of an embedded image
+
+REPORT_NAME = "report.json"
+CACHE_NAME = "predictions.jsonl"
+
+
+def write_evaluation(out: Path, evaluation: Evaluation, benchmarks: Sequence[Benchmark], predictor: Predictor) -> None:
+    """Write `report.json` and `NAME.html` of every benchmark."""
+    start = 0
+    for benchmark in benchmarks:
+        stop = start + len(benchmark.items)
+        write_page(
+            out / f"{benchmark.name}.html",
+            name=benchmark.name,
+            predictions=evaluation.predictions[start:stop],
+            scores=evaluation.item_scores[start:stop],
+        )
+        start = stop
+    document = {"model": str(predictor.directory), "fingerprint": predictor.fingerprint, **evaluation.report()}
+    write_whole(out / REPORT_NAME, json.dumps(document, indent=2) + "\n")
 
 
 def write_page(path: Path, *, name: str, predictions: Sequence[Prediction], scores: Sequence[float]) -> None:
@@ -42,7 +64,7 @@ def even_choice(count: int, most: int) -> list[int]:
 
 def _item(prediction: Prediction, score: float) -> dict[str, object]:
     item = prediction.item
-    images = [open_image(path) for path in item.images]
+    images = [open_image(path, DECODER) for path in item.images]
     if images and item.box is not None:
         _draw_boxes(images[0], prediction)
     for image in images:

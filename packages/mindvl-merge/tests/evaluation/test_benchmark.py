@@ -5,16 +5,27 @@ import json
 
 import pytest
 
-from mindvl_cli.evaluation.benchmark import load_benchmarks
-from mindvl_cli.failures import CliError
+from mindvl_merge.errors import EvaluationError
+from mindvl_merge.evaluation import load_benchmarks
 
 
-def test_rows_become_items(benchmark_file):
-    (benchmark,) = load_benchmarks(benchmark_file)
-    assert (benchmark.name, len(benchmark.items)) == ("mixed", 9)
-    point = benchmark.items[6]
+def test_rows_become_items(tmp_path):
+    (tmp_path / "0.png").write_bytes(b"not decoded by the reader")
+    row = {
+        "id": "p",
+        "task": "locate",
+        "score": "point",
+        "images": ["0.png"],
+        "question": "<image>\nwhere",
+        "answer": "",
+    }
+    path = tmp_path / "mixed.jsonl"
+    path.write_text(json.dumps({**row, "box": [10, 10, 30, 30]}) + "\n")
+    (benchmark,) = load_benchmarks(path)
+    assert (benchmark.name, len(benchmark.items)) == ("mixed", 1)
+    point = benchmark.items[0]
     assert (point.task, point.score, point.box) == ("locate", "point", (10, 10, 30, 30))
-    assert point.images == (benchmark_file.parent / "0.png",)
+    assert point.images == (tmp_path / "0.png",)
 
 
 def test_a_directory_gives_one_benchmark_per_file(tmp_path):
@@ -46,16 +57,16 @@ def test_a_wrong_row_is_named(tmp_path, row, message):
     path = tmp_path / "bench.jsonl"
     text = row if isinstance(row, str) else json.dumps(row)
     path.write_text('{"id": "x", "question": "a", "answer": "b"}\n' + text + "\n")
-    with pytest.raises(CliError, match=message) as caught:
+    with pytest.raises(EvaluationError, match=message) as caught:
         load_benchmarks(path)
     assert f"{path}:2" in str(caught.value)
 
 
 def test_missing_and_empty_benchmarks_are_named(tmp_path):
-    with pytest.raises(CliError, match="does not exist"):
+    with pytest.raises(EvaluationError, match="does not exist"):
         load_benchmarks(tmp_path / "no.jsonl")
-    with pytest.raises(CliError, match=r"no \.jsonl file"):
+    with pytest.raises(EvaluationError, match=r"no \.jsonl file"):
         load_benchmarks(tmp_path)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(CliError, match="the benchmark is empty"):
+    with pytest.raises(EvaluationError, match="the benchmark is empty"):
         load_benchmarks(tmp_path / "empty.jsonl")

@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from .errors import MergeError
-from .resolution import Cell, ResolutionGrid
+from mindvl_merge.errors import MergeError
+from mindvl_merge.evaluation.resolution import Cell, ResolutionGrid
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ class Request(Generic[Item]):
 
 
 class Scorer(Protocol[Item]):
-    """The evaluation interface of a search; mindvl_cli.evaluation implements it."""
+    """The evaluation interface of a search; mindvl_merge.evaluation implements it."""
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
         """A key of the model input for `item`: equal for two limits if and only if the inputs are equal."""

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score one model on benchmarks: predictions, scores by task, report.json and a page per benchmark.
+"""Score one model on benchmarks, or at every cell of a resolution grid.
 
-Called by `mindvl eval` and by the demo; comes after the export.
+Comes after benchmark.py and predict.py; the commands write reports and pages from the results.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from mindvl_cli.evaluation.benchmark import Benchmark
-from mindvl_cli.evaluation.page import write_page
-from mindvl_cli.evaluation.predict import Prediction, Predictor, Progress
-from mindvl_cli.evaluation.score import Scores, gather, score_answer
-from mindvl_cli.whole_file import write_whole
-
-REPORT_NAME = "report.json"
-CACHE_NAME = "predictions.jsonl"
+from mindvl_merge.evaluation.benchmark import Benchmark, Item
+from mindvl_merge.evaluation.grounding import Scores, gather, score_answer
+from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
+from mindvl_merge.evaluation.resolution import ResolutionGrid
+from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +42,12 @@ def evaluate(
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
-    out: Path | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer and score all items.
 
     Args:
         min_pixels, max_pixels: Limits of the image area in pixels; None means those of the processor.
-        out: Directory for `report.json` and `NAME.html` of every benchmark; None writes nothing.
     """
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
@@ -65,11 +58,8 @@ def evaluate(
     for benchmark in benchmarks:
         stop = start + len(benchmark.items)
         by_benchmark[benchmark.name] = gather(benchmark.items, scores[start:stop])
-        if out is not None:
-            page = out / f"{benchmark.name}.html"
-            write_page(page, name=benchmark.name, predictions=predictions[start:stop], scores=scores[start:stop])
         start = stop
-    evaluation = Evaluation(
+    return Evaluation(
         min_pixels=questions[0].min_pixels,
         max_pixels=questions[0].max_pixels,
         scores=gather(items, scores),
@@ -77,10 +67,6 @@ def evaluate(
         predictions=tuple(predictions),
         item_scores=tuple(scores),
     )
-    if out is not None:
-        document = {"model": str(predictor.directory), "fingerprint": predictor.fingerprint, **evaluation.report()}
-        write_whole(out / REPORT_NAME, json.dumps(document, indent=2) + "\n")
-    return evaluation
 
 
 def score_prediction(prediction: Prediction) -> float:
@@ -92,3 +78,28 @@ def score_prediction(prediction: Prediction) -> float:
         original=prediction.original[0] if has_images else None,
         resized=prediction.resized[0] if has_images else None,
     )
+
+
+class PredictorScorer:
+    """Implements search.Scorer with a Predictor."""
+
+    def __init__(self, predictor: Predictor, progress: Progress | None = None) -> None:
+        self.predictor = predictor
+        self.progress = progress
+
+    def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
+        """Sizes of the item's images after resizing."""
+        return self.predictor.sizes(item, min_pixels, max_pixels)
+
+    def score(self, requests: Sequence[Request[Item]]) -> list[float]:
+        """Answer and score all requests."""
+        questions = [Question(item=r.item, min_pixels=r.min_pixels, max_pixels=r.max_pixels) for r in requests]
+        return [score_prediction(p) for p in self.predictor.predict(questions, progress=self.progress)]
+
+
+def search_model(
+    predictor: Predictor, items: Sequence[Item], grid: ResolutionGrid, *, progress: Progress | None = None
+) -> ResolutionSearch:
+    """Score every cell of the grid on held-out items, each distinct resize once, and choose one."""
+    scorer = PredictorScorer(predictor, progress)
+    return search_resolution(scorer, items, grid, tasks=[item.task for item in items])

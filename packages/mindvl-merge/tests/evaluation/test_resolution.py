@@ -3,7 +3,8 @@
 
 import pytest
 
-from mindvl_merge import MergeConfigError, ResolutionGrid
+from mindvl_merge import MergeConfigError
+from mindvl_merge.evaluation import ResolutionGrid
 
 
 def test_the_paper_has_24_cells():

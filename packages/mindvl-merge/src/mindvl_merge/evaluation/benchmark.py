@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from mindvl_cli.failures import CliError
+from mindvl_merge.errors import EvaluationError
 
 ScoreKind = Literal["exact", "point", "box"]
 Box = tuple[float, float, float, float]
@@ -47,16 +47,18 @@ def load_benchmarks(path: Path) -> list[Benchmark]:
     """One benchmark from a JSONL file, or one from each JSONL file of a directory, by name.
 
     Raises:
-        CliError: Names file, line and problem.
+        EvaluationError: Names file, line and problem.
     """
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
-            raise CliError(f"{path}: the directory has no .jsonl file. Name a benchmark file or a directory of them.")
+            raise EvaluationError(
+                f"{path}: the directory has no .jsonl file. Name a benchmark file or a directory of them."
+            )
     elif path.is_file():
         files = [path]
     else:
-        raise CliError(f"{path}: the benchmark does not exist. Name a .jsonl file or a directory of them.")
+        raise EvaluationError(f"{path}: the benchmark does not exist. Name a .jsonl file or a directory of them.")
     return [Benchmark(name=file.stem, items=tuple(_read_file(file))) for file in files]
 
 
@@ -70,30 +72,30 @@ def _read_file(path: Path) -> Iterator[Item]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise CliError(f"{where}: is not valid JSON ({error}). Write one object per line.") from error
+            raise EvaluationError(f"{where}: is not valid JSON ({error}). Write one object per line.") from error
         item = _read_row(row, path, number, where)
         if item.id in seen:
-            raise CliError(f"{where}: id {item.id!r} is used twice. Give every line its own id.")
+            raise EvaluationError(f"{where}: id {item.id!r} is used twice. Give every line its own id.")
         seen.add(item.id)
         yield item
     if not seen:
-        raise CliError(f"{path}: the benchmark is empty. Write one JSON object per line.")
+        raise EvaluationError(f"{path}: the benchmark is empty. Write one JSON object per line.")
 
 
 def _read_row(row: Any, path: Path, number: int, where: str) -> Item:
     if not isinstance(row, dict):
-        raise CliError(
+        raise EvaluationError(
             f'{where}: must be an object, got {type(row).__name__}. Write {{"question": ..., "answer": ...}}.'
         )
     unknown = sorted(row.keys() - _FIELDS)
     if unknown:
-        raise CliError(f"{where}: field {unknown[0]!r} is unknown. Use {', '.join(sorted(_FIELDS))}.")
+        raise EvaluationError(f"{where}: field {unknown[0]!r} is unknown. Use {', '.join(sorted(_FIELDS))}.")
     for field in ("question", "answer"):
         if not isinstance(row.get(field), str):
-            raise CliError(f"{where}: {field} must be text, got {row.get(field)!r}. Correct the line.")
+            raise EvaluationError(f"{where}: {field} must be text, got {row.get(field)!r}. Correct the line.")
     score = row.get("score", "exact")
     if score not in get_args(ScoreKind):
-        raise CliError(f"{where}: score {score!r} is unknown. Use {', '.join(get_args(ScoreKind))}.")
+        raise EvaluationError(f"{where}: score {score!r} is unknown. Use {', '.join(get_args(ScoreKind))}.")
     return Item(
         id=str(row.get("id", f"{path.stem}-{number:05d}")),
         task=str(row.get("task", path.stem)),
@@ -108,16 +110,20 @@ def _read_row(row: Any, path: Path, number: int, where: str) -> Item:
 def _read_images(row: dict[str, Any], path: Path, where: str) -> tuple[Path, ...]:
     names = row.get("images", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CliError(f"{where}: images must be a list of paths, got {names!r}. Give paths relative to the file.")
+        raise EvaluationError(
+            f"{where}: images must be a list of paths, got {names!r}. Give paths relative to the file."
+        )
     marks = row["question"].count(IMAGE_MARK)
     if marks != len(names):
-        raise CliError(
+        raise EvaluationError(
             f"{where}: question has {marks} {IMAGE_MARK} placeholders for {len(names)} images. Write one per image."
         )
     images = tuple(path.parent / name for name in names)
     for image in images:
         if not image.is_file():
-            raise CliError(f"{where}: image {image} does not exist. Correct the path; it is relative to the file.")
+            raise EvaluationError(
+                f"{where}: image {image} does not exist. Correct the path; it is relative to the file."
+            )
     return images
 
 
@@ -125,11 +131,11 @@ def _read_box(row: dict[str, Any], score: str, where: str) -> Box | None:
     values = row.get("box")
     if values is None:
         if score != "exact":
-            raise CliError(f"{where}: score {score!r} needs a box. Give [left, top, right, bottom] in pixels.")
+            raise EvaluationError(f"{where}: score {score!r} needs a box. Give [left, top, right, bottom] in pixels.")
         return None
     numbers = isinstance(values, list) and len(values) == 4 and all(isinstance(v, int | float) for v in values)
     if not numbers or values[0] >= values[2] or values[1] >= values[3] or not row.get("images"):
-        raise CliError(
+        raise EvaluationError(
             f"{where}: box {values!r} is not valid. Give [left, top, right, bottom] in pixels of the first image."
         )
     return (float(values[0]), float(values[1]), float(values[2]), float(values[3]))

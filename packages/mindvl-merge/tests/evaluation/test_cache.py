@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers survive a kill."""
 
-from mindvl_cli.evaluation.cache import AnswerCache
+from mindvl_merge.evaluation.cache import AnswerCache
 
 
 def test_answers_come_back_and_a_cut_line_is_dropped(tmp_path):

@@ -1,13 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw a resolution search: scores over the grid as a heat map, and boxes over the cells as in the paper's Figure 4."""
+"""Write a resolution search: its figures as JSON, a heat map over the grid, and box plots as in the paper's Figure 4.
 
+Used by `mindvl search-resolution` and the demo.
+"""
+
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mindvl_cli.pages.plots import Plot, boxes, heat_map
 from mindvl_cli.whole_file import write_whole
-from mindvl_merge import ResolutionSearch
+from mindvl_merge.evaluation import ResolutionSearch, box_of
+
+SEARCH_NAME = "resolution.json"
 
 _UNIT_PIXELS = 28 * 28
+
+
+def search_report(result: ResolutionSearch) -> dict[str, Any]:
+    """The result as JSON values; `box` and `box_by_task` are the box plots of Figure 4."""
+    tasks = result.cells[0].by_task
+    return {
+        "chosen": asdict(result.chosen),
+        "cells": [asdict(cell) for cell in result.cells],
+        "num_requests": result.num_requests,
+        "num_evaluations": result.num_evaluations,
+        "num_saved": result.num_saved,
+        "box": asdict(box_of([cell.score for cell in result.cells])),
+        "box_by_task": {task: asdict(box_of([cell.by_task[task] for cell in result.cells])) for task in tasks},
+    }
+
+
+def write_search(result: ResolutionSearch, out: Path, *, model: str) -> list[Path]:
+    """Write figures, heat map and box plot; returns the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    report = out / SEARCH_NAME
+    write_whole(report, json.dumps({"model": model, **search_report(result)}, indent=2) + "\n")
+    return [report, *draw_heat_map(result, out), *draw_box_plot(result, out)]
 
 
 def draw_heat_map(result: ResolutionSearch, out: Path) -> list[Path]:

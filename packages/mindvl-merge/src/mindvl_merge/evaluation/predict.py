@@ -1,28 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer benchmark items with an exported model directory through transformers: batched, greedy, cached.
 
-Comes after benchmark.py, before score.py. Items of similar length share a batch, padded on the left. Batches are built
+Comes after benchmark.py, before grounding.py. Items of similar length share a batch, padded on the left. Batches are built
 from all requests, including cached ones, so that a resumed evaluation has the same batches and answers.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from mindvl_cli.evaluation.benchmark import IMAGE_MARK, Item
-from mindvl_cli.evaluation.cache import AnswerCache
-from mindvl_cli.evaluation.score import Size
-from mindvl_cli.failures import CliError
+from mindvl_merge.errors import EvaluationError
+from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
+from mindvl_merge.evaluation.cache import AnswerCache
+from mindvl_merge.evaluation.grounding import Size
 
 Progress = Callable[[int, int], None]  # requests answered, requests in all
+
+Loader = Callable[..., Any]  # loader(auto_class, directory, trust_remote_code=..., **options) -> model or processor
 
 # Files other than the weights that affect an answer; the limits of the processor are part of a request.
 _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _DECODER = 2  # version of image decoding; cached answers of other versions are not used
+
+
+class ImageDecoder(Hashable, Protocol):
+    """What evaluation needs of the training's image code; errors are EvaluationError without the file's name."""
+
+    def read_size(self, content: bytes) -> Size:
+        """Height and width as shown (EXIF orientation applied), from the header of an image file."""
+        ...
+
+    def decode(self, content: bytes) -> Any:
+        """Pixels uint8 `[height, width, 3]` of an image file."""
+        ...
+
+    def resized(self, size: Size, *, multiple: int, min_pixels: int, max_pixels: int) -> Size:
+        """Size after resizing to multiples of `multiple` within the limits, in pixels."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +77,8 @@ class Predictor:
 
     Args:
         directory: Model in the transformers layout.
+        decoder: Decodes images as training does.
+        load: Calls `from_pretrained` of an Auto class on the directory.
         cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
         trust_remote_code: Run the Python files of the directory; MindVL models need it.
     """
@@ -67,13 +87,19 @@ class Predictor:
         self,
         directory: Path,
         *,
+        decoder: ImageDecoder,
+        load: Loader,
         config: PredictConfig | None = None,
         cache: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         if not (directory / "config.json").is_file():
-            raise CliError(f"{directory}: is not a model directory, it has no config.json. Give an exported model.")
+            raise EvaluationError(
+                f"{directory}: is not a model directory, it has no config.json. Give an exported model."
+            )
         self.directory = directory
+        self.decoder = decoder
+        self.load = load
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
         self.trust_remote_code = trust_remote_code
@@ -132,22 +158,28 @@ class Predictor:
         low, high = self.default_limits
         low, high = low if min_pixels is None else min_pixels, high if max_pixels is None else max_pixels
         if low > high:
-            raise CliError(f"--min-pixels: {low} is above --max-pixels {high}. Lower it or raise --max-pixels.")
+            raise EvaluationError(f"--min-pixels: {low} is above --max-pixels {high}. Lower it or raise --max-pixels.")
         return [Question(item=item, min_pixels=low, max_pixels=high) for item in items]
 
     def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
         """Size of each image of an item after resizing."""
-        from mindvl_data import SampleError, smart_resize
-
         images = self.processor.image_processor
         multiple = images.patch_size * images.merge_size
         try:
             return tuple(
-                smart_resize(*image_size(path), multiple=multiple, min_pixels=min_pixels, max_pixels=max_pixels)
+                self.decoder.resized(
+                    self.image_size(path), multiple=multiple, min_pixels=min_pixels, max_pixels=max_pixels
+                )
                 for path in item.images
             )
-        except SampleError as error:
-            raise CliError(f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item.") from error
+        except EvaluationError as error:
+            raise EvaluationError(
+                f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item."
+            ) from error
+
+    def image_size(self, path: Path) -> Size:
+        """Height and width of an image as it is shown, from its header."""
+        return _image_size(path, path.stat().st_mtime_ns, self.decoder)
 
     def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
         """Answer every question, from the cache if possible; the order is kept."""
@@ -165,16 +197,14 @@ class Predictor:
             Prediction(
                 item=question.item,
                 answer=self.cache.answers[key],
-                original=tuple(image_size(path) for path in question.item.images),
+                original=tuple(self.image_size(path) for path in question.item.images),
                 resized=self.sizes(question.item, question.min_pixels, question.max_pixels),
             )
             for key, question in zip(keys, questions, strict=True)
         ]
 
     def _load(self, auto_class: Any, **options: Any) -> Any:
-        from mindvl_model.hf.pretrained import from_pretrained
-
-        return from_pretrained(auto_class, self.directory, trust_remote_code=self.trust_remote_code, **options)
+        return self.load(auto_class, self.directory, trust_remote_code=self.trust_remote_code, **options)
 
     def _key(self, question: Question) -> str:
         item = question.item
@@ -215,7 +245,7 @@ class Predictor:
 
         tokenizer = self.processor.tokenizer
         texts = [self._prompt(question.item) for question in questions]
-        images = [open_image(path) for question in questions for path in question.item.images]
+        images = [open_image(path, self.decoder) for question in questions for path in question.item.images]
         options: dict[str, Any] = {}
         if images:
             limits = {"shortest_edge": questions[0].min_pixels, "longest_edge": questions[0].max_pixels}
@@ -244,7 +274,7 @@ class Predictor:
         ]
         actual = [(height * patch, width * patch) for _, height, width in grids.tolist()]
         if actual != expected:
-            raise CliError(
+            raise EvaluationError(
                 f"{self.directory}: the processor resizes to {actual[:3]}, expected {expected[:3]} (height, width). Use a model "
                 "with a processor that resizes as the Qwen2-VL processor does."
             )
@@ -261,16 +291,20 @@ class Predictor:
         return prompt
 
 
-def image_size(path: Path) -> Size:
-    """Height and width of an image as it is shown (EXIF orientation applied), from its header."""
-    return _image_size(path, path.stat().st_mtime_ns)
+def open_image(path: Path, decoder: ImageDecoder) -> Any:
+    """The image as training decodes it, in RGB, for the processor and for pages.
+
+    Raises:
+        EvaluationError: The file cannot be read or decoded.
+    """
+    from PIL import Image
+
+    return Image.fromarray(_of_image(path, decoder.decode))
 
 
 @lru_cache(maxsize=100_000)
-def _image_size(path: Path, modified_ns: int) -> Size:
-    from mindvl_data.images import read_size
-
-    return _of_image(path, read_size)
+def _image_size(path: Path, modified_ns: int, decoder: ImageDecoder) -> Size:
+    return _of_image(path, decoder.read_size)
 
 
 @lru_cache(maxsize=100_000)
@@ -278,27 +312,12 @@ def _file_hash(path: Path, modified_ns: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def open_image(path: Path) -> Any:
-    """The image as training decodes it, in RGB, for the processor and for pages.
-
-    Raises:
-        CliError: The file cannot be read or decoded.
-    """
-    from PIL import Image
-
-    from mindvl_data.images import decode
-
-    return Image.fromarray(_of_image(path, decode))
-
-
-def _of_image(path: Path, read: Callable[..., Any]) -> Any:
-    from mindvl_data import ImageConfig, SampleError
-
+def _of_image(path: Path, read: Callable[[bytes], Any]) -> Any:
     try:
-        return read(path.read_bytes(), decode_limit=ImageConfig().decode_limit)
+        return read(path.read_bytes())
     except OSError as error:
-        raise CliError(
+        raise EvaluationError(
             f"{path}: the image cannot be read ({error.strerror}). Replace the file or remove the item."
         ) from error
-    except SampleError as error:
-        raise CliError(f"{path}: {error}. Replace the file or remove the item.") from error
+    except EvaluationError as error:
+        raise EvaluationError(f"{path}: {error}. Replace the file or remove the item.") from error

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindvl_merge import Box, CellScore, MergeError, ResolutionGrid, box_of, choose_cell, search_resolution
+from mindvl_merge import MergeError
+from mindvl_merge.evaluation import Box, CellScore, ResolutionGrid, box_of, choose_cell, search_resolution
 
 
 class ClampScorer:

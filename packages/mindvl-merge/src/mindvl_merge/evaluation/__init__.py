@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score models: benchmark files in, predictions, metrics and resolution search out.
+
+Usable alone: no other package of mindvl is imported, torch and transformers only when a model answers. The caller passes
+the image decoder and the loader of models (`predict.ImageDecoder`, `predict.Loader`), so that evaluation shows a model
+the pixels that training showed it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .benchmark import Benchmark, Item, load_benchmarks
+    from .predict import PredictConfig, Prediction, Predictor
+    from .resolution import Cell, ResolutionGrid
+    from .run import Evaluation, evaluate, search_model
+    from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
+
+_MODULES = {
+    "benchmark": ("Benchmark", "Item", "load_benchmarks"),
+    "predict": ("PredictConfig", "Prediction", "Predictor"),
+    "resolution": ("Cell", "ResolutionGrid"),
+    "run": ("Evaluation", "evaluate", "search_model"),
+    "search": (
+        "Box",
+        "CellScore",
+        "Request",
+        "ResolutionSearch",
+        "Scorer",
+        "box_of",
+        "choose_cell",
+        "search_resolution",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Benchmark",
+    "Box",
+    "Cell",
+    "CellScore",
+    "Evaluation",
+    "Item",
+    "PredictConfig",
+    "Prediction",
+    "Predictor",
+    "Request",
+    "ResolutionGrid",
+    "ResolutionSearch",
+    "Scorer",
+    "box_of",
+    "choose_cell",
+    "evaluate",
+    "load_benchmarks",
+    "search_model",
+    "search_resolution",
+]
+
+if not TYPE_CHECKING:  # a type checker would accept every name otherwise
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An evaluation is the mean over tasks, and a search scores every cell with the same predictor."""
+
+from mindvl_merge.evaluation import Benchmark, Item, Prediction, ResolutionGrid, evaluate, search_model
+from mindvl_merge.evaluation.predict import Question
+
+
+class WidthPredictor:
+    """Answers with the maximum number of visual tokens."""
+
+    def questions(self, items, *, min_pixels, max_pixels):
+        return [Question(item=i, min_pixels=min_pixels or 784, max_pixels=max_pixels or 3 * 784) for i in items]
+
+    def sizes(self, item, min_pixels, max_pixels):
+        return ((28, max_pixels // 28),)
+
+    def predict(self, questions, *, progress=None):
+        return [
+            Prediction(item=q.item, answer=str(q.max_pixels // 784), original=((28, 28),), resized=((28, 28),))
+            for q in questions
+        ]
+
+
+def _item(name, task, answer):
+    return Item(id=name, task=task, images=(), question="?", answer=answer)
+
+
+def test_the_overall_score_is_the_mean_over_tasks():
+    first = Benchmark(name="one", items=(_item("1", "a", "3"), _item("2", "a", "4"), _item("3", "b", "3")))
+    second = Benchmark(name="two", items=(_item("4", "b", "5"),))
+    result = evaluate(WidthPredictor(), [first, second])
+    assert {task: score.score for task, score in result.scores.by_task.items()} == {"a": 0.5, "b": 0.5}
+    assert (result.by_benchmark["one"].overall, result.by_benchmark["two"].overall) == (0.75, 0.0)
+    assert result.item_scores == (1.0, 0.0, 1.0, 0.0)
+
+
+def test_a_search_finds_the_cell_that_answers_right():
+    items = [_item("1", "a", "5"), _item("2", "b", "5")]
+    result = search_model(WidthPredictor(), items, ResolutionGrid(min_units=(1,), max_units=(3, 5, 7)))
+    assert (result.chosen.max_pixels, result.chosen.score) == (5 * 784, 1.0)
