@@ -94,12 +94,18 @@ def process_groups(
         # torchrun keeps its store over restarts, so a restarted run must not read the addresses of killed processes.
         store = dist.PrefixStore(f"start-{restart_count()}-run-{next(_RUNS)}", _rendezvous_store())
     dist.init_process_group(
-        accelerator.collective_backend, store=store, rank=rank, world_size=max(world_size, 1), timeout=timeout
+        accelerator.collective_backend,
+        store=store,
+        rank=rank,
+        world_size=max(world_size, 1),
+        timeout=timeout,
+        # NCCL splits the other groups from one that is bound to its device.
+        device_id=device if accelerator.collective_backend == "nccl" else None,
     )
     try:
         parallel = parallel or ParallelConfig()
         coordinates = create_groups(seed, parallel, timeout)
-        group = create_model_parallel_group(timeout) if parallel.model_parallel_size > 1 else None
+        group = create_model_parallel_group(parallel, timeout) if parallel.model_parallel_size > 1 else None
         yield ParallelState(rank=rank, device=device, model_parallel_group=group, **coordinates)
     finally:
         destroy_groups()

@@ -21,6 +21,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
+from mindvl_model.accelerator.groups import initialize_groups
 from mindvl_model.megatron.router import RouterStatistics, record_routing
 from mindvl_model.parallel_config import ParallelConfig
 
@@ -48,14 +49,7 @@ def launched_process() -> Iterator[int]:
 @contextmanager
 def parallel_groups(parallel: ParallelConfig) -> Iterator[ParallelState]:
     """Create the process groups of a parallel layout over all processes; they are destroyed at the end."""
-    parallel_state.initialize_model_parallel(
-        parallel.tp_size,
-        parallel.pp_size,
-        parallel.virtual_stages if parallel.virtual_stages > 1 else None,
-        context_parallel_size=parallel.cp_size,
-        expert_model_parallel_size=parallel.ep_size,
-        expert_tensor_parallel_size=1,
-    )
+    initialize_groups(parallel)
     model_parallel_cuda_manual_seed(0)
     yield ParallelState(
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),

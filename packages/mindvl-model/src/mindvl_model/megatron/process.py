@@ -11,6 +11,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from mindvl_model.accelerator.groups import initialize_groups
+from mindvl_model.parallel_config import ParallelConfig
+
 
 @contextmanager
 def single_process() -> Iterator[None]:
@@ -21,7 +24,7 @@ def single_process() -> Iterator[None]:
     started = not dist.is_initialized()
     if started:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
+    initialize_groups(ParallelConfig())
     model_parallel_cuda_manual_seed(0)
     try:
         yield

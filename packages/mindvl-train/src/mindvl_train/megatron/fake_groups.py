@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mindvl_model import MindVLConfig, MindVLModel
+from mindvl_model.accelerator.groups import initialize_groups
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parallel_config import BuildConfig, ParallelConfig
 
@@ -22,15 +23,7 @@ def fake_process_groups(rank: int, num_processes: int, parallel: ParallelConfig)
     """Groups without communication for one rank of a parallel layout; yields the ranks in its groups, such as `tp`."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_processes)
     try:
-        parallel_state.initialize_model_parallel(
-            parallel.tp_size,
-            parallel.pp_size,
-            parallel.virtual_stages if parallel.virtual_stages > 1 else None,
-            context_parallel_size=parallel.cp_size,
-            expert_model_parallel_size=parallel.ep_size,
-            expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False,
-        )
+        initialize_groups(parallel)
         groups = {
             "tp": parallel_state.get_tensor_model_parallel_group(),
             "cp": parallel_state.get_context_parallel_group(),

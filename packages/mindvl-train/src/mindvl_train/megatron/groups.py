@@ -5,13 +5,14 @@ Adjacent ranks form tensor-parallel groups, then context-, then data-parallel gr
 so that the groups with the most communication stay inside a machine.
 """
 
-import math
 from datetime import timedelta
 
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.parallel_state import RankGenerator
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from mindvl_model.accelerator.groups import create_member_group, initialize_groups
 from mindvl_model.parallel_config import ParallelConfig
 
 
@@ -19,18 +20,9 @@ def create_groups(seed: int, parallel: ParallelConfig, timeout: timedelta) -> di
     """Create the groups over all processes; returns rank and size in tp, pp, cp and dp, such as `tp_rank`.
 
     Args:
-        timeout: Timeout of collectives; megatron-core takes whole minutes.
+        timeout: Timeout of collectives.
     """
-    parallel_state.initialize_model_parallel(
-        parallel.tp_size,
-        parallel.pp_size,
-        parallel.virtual_stages if parallel.virtual_stages > 1 else None,
-        context_parallel_size=parallel.cp_size,
-        expert_model_parallel_size=parallel.ep_size,
-        expert_tensor_parallel_size=1,  # experts are never split: sizes above 1 fail over gloo
-        create_gloo_process_groups=True,  # required by the distributed optimizer
-        distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
-    )
+    initialize_groups(parallel, timeout)
     model_parallel_cuda_manual_seed(seed)
     return {
         "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
@@ -44,13 +36,12 @@ def create_groups(seed: int, parallel: ParallelConfig, timeout: timedelta) -> di
     }
 
 
-def create_model_parallel_group(timeout: timedelta) -> dist.ProcessGroup:
-    """The gloo group of the ranks that train the same packs as this one; collective over all ranks."""
-    dp_ranks: list[int] = [parallel_state.get_data_parallel_rank()] * dist.get_world_size()
-    dist.all_gather_object(dp_ranks, dp_ranks[0])
-    members = [[rank for rank, dp_rank in enumerate(dp_ranks) if dp_rank == each] for each in range(max(dp_ranks) + 1)]
-    group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend="gloo")
-    return group
+def create_model_parallel_group(parallel: ParallelConfig, timeout: timedelta) -> dist.ProcessGroup:
+    """The gloo group of the ranks that train the same packs as this one; every rank has to call it."""
+    dp_size = dist.get_world_size() // parallel.model_parallel_size
+    ranks = RankGenerator(parallel.tp_size, 1, dp_size, parallel.pp_size, parallel.cp_size, order="tp-cp-ep-dp-pp")
+    (own,) = (members for members in ranks.get_ranks("tp-cp-pp") if dist.get_rank() in members)
+    return create_member_group(own, timeout, backend="gloo")
 
 
 def destroy_groups() -> None:

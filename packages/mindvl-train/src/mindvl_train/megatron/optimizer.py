@@ -66,7 +66,12 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
         params_dtype=shared.params_dtype,
         use_distributed_optimizer=True,
     )
-    optimizer = get_megatron_optimizer(options, list(wrapped), config_overrides=get_standard_config_overrides(options))
+    optimizer = get_megatron_optimizer(
+        options,
+        list(wrapped),
+        config_overrides=get_standard_config_overrides(options),
+        use_gloo_process_groups=False,  # only for checkpoints that mindvl does not use
+    )
     for part in optimizer.chained_optimizers:
         if not part.is_stub_optimizer:
             # Not megatron-core's own offload, which uses torch's Adam on the host; our checkpoints do not support its state.
