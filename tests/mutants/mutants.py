@@ -270,8 +270,8 @@ MUTANTS = (
         "dp: gradients are neither summed over ranks nor divided by the loss tokens",
         "gradient reductions",
         f"{_TRAIN}/megatron/pipeline.py",
-        "        finalize_model_grads(*arguments, **options)\n",
-        "        for chunk in arguments[0]:\n            chunk.scale_gradients(1.0)\n",
+        "        finalize_model_grads(list(chunks), None, **options)\n        _divide_gradients(chunks, num_loss_tokens)\n",
+        "        for chunk in chunks:\n            chunk.scale_gradients(1.0)\n",
         _parallel("dp2"),
     ),
     # router

@@ -118,8 +118,9 @@ def run_step(recipe: str, device: torch.device, step: Step) -> None:
     from mindvl_train.config import RunConfig
     from mindvl_train.layout_search.measure import RandomBatch, job_of
     from mindvl_train.megatron.groups import create_groups
-    from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
+    from mindvl_train.megatron.optimizer import build_optimizer, squared_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
+    from mindvl_train.step_totals import reduce_totals
     from mindvl_train.weights import build_models
 
     config = load_config(Path(recipe), RunConfig, ["global_batch_size=4"])
@@ -134,8 +135,9 @@ def run_step(recipe: str, device: torch.device, step: Step) -> None:
         for model in models:
             model.zero_grad_buffer()
         optimizer.zero_grad()
-        forward_backward(models, [RandomBatch.of(job.pack, job.run.model)] * 2, device)
-        update(optimizer, 1e-4, gradient_norm(optimizer))
+        loss_sum = forward_backward(models, [RandomBatch.of(job.pack, job.run.model)] * 2, device)
+        totals = reduce_totals(squared_norm(optimizer), loss_sum, 1, stop=False)
+        update(optimizer, 1e-4, totals.grad_norm)
         finish_router_step(models, was_applied=True)
 
 

@@ -28,10 +28,12 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
         seen: dict[str, Any] = {"rates": [], "packs": [], "saved": [], "told": [], "parts": []}
 
-        def count(*_: Any, num_microbatches: int, learning_rate: float, **__: Any) -> StepReport:
+        def count(
+            *_: Any, num_microbatches: int, learning_rate: float, should_stop: Callable[[], bool], **__: Any
+        ) -> StepReport:
             seen["rates"].append(learning_rate)
             seen["packs"].append(num_microbatches)
-            return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8)
+            return StepReport(torch.tensor(3.0), 3, 1.0, learning_rate, 8, stop=should_stop())
 
         class CountingSaver(Saver):
             def save(self, state: TrainState) -> Path:
@@ -50,7 +52,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
                 CountingSaver(config.out / "checkpoints", config.checkpoints, {}),
                 begin=lambda part, step: seen["parts"].append((step, part)),
                 on_step=lambda step, loss: seen["told"].append((step, loss)),
-                should_stop=lambda: state.step == stop_after,
+                should_stop=lambda: stop_after is not None and state.step + 1 >= stop_after,
             )
         return seen
 

@@ -147,7 +147,7 @@ def train_on_mixture(
                 num_microbatches=len(packs) // ranks.dp_size,
                 learning_rate=3e-3,
                 ranks=ranks,
-                may_update=lambda norm, loss_sum, packs: True,
+                may_update=lambda totals, loss_sum, packs: True,
             )
             for packs in mixture(model)
         ]

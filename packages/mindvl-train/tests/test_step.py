@@ -99,7 +99,7 @@ def one_step(model: MindVLModel, inputs: list[dict[str, Any]], *, may_update: bo
         num_microbatches=2,
         learning_rate=0.01,
         ranks=ParallelState(rank=0, device=torch.device("cpu")),
-        may_update=lambda norm, loss_sum, packs: may_update,
+        may_update=lambda totals, loss_sum, packs: may_update,
     )
 
 

@@ -150,8 +150,8 @@ class MindVLModel(MegatronModule):
         inputs["labels"] = None
         return self._run(**inputs).squeeze(0)
 
-    def set_input_tensor(self, input_tensor: Tensor | list[Tensor]) -> None:
-        """Set the activations of the previous pipeline stage; called by the schedules of megatron-core."""
+    def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
+        """Set the activations of the previous pipeline stage, or release them; called by the schedules of megatron-core."""
         tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
         self.language.set_input_tensor(tensor)
 

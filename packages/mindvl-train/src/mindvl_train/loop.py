@@ -36,8 +36,8 @@ def train(
         saver: If an asynchronous save failed, the run stops, and the next save raises its error.
         begin: Called at the start of each part of a step with the name of the part and the step, counted from 1.
         on_step: Called after each step with the number of finished steps and the mean loss if it was just reported.
-        should_stop: Called after each step and after each save; if true, the loop ends with a checkpoint of that step.
-            The loop ends in the same way if the data is used up before the schedule ends.
+        should_stop: Called in each step before the update, and after each save; if true on a rank, the loop ends with a
+            checkpoint of that step. The loop ends in the same way if the data is used up before the schedule ends.
     """
     config = run.config
     steps = config.schedule.steps
@@ -60,11 +60,12 @@ def train(
             learning_rate=learning_rate(config.schedule, state.step),
             ranks=ranks,
             may_update=anomalous_steps.accepts,
+            should_stop=lambda: should_stop() or saver.failed,  # a signal may reach one process only
             begin=begin_part,
         )
         begin_part("report")
         state.step += 1
-        stop = any_rank(should_stop() or saver.failed, ranks.device)  # a signal may reach one process only
+        stop = report.stop
         used_up = state.step < steps and state.source.is_used_up()
         save_now = stop or used_up or state.step == steps or state.step % config.checkpoints.every_steps == 0
         # Counters in a checkpoint are those of its step, so metrics are always reported before a save.

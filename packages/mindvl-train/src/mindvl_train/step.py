@@ -14,9 +14,10 @@ from torch import Tensor
 from mindvl_train.agreement import agree_on_failed_samples
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
-from mindvl_train.megatron.optimizer import gradient_norm, update
+from mindvl_train.megatron.optimizer import squared_norm, update
 from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
 from mindvl_train.parallel_state import ParallelState
+from mindvl_train.step_totals import StepTotals, reduce_totals
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class StepReport:
     num_tokens: int  # tokens of this rank's packs with padding; 0 on all but the first rank of a model-parallel group
     packs: Sequence[Batch] = ()  # packs of this rank, the same on all ranks of its model-parallel group
     was_applied: bool = True  # False: an anomalous step that was skipped; its loss and loss tokens are 0
+    stop: bool = False  # whether a rank requested to stop the run after this step
 
 
 def train_step(
@@ -40,15 +42,17 @@ def train_step(
     num_microbatches: int,
     learning_rate: float,
     ranks: ParallelState,
-    may_update: Callable[[float, Tensor, Sequence[Batch]], bool],
+    may_update: Callable[[StepTotals, Tensor, Sequence[Batch]], bool],
+    should_stop: Callable[[], bool] = lambda: False,
     begin: Callable[[str], None] = lambda part: None,
 ) -> StepReport:
     """Take the packs of one step from the source and update the model once.
 
     Args:
         models: The model chunks of this pipeline rank, in gradient buffers.
-        may_update: Called with the gradient norm over all ranks, this rank's loss sum and its packs; must return the
-            same value on every rank.
+        may_update: Called with the totals over all ranks, this rank's loss sum and its packs; must return the same
+            value on every rank.
+        should_stop: Called once, after the gradients are reduced; the report has the result over all ranks.
         begin: Called at the start of each part of the step: data, compute, reduce, update.
 
     Raises:
@@ -62,20 +66,25 @@ def train_step(
     optimizer.zero_grad()
     loss_sum = forward_backward(models, microbatches, ranks.device, before_reduce=lambda: begin("reduce"))
     begin("update")
-    grad_norm = gradient_norm(optimizer)
-    was_applied = may_update(grad_norm, loss_sum, microbatches)
-    if was_applied:
-        update(optimizer, learning_rate, grad_norm)
-    finish_router_step(models, was_applied=was_applied)
     counted = microbatches if ranks.is_first_in_group else []
+    num_loss_tokens = sum(batch.num_loss_tokens for batch in counted)
+    own_loss = (
+        loss_sum if ranks.tp_rank == 0 else torch.zeros_like(loss_sum)
+    )  # tensor-parallel ranks have the same loss
+    totals = reduce_totals(squared_norm(optimizer), own_loss, num_loss_tokens, stop=should_stop())
+    was_applied = may_update(totals, loss_sum, microbatches)
+    if was_applied:
+        update(optimizer, learning_rate, totals.grad_norm)
+    finish_router_step(models, was_applied=was_applied)
     return StepReport(
-        loss_sum=loss_sum if ranks.tp_rank == 0 and was_applied else torch.zeros_like(loss_sum),
-        num_loss_tokens=sum(batch.num_loss_tokens for batch in counted) if was_applied else 0,
-        grad_norm=grad_norm,
+        loss_sum=own_loss if was_applied else torch.zeros_like(loss_sum),
+        num_loss_tokens=num_loss_tokens if was_applied else 0,
+        grad_norm=totals.grad_norm,
         learning_rate=learning_rate,
         num_tokens=sum(len(batch.model_inputs()["input_ids"]) for batch in counted),
         packs=microbatches,
         was_applied=was_applied,
+        stop=totals.stop,
     )
 
 

@@ -22,6 +22,7 @@ from mindvl_train import CheckpointConfig, OptimizerConfig, RunConfig, ScheduleC
 from mindvl_train.config import FaultsConfig
 from mindvl_train.parallel_state import ParallelState, process_groups
 from mindvl_train.state import TrainState
+from mindvl_train.step_totals import StepTotals
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,8 @@ def decide(
 
     anomalous_steps, decisions = AnomalousSteps(config, out, state, ranks), []
     for loss, norm in numbers:
-        decisions.append(anomalous_steps.accepts(norm, torch.tensor(loss), PACKS))
+        totals = StepTotals(grad_norm=norm, loss_sum=loss, num_loss_tokens=14, stop=False)
+        decisions.append(anomalous_steps.accepts(totals, torch.tensor(loss), PACKS))
         state.step += 1
     return decisions
 

@@ -20,6 +20,7 @@ WAITS = {
     "masked_select": lambda: X.masked_select(X > 0),
     "unique": lambda: X.unique(),
     "equal": lambda: torch.equal(X, X),
+    "torch.tensor": lambda: torch.tensor([X[0]]),
     "repeat_interleave": lambda: X.repeat_interleave(torch.tensor([1, 2, 0])),
 }
 
@@ -35,6 +36,8 @@ def test_work_on_the_device_is_not_counted(fake_npu):
     torch.where(X > 0, X, y)
     X.repeat_interleave(torch.tensor([1, 2, 0]), output_size=3)
     X.to(torch.float16)
+    torch.tensor([1.0, 2.0])
+    torch.tensor(3)
     assert fake_npu.syncs == []
 
 

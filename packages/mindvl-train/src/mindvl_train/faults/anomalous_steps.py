@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch
 from mindvl_train.parallel_state import ParallelState
 from mindvl_train.state import TrainState
+from mindvl_train.step_totals import StepTotals
 
 logger = logging.getLogger(__name__)
 
@@ -44,28 +44,23 @@ class AnomalousSteps:
         if ranks.is_first:
             _drop_after(self._path, state.step)
 
-    def accepts(self, grad_norm: float, loss_sum: Tensor, packs: Sequence[Batch]) -> bool:
-        """Whether the step after state.step may update the model; collective over all ranks.
+    def accepts(self, totals: StepTotals, loss_sum: Tensor, packs: Sequence[Batch]) -> bool:
+        """Whether the step after state.step may update the model; collective over all ranks if it may not.
 
         Args:
-            grad_norm: Gradient norm over all ranks, before clipping.
+            totals: Gradient norm, loss and loss tokens over all ranks.
             loss_sum: Loss sum of this rank.
             packs: Packs of this rank.
 
         Raises:
             TrainError: The step is anomalous and the policy is to stop, or too many consecutive steps were skipped.
         """
-        ranks, state = self._ranks, self._state
-        counts_loss = ranks.tp_rank == 0  # all tensor-parallel ranks have the same loss
-        count = sum(pack.num_loss_tokens for pack in packs) if ranks.is_first_in_group else 0
-        total = torch.stack((counts_loss * loss_sum.detach(), torch.full_like(loss_sum, count)))
-        dist.all_reduce(total)
-        summed, loss_tokens = total.tolist()
-        loss = summed / max(1.0, loss_tokens)
+        state, grad_norm = self._state, totals.grad_norm
+        loss = totals.loss_sum / max(1, totals.num_loss_tokens)
         reason = self._anomaly(grad_norm, loss)
         if reason is None:
             state.norms = [*state.norms, grad_norm][-NORMS_KEPT:]
-            state.losses = [*state.losses, loss][-NORMS_KEPT:] if loss_tokens else state.losses
+            state.losses = [*state.losses, loss][-NORMS_KEPT:] if totals.num_loss_tokens else state.losses
             state.consecutive_skips = 0
             return True
         stops = self._config.on_anomalous_step == "stop" or state.consecutive_skips >= self._config.max_skipped

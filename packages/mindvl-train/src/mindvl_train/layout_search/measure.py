@@ -189,8 +189,9 @@ def rank_main(path: Path) -> None:
 
 def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
     from mindvl_model.parameters import initialize
-    from mindvl_train.megatron.optimizer import build_optimizer, gradient_norm, update, wrap_models
+    from mindvl_train.megatron.optimizer import build_optimizer, squared_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
+    from mindvl_train.step_totals import reduce_totals
     from mindvl_train.weights import build_models
 
     with recorder:
@@ -208,8 +209,9 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
             for model in models:
                 model.zero_grad_buffer()  # type: ignore[operator]
             optimizer.zero_grad()
-            forward_backward(models, microbatches, ranks.device)
-            update(optimizer, 1e-4, gradient_norm(optimizer))
+            loss_sum = forward_backward(models, microbatches, ranks.device)
+            totals = reduce_totals(squared_norm(optimizer), loss_sum, pack.num_loss_tokens, stop=False)
+            update(optimizer, 1e-4, totals.grad_norm)
             finish_router_step(models, was_applied=True)
             recorder.end_step()
         parts = _persistent(chunks, optimizer)

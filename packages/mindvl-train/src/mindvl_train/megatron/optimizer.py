@@ -5,7 +5,6 @@ Comes after the model is built and loaded, before the first step. The distribute
 process, so that a checkpoint can be loaded on any number of processes.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.transformer.module import Float16Module
+from torch import Tensor
 
 from mindvl_train.config import OptimizerConfig
 
@@ -80,11 +80,20 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
 
 
 @torch.no_grad()
-def gradient_norm(optimizer: Any) -> float:
-    """Norm of the gradients of forward_backward over all ranks, the same on every rank."""
-    found_inf = optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
-    return math.inf if found_inf else norm
+def squared_norm(optimizer: Any) -> Tensor:
+    """Prepare the gradients of forward_backward for the update; the sum of squares of this rank's share of them.
+
+    The norm over all ranks is the square root of the sum over all ranks. The values are those of megatron-core, whose
+    own implementation reads the norm of every tensor on the host.
+
+    Returns:
+        float32 scalar on the device.
+    """
+    optimizer.prepare_grads()  # returns whether a gradient is infinite, always False without a loss scale
+    gradients = [gradient for part in optimizer.chained_optimizers for gradient in part.get_main_grads_for_grad_norm()]
+    if not gradients:  # only replicas of parameters that other ranks count
+        return torch.zeros((), device="cuda")  # the literal of the device setup
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in gradients])) ** 2
 
 
 @torch.no_grad()
@@ -92,7 +101,7 @@ def update(optimizer: Any, learning_rate: float, norm: float) -> None:
     """Clip and apply the gradients of forward_backward.
 
     Args:
-        norm: Result of gradient_norm.
+        norm: Norm of the gradients over all ranks.
     """
     if optimizer.config.clip_grad > 0:
         for part in optimizer.chained_optimizers:

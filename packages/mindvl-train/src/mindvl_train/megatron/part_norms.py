@@ -28,7 +28,7 @@ def squared_norms(optimizer: Any, models: Sequence[torch.nn.Module]) -> Tensor:
         for model in models
         for name, parameter in unwrap_model(model).named_parameters()
     }
-    device = next(models[0].parameters()).device
+    device = next(parameter for model in models for parameter in model.parameters()).device  # a chunk may be empty
     sums = torch.zeros(len(PARTS), device=device)
     for part in optimizer.chained_optimizers:
         group = getattr(part, "tp_group", None)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -49,9 +50,10 @@ def forward_backward(
         tensor-parallel ranks.
     """
 
-    def finish(*arguments: Any, **options: Any) -> None:
+    def finish(chunks: Sequence[Any], num_loss_tokens: Tensor, **options: Any) -> None:
         before_reduce()
-        finalize_model_grads(*arguments, **options)
+        finalize_model_grads(list(chunks), None, **options)
+        _divide_gradients(chunks, num_loss_tokens)
 
     for model in models:
         config: Any = model.config
@@ -83,9 +85,28 @@ def forward_backward(
         seq_length=unwrap_model(models[0]).parallel.padded_length(longest),
         micro_batch_size=1,
     )
+    for model in models:  # a chunk keeps the activations it received last, with their gradient, until the next step
+        unwrap_model(model).set_input_tensor(None)
     if not reports:
         return torch.zeros((), device=device)
     return torch.stack([report["loss_sum"] for report in reports]).sum()
+
+
+def _divide_gradients(chunks: Sequence[Any], num_loss_tokens: Tensor) -> None:
+    """Divide gradients by the number of loss tokens over all ranks, if there are any.
+
+    The same messages and values as in finalize_model_grads, which waits on the host, once per chunk, to compare the
+    number with 0.
+
+    Args:
+        num_loss_tokens: Loss tokens of this data- and context-parallel rank, known on the last stage; summed in place.
+    """
+    stages = parallel_state.get_pipeline_model_parallel_group()
+    dist.broadcast(num_loss_tokens, src=dist.get_process_group_ranks(stages)[-1], group=stages)
+    dist.all_reduce(num_loss_tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    scale = torch.where(num_loss_tokens > 0, 1.0 / num_loss_tokens, 1.0)
+    for chunk in chunks:
+        chunk.scale_gradients(scale)
 
 
 def _on_device(microbatches: Sequence[Batch], model: Any, device: torch.device) -> Iterator[Batch]:

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .state import Simulation
 
@@ -53,6 +54,7 @@ def count_syncs(simulation: Simulation) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _METHODS:
             stack.enter_context(mock.patch.object(Tensor, name, _counted(name, simulation)))
+        stack.enter_context(mock.patch.object(torch, "tensor", _counted_factory(simulation)))
         stack.enter_context(_Watch(simulation))
         yield
 
@@ -66,6 +68,17 @@ def _counted(name: str, simulation: Simulation) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return method
+
+
+def _counted_factory(simulation: Simulation) -> Callable[..., Tensor]:
+    original = torch.tensor
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not simulation.inside and not isinstance(data, Tensor):
+            simulation.syncs.extend("torch.tensor of tensors" for leaf in tree_leaves(data) if isinstance(leaf, Tensor))
+        return original(data, *args, **kwargs)
+
+    return tensor
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
