@@ -94,13 +94,17 @@ def contend(photos: Source, small: Source, tokenizer_directory: Path) -> list[Co
         Contender(
             "loader, 1 thread", lambda: our_loader(photos, tokenizer_directory, num_threads=1), photos.num_samples
         ),
-        Contender("PIL + transformers", lambda: processor_path(photos, tokenizer, "Pil"), photos.num_samples),
+        Contender("PIL + transformers", lambda: processor_path(photos, tokenizer_directory, "Pil"), photos.num_samples),
         Contender("raw photos", lambda: our_raw(photos), photos.num_samples),
         Contender("raw small", lambda: our_raw(small), small.num_samples),
     ]
     if installed("torchvision"):
         found.append(
-            Contender("torchvision + transformers", lambda: processor_path(photos, tokenizer, ""), photos.num_samples)
+            Contender(
+                "torchvision + transformers",
+                lambda: processor_path(photos, tokenizer_directory, ""),
+                photos.num_samples,
+            )
         )
     if installed("webdataset"):
         found.append(Contender("webdataset photos", lambda: webdataset_raw(photos), photos.num_samples))
@@ -190,9 +194,11 @@ def our_loader(source: Source, tokenizer: Path, *, num_threads: int) -> Callable
     return go
 
 
-def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callable[[], int]:
+def processor_path(source: Source, directory: Path, backend: str) -> Callable[[], int]:
     """PIL, then transformers' Qwen2-VL image processor and tokenizer, sample by sample, from memory."""
-    processor = image_processor(backend)
+    from transformers import AutoTokenizer
+
+    processor, tokenizer = image_processor(backend), AutoTokenizer.from_pretrained(directory)
     samples = raw_samples(source)
 
     def one(record: bytes, image: bytes) -> int:
@@ -203,8 +209,8 @@ def processor_path(source: Source, tokenizer: Tokenizer, backend: str) -> Callab
             {"role": m["role"], "content": "".join(pad if p["type"] == "image" else p["text"] for p in m["content"])}
             for m in json.loads(record)["messages"]
         ]
-        text = tokenizer.hf.apply_chat_template(messages, tokenize=False)
-        return int(len(tokenizer.hf(text)["input_ids"]) > visual_tokens)
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        return int(len(tokenizer(text)["input_ids"]) > visual_tokens)
 
     return lambda: sum(one(record, image) for record, image in samples)
 

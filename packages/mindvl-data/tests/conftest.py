@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from mindvl_data import (
     DataConfig,
@@ -71,6 +71,12 @@ def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer().save_pretrained(directory)
     return directory
+
+
+@pytest.fixture
+def hf(tokenizer_directory: Path) -> PreTrainedTokenizerFast:
+    """The same tokenizer as transformers loads it."""
+    return AutoTokenizer.from_pretrained(tokenizer_directory)
 
 
 @pytest.fixture(scope="session")

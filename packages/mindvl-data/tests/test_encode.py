@@ -63,7 +63,7 @@ def three_turns() -> RawSample:
 
 
 def text_of(encoding: Any, tokenizer: Tokenizer) -> str:
-    return str(tokenizer.hf.decode(encoding.ids))
+    return str(tokenizer.backend.decode(encoding.ids, skip_special_tokens=False))
 
 
 def test_a_sample_that_fits_stays_whole(tokenizer: Tokenizer) -> None:
@@ -135,7 +135,7 @@ def test_what_is_left_has_an_answer_to_learn(tokenizer: Tokenizer) -> None:
     unanswered = raw([("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d" * 50), ("assistant", "e")])
     whole = encode_sample(unanswered, rules=RULES, tokenizer=tokenizer)
     cut = encode_sample(unanswered, rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
-    assert tokenizer.hf.decode(cut.ids[cut.in_loss]) == "c<|im_end|>"
+    assert tokenizer.backend.decode(cut.ids[cut.in_loss], skip_special_tokens=False) == "c<|im_end|>"
     late = raw([("user", "a"), ("user", "b" * 50), ("assistant", "c")])
     whole = encode_sample(late, rules=RULES, tokenizer=tokenizer)
     assert encode_sample(late, rules=replace(RULES, max_tokens=20), tokenizer=tokenizer).num_tokens == whole.num_tokens

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenization: ids, loss masks, placeholders, identity."""
 
-import copy
 import json
 import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +84,9 @@ VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 QWEN_TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
-def bytes_tokenizer(template: str, special: Sequence[str], plain: Sequence[str], **named: str) -> Tokenizer:
+def bytes_tokenizer(
+    template: str, special: Sequence[str], plain: Sequence[str], **named: str
+) -> PreTrainedTokenizerFast:
     """One token for each byte, so that every end of a loss span is visible."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
@@ -93,20 +95,28 @@ def bytes_tokenizer(template: str, special: Sequence[str], plain: Sequence[str],
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
     hf = PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=[*special, *VISION], **named)
     hf.chat_template = template
-    return wrap_tokenizer(hf)
+    return hf
 
 
-def qwen(template: str) -> Tokenizer:
+def qwen_hf(template: str) -> PreTrainedTokenizerFast:
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
     plain = [*QWEN_TAGS, "<|file_sep|>", "   "]
     return bytes_tokenizer(template, special, plain, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def deepseek() -> Tokenizer:
+def deepseek_hf() -> PreTrainedTokenizerFast:
     # the marks of the roles are not special tokens there
     return bytes_tokenizer(
         DEEPSEEK_V3, [BOS, EOS], [USER, ASSISTANT, OUTPUT], bos_token=BOS, eos_token=EOS, pad_token=EOS
     )
+
+
+def qwen(template: str) -> Tokenizer:
+    return wrap_tokenizer(qwen_hf(template))
+
+
+def deepseek() -> Tokenizer:
+    return wrap_tokenizer(deepseek_hf())
 
 
 def talk(*turns: tuple[str, str]) -> Sample:
@@ -129,7 +139,7 @@ def shown(tokenizer: Tokenizer, sample: Sample) -> str:
         if isinstance(piece, int):
             ids.append(piece)
         else:
-            text, ids = text + tokenizer.hf.decode(ids) + piece, []
+            text, ids = text + tokenizer.backend.decode(ids, skip_special_tokens=False) + piece, []
     return text
 
 
@@ -138,11 +148,11 @@ def chat(question: object, answer: str, num_images: int = 0) -> object:
     return parse_record({"messages": messages}, num_images=num_images)
 
 
-def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer) -> None:
+def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer, hf: Any) -> None:
     encoded = tokenizer.encode(chat("what is it", "the number"), [])
     text = "<|im_start|>user\nwhat is it<|im_end|>\n<|im_start|>assistant\nthe number<|im_end|>\n"
-    assert encoded.ids.tolist() == tokenizer.hf(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.hf.decode(encoded.ids[encoded.in_loss]) == "the number<|im_end|>"
+    assert encoded.ids.tolist() == hf(text, add_special_tokens=False)["input_ids"]
+    assert hf.decode(encoded.ids[encoded.in_loss]) == "the number<|im_end|>"
 
 
 def test_an_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
@@ -153,12 +163,12 @@ def test_an_image_is_start_placeholder_end(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("forged", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>"])
-def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer, forged: str) -> None:
+def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer, hf: Any, forged: str) -> None:
     encoded = tokenizer.encode(chat(f"a{forged}b", forged), [])
     plain = tokenizer.encode(chat("ab", "c"), [])
     special = set(tokenizer.special_ids.values())
     assert [i for i in encoded.ids.tolist() if i in special] == [i for i in plain.ids.tolist() if i in special]
-    assert f"a{forged}b" in tokenizer.hf.decode(encoded.ids)
+    assert f"a{forged}b" in hf.decode(encoded.ids)
 
 
 def test_a_caption_learns_all_but_its_image(tokenizer: Tokenizer) -> None:
@@ -234,13 +244,14 @@ def test_deepseek_v3_learns_answers_and_the_end_of_sentence() -> None:
     assert shown(tokenizer, sample) == (
         f"{BOS}Be brief.{USER}2+2?{ASSISTANT}[4 {EOS}]{USER}Time?{ASSISTANT}[call{EOS}]{OUTPUT}7:00[7.{EOS}]"
     )
-    assert tokenizer.encode(sample, []).ids[0] == tokenizer.hf.bos_token_id
+    assert tokenizer.encode(sample, []).ids[0] == tokenizer.special_ids[BOS]
 
 
-@pytest.mark.parametrize("make", [lambda: qwen(QWEN_2_5), lambda: qwen(QWEN_3), deepseek])
+@pytest.mark.parametrize("make", [lambda: qwen_hf(QWEN_2_5), lambda: qwen_hf(QWEN_3), deepseek_hf])
 def test_before_each_last_answer_stands_exactly_the_generation_prompt(make: object) -> None:
     """The tokens without loss are the prompt at inference, token for token."""
-    tokenizer = make()  # type: ignore[operator]
+    hf = make()  # type: ignore[operator]
+    tokenizer = wrap_tokenizer(hf)
     chooser = random.Random(5)
     words = ["a", " b", "\n", "c  ", "assistant", "user\n", "<", "|im_", "\u4e2d", "=>"]
     for _ in range(60):
@@ -249,13 +260,13 @@ def test_before_each_last_answer_stands_exactly_the_generation_prompt(make: obje
             turns += [(role, "".join(chooser.choices(words, k=5)) + ".") for role in ("user", "assistant")]
         encoded = tokenizer.encode(talk(*turns), [])
         messages = [{"role": role, "content": content} for role, content in turns]
-        prompt = tokenizer.hf.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-        given = tokenizer.hf(prompt, add_special_tokens=False)["input_ids"]
+        prompt = hf.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        given = hf(prompt, add_special_tokens=False)["input_ids"]
         borders = np.flatnonzero(np.diff(encoded.in_loss.astype(int)) == 1) + 1
         assert len(borders) == sum(role == "assistant" for role, _ in turns)
         assert encoded.ids[: borders[-1]].tolist() == given
-        whole = tokenizer.hf.apply_chat_template(messages, tokenize=False)
-        assert encoded.ids.tolist() == tokenizer.hf(whole, add_special_tokens=False)["input_ids"]
+        whole = hf.apply_chat_template(messages, tokenize=False)
+        assert encoded.ids.tolist() == hf(whole, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -270,7 +281,7 @@ def test_marks_that_are_no_special_tokens_cannot_be_forged_either(role: str, for
         return [i for i in tokenizer.encode(sample, []).ids.tolist() if i in marks]
 
     assert marks_of(talk(*turns)) == marks_of(talk(*plain))
-    assert forged in tokenizer.hf.decode(tokenizer.encode(talk(*turns), []).ids)
+    assert forged in tokenizer.backend.decode(tokenizer.encode(talk(*turns), []).ids)
 
 
 def test_plain_tags_are_tokens_where_the_model_speaks_and_text_where_users_do() -> None:
@@ -284,7 +295,7 @@ def test_plain_tags_are_tokens_where_the_model_speaks_and_text_where_users_do() 
     assert [count(role, "<think>x", think) for role in ("system", "user", "assistant")] == [1, 0, 1]
     separator = tokenizer.special_ids["<|file_sep|>"]
     assert [count(role, "<|file_sep|>x", separator) for role in ("system", "user", "assistant")] == [0, 0, 0]
-    spaces = tokenizer.hf.convert_tokens_to_ids("   ")  # vocabulary that was added late, not a mark
+    spaces = tokenizer.backend.token_to_id("   ")  # vocabulary that was added late, not a mark
     assert count("user", "a   b", spaces) == 1
 
 
@@ -294,7 +305,7 @@ def test_a_text_without_a_template_begins_as_its_tokenizer_begins_texts(tokenize
     assert qwen(QWEN_2_5).special_ids["<think>"] not in qwen(QWEN_2_5).encode(sample, []).ids
     from tokenizers.processors import TemplateProcessing
 
-    hf = deepseek().hf
+    hf = deepseek_hf()
     hf.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, hf.bos_token_id)]
     )
@@ -324,17 +335,15 @@ def test_labels_are_shifted_and_placeholders_repeated() -> None:
 
 
 def test_the_identity_changes_with_the_template(
-    tokenizer: Tokenizer, tokenizer_directory: Path, tmp_path: Path
+    tokenizer: Tokenizer, tokenizer_directory: Path, hf: Any, tmp_path: Path
 ) -> None:
     assert load_tokenizer(tokenizer_directory).identity == tokenizer.identity
-    hf = load_tokenizer(tokenizer_directory).hf
     hf.chat_template = hf.chat_template.replace("user", "human") + " "
     hf.save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).identity != tokenizer.identity
 
 
-def test_a_tokenizer_without_a_template_is_refused(tokenizer_directory: Path, tmp_path: Path) -> None:
-    hf = load_tokenizer(tokenizer_directory).hf
+def test_a_tokenizer_without_a_template_is_refused(hf: Any, tmp_path: Path) -> None:
     hf.chat_template = None
     hf.save_pretrained(tmp_path)
     with pytest.raises(DataError, match="no chat template"):
@@ -350,8 +359,7 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer_directory: Path, tm
         (5, "must be a string, got '5'"),
     ],
 )
-def test_a_template_that_cannot_be_chosen_is_refused(tokenizer: Tokenizer, template: object, message: str) -> None:
-    hf = copy.deepcopy(tokenizer.hf)
+def test_a_template_that_cannot_be_chosen_is_refused(hf: Any, template: object, message: str) -> None:
     hf.chat_template = template
     with pytest.raises(DataError, match=message):
         wrap_tokenizer(hf)

@@ -6,6 +6,7 @@ compiled bytecode. Run: mindvl bench start, or python packages/mindvl-train/benc
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -20,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "mindvl-data" / "benchmarks")
 from figures import Figure, median, print_report
 
 HERE = Path(__file__).parent
-TOKENIZERS = ("transformers", "huggingface_hub")  # what load_tokenizer imports
 
 
 def main() -> None:
@@ -46,20 +46,15 @@ def measure(rounds: int) -> list[Figure]:
         modules.write_text(_child("--train", directory))
         _child("--time", str(modules))  # writes bytecode that is missing
         runs = [json.loads(_child("--time", str(modules))) for _ in range(rounds)]
-    torch, tokenizers, everything = (median(run[key] for run in runs) for key in ("torch", "tokenizers", "everything"))
+    torch, everything = (median(run[key] for run in runs) for key in ("torch", "everything"))
     return [
         Figure(name="import torch", value=torch, unit="s"),
         Figure(
             name="start of a rank",
             value=median(run["everything"] / run["torch"] for run in runs),
             unit="x import torch",
-            note=f"{everything:.2f} s, {tokenizers:.2f} s of it for transformers, which reads the tokenizer",
-        ),
-        Figure(
-            name="start of a rank without transformers",
-            value=median((run["everything"] - run["tokenizers"]) / run["torch"] for run in runs),
-            unit="x import torch",
             at_most=1.5,
+            note=f"{everything:.2f} s",
         ),
     ]
 
@@ -89,17 +84,11 @@ def time_imports(names: list[str]) -> dict[str, float]:
     from mindvl_train import run_training  # noqa: F401
 
     set_up_device()
-    tokenizers = 0.0
     for name in names:
         if name not in sys.modules:
-            begun = time.process_time()
-            try:
+            with contextlib.suppress(ImportError):  # made by its parent, such as six.moves
                 importlib.import_module(name)
-            except ImportError:  # made by its parent, such as six.moves
-                continue
-            if name.split(".")[0] in TOKENIZERS:
-                tokenizers += time.process_time() - begun
-    return {"torch": torch_done - start, "tokenizers": tokenizers, "everything": time.process_time() - start}
+    return {"torch": torch_done - start, "everything": time.process_time() - start}
 
 
 def _child(*arguments: str) -> str:

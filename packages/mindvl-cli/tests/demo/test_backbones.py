@@ -31,7 +31,7 @@ def config(tokenizer: Path) -> MindVLConfig:
         language=replace(FULL.language, num_layers=1),
         tokens=unset,
     )
-    return for_tokenizer(small, known.special_ids, len(known.hf))
+    return for_tokenizer(small, known.special_ids, known.vocab_size)
 
 
 def test_the_vision_encoder_learns_digits_and_the_same_seed_gives_the_same_weights(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample -> token ids and loss mask; the only file that uses transformers' tokenizers.
+"""Sample -> token ids and loss mask.
 
-Comes after chat, before collate; the index uses it too, to measure lengths. Text is encoded piece by piece, split
-at the ends of the loss spans, so that a prompt has the same tokens as at inference.
+Comes after chat and tokenizer_directory, before collate; the index uses it too, to measure lengths. Text is encoded
+piece by piece, split at the ends of the loss spans, so that a prompt has the same tokens as at inference.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mindvl_data.chat import IMAGE_MARKER, SPLIT_MARKER, VIDEO_MARKER, ChatTemplate, Piece, Render, Scale
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.templates import compile_template
+from mindvl_data.tokenizer_directory import TokenizerParts, parts_of, read_parts
 from mindvl_data.types import IGNORE_INDEX, Sample
 
 _MEDIA = re.compile(f"([{IMAGE_MARKER}{VIDEO_MARKER}])")
@@ -51,10 +52,11 @@ class EncodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A transformers tokenizer, its chat template, and the token ids that this package uses."""
+    """A tokenizer of a transformers directory, its chat template, and the token ids that this package uses."""
 
-    hf: Any  # the transformers object, for saving and decoding
     template: ChatTemplate
+    chat_template: Any  # Jinja source, or sources by name
+    vocab_size: int  # with added tokens
     backend: tokenizers.Tokenizer  # private copy that encodes special tokens in a text as plain text
     pad_id: int
     end_id: int
@@ -135,12 +137,21 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
     Raises:
         DataError: The directory has no fast tokenizer, no chat template, or no tokens for images.
     """
-    from transformers import AutoTokenizer  # here: the import takes a second, and the data order does not need it
-
     if not Path(directory).is_dir():
         raise DataError(
             f"{directory}: the tokenizer directory does not exist. Use a directory that contains tokenizer.json."
         )
+    parts = read_parts(Path(directory)) or _with_transformers(directory)
+    if not parts.chat_template:
+        raise DataError(
+            f"{directory}: the tokenizer has no chat template. Save it with transformers, including its chat template."
+        )
+    return _tokenizer(parts, where=str(directory))
+
+
+def _with_transformers(directory: Path | str) -> TokenizerParts:
+    from transformers import AutoTokenizer  # here: the import takes a second
+
     try:
         # False: never executes Python files of the directory. None would ask the user.
         hf = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
@@ -150,50 +161,51 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
         raise DataError(
             f"{directory}: the tokenizer cannot be read: {why}. Save it again with transformers."
         ) from error
-    backend = getattr(hf, "backend_tokenizer", None)
-    if backend is None or not hf.chat_template:
-        missing = "fast tokenizer (tokenizer.json)" if backend is None else "chat template"
+    if getattr(hf, "backend_tokenizer", None) is None:
         raise DataError(
-            f"{directory}: the tokenizer has no {missing}. Save it with transformers, including its chat template."
+            f"{directory}: the tokenizer has no fast tokenizer (tokenizer.json). Save it again with transformers."
         )
-    return wrap_tokenizer(hf, where=str(directory))
+    return parts_of(hf)
 
 
-def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
+def wrap_tokenizer(hf: Any) -> Tokenizer:
     """Wrap a transformers tokenizer that is already loaded.
-
-    Args:
-        where: Name of the tokenizer in error messages.
 
     Raises:
         DataError: As in load_tokenizer.
     """
-    serialized: str = hf.backend_tokenizer.to_str()
+    return _tokenizer(parts_of(hf), where="tokenizer")
+
+
+def _tokenizer(parts: TokenizerParts, where: str) -> Tokenizer:
+    serialized = parts.backend.to_str()
     backend, special_ids, tags = _plain_backend(serialized)
     needed = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     lacking = [token for token in needed if token not in special_ids]
-    if lacking or hf.eos_token is None or hf.pad_token_id is None:
+    bos, end, pad = (parts.special_tokens.get(key) for key in ("bos_token", "eos_token", "pad_token"))
+    end_id, pad_id = (None if token is None else backend.token_to_id(token) for token in (end, pad))
+    if lacking or end is None or end_id is None or pad_id is None:
         missing = f"special tokens {lacking}" if lacking else "eos or pad token"
         raise DataError(f"{where}: the tokenizer has no {missing}. Add what is missing and save the tokenizer again.")
 
-    render, template_source = _renderer(hf, where)
-    first = hf("a")["input_ids"][:1]
-    starts_with_bos = hf.bos_token is not None and first == [hf.bos_token_id]
-    digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{hf.chat_template}\0{starts_with_bos}".encode())
+    render, template_source = _renderer(parts, where)
+    starts_with_bos = bos is not None and backend.encode("a").ids[:1] == [backend.token_to_id(bos)]
+    digest = hashlib.sha256(f"{_VERSION}\0{serialized}\0{parts.chat_template}\0{starts_with_bos}".encode())
     template = ChatTemplate(
         render=render,
         source=template_source,
         special_tokens=_any_of(special_ids),
         control_tokens=_any_of([token for token in special_ids if token not in tags]),
-        start_token=hf.bos_token if starts_with_bos else "",
-        end_token=hf.eos_token,
+        start_token=bos if bos is not None and starts_with_bos else "",
+        end_token=end,
     )
     return Tokenizer(
-        hf=hf,
         template=template,
+        chat_template=parts.chat_template,
+        vocab_size=parts.backend.get_vocab_size(with_added_tokens=True),
         backend=backend,
-        pad_id=hf.pad_token_id,
-        end_id=hf.eos_token_id,
+        pad_id=pad_id,
+        end_id=end_id,
         vision_start_id=special_ids["<|vision_start|>"],
         image_pad_id=special_ids["<|image_pad|>"],
         vision_end_id=special_ids["<|vision_end|>"],
@@ -204,18 +216,19 @@ def wrap_tokenizer(hf: Any, *, where: str = "tokenizer") -> Tokenizer:
     )
 
 
-def _renderer(hf: Any, where: str) -> tuple[Render, str]:
+def _renderer(parts: TokenizerParts, where: str) -> tuple[Render, str]:
     """The chat template as a function with the variables of `apply_chat_template`, and its source."""
-    tokens = dict(hf.special_tokens_map)
-    try:
-        sources = {tools: hf.get_chat_template(None, tools=[{}] if tools else None) for tools in (False, True)}
-    except ValueError as error:  # several templates without a default
-        names = sorted(hf.chat_template)
+    named = parts.chat_template if isinstance(parts.chat_template, dict) else {"default": parts.chat_template}
+    sources: dict[bool, Any] = {False: named.get("default"), True: named.get("tool_use", named.get("default"))}
+    if "default" not in named:
         raise DataError(
-            f"{where}: the tokenizer has the chat templates {names}, but none named `default`. Rename one to `default`."
-        ) from error
+            f"{where}: the tokenizer has the chat templates {sorted(named)}, but none named `default`. "
+            "Rename one to `default`."
+        )
     if not all(isinstance(source, str) for source in sources.values()):
-        raise DataError(f"{where}: the chat template must be a string, got {str(hf.chat_template)[:40]!r}. Correct it.")
+        raise DataError(
+            f"{where}: the chat template must be a string, got {str(parts.chat_template)[:40]!r}. Correct it."
+        )
     compiled = {source: compile_template(source) for source in set(sources.values())}
 
     def render(messages: list[dict[str, Any]], generation_prompt: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -224,7 +237,7 @@ def _renderer(hf: Any, where: str) -> tuple[Render, str]:
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=generation_prompt,
-            **tokens,
+            **parts.special_tokens,
         )
 
     return render, "\n".join(compiled)

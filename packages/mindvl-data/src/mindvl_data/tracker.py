@@ -47,7 +47,7 @@ def identities(
     return {
         **{name: str(value) for name, value in rules.items()},
         "tokenizer": _digest(tokenizer.backend.to_str()),
-        "chat template": _digest(str(tokenizer.hf.chat_template)),
+        "chat template": _digest(str(tokenizer.chat_template)),
         "encoding of text": tokenizer.identity[:16],  # the two above and the encoding rules of this package
         "image and video processor": _digest([dataclasses.asdict(config.image), dataclasses.asdict(config.video)]),
         **{f"settings of {source.name}": _settings(source) for source in config.sources},

@@ -90,7 +90,7 @@ def with_tokenizer(run: ResolvedRun) -> ResolvedRun:
 def tokenized_model(config: RunConfig) -> MindVLConfig:
     """The model configuration of a recipe with the token ids of its tokenizer."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    return for_tokenizer(config.model.resolved, tokenizer.special_ids, len(tokenizer.hf))
+    return for_tokenizer(config.model.resolved, tokenizer.special_ids, tokenizer.vocab_size)
 
 
 def min_processes(parallel: ParallelConfig) -> int:

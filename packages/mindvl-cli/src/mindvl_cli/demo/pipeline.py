@@ -153,7 +153,7 @@ def make_vision_backbone(work: DemoRun) -> dict[str, Any]:
     config = for_tokenizer(
         MindVLConfig(vision=settings.vision, language=settings.language, tokens=unset),
         tokenizer.special_ids,
-        len(tokenizer.hf),
+        tokenizer.vocab_size,
     )
     with progress("train vision", total=settings.vision_backbone.steps, unit="steps") as advance:
         return pretrain_vision(

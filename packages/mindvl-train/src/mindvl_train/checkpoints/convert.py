@@ -182,7 +182,7 @@ def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Pat
             raise WeightError(f"{source.language}: has no tokenizer. Set --tokenizer: it defines the token ids.")
         return config
     loaded = load_tokenizer(tokenizer)
-    return for_tokenizer(config, loaded.special_ids, len(loaded.hf))
+    return for_tokenizer(config, loaded.special_ids, loaded.vocab_size)
 
 
 def _tokenizer_of(source: ConvertSource) -> Path | None:
