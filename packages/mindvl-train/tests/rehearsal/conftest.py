@@ -17,8 +17,8 @@ def message(kind: str, group: str, *, shape: Sequence[int] = (4, 8), dtype: str 
     size = shape[0] * shape[1] if len(shape) == 2 else 1
     return Message(
         index=0, step=0, phase="compute", microbatch=0, kind=kind, group=group, dtype=dtype, shapes=(tuple(shape),),
-        num_elements=size, num_bytes=2 * size, operator=0, source=more.pop("source", "mindvl_train/step.py:1"),
-        caller="mindvl_train/step.py:1", **{"is_async": kind in POINT_TO_POINT, **more},
+        num_elements=size, num_bytes=2 * size, caller="mindvl_train/step.py:1",
+        **{"operator": 0, "source": "mindvl_train/step.py:1", "is_async": kind in POINT_TO_POINT, **more},
     )  # type: ignore[arg-type]  # fmt: skip
 
 

@@ -122,8 +122,15 @@ def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, describe: str) 
     return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names)
 
 
-def areas(xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, x_label: str, describe: str) -> Plot:
-    """Stacked areas: the named parts of a total, each with one value >= 0 for each x."""
+def areas(
+    xs: Sequence[float],
+    layers: Sequence[tuple[str, Sequence[float]]],
+    *,
+    x_label: str,
+    describe: str,
+    limit: float | None = None,
+) -> Plot:
+    """Stacked areas: the named parts of a total, each with one value >= 0 for each x, and a dashed line at `limit`."""
     figure, axes = _axes(*_WIDE)
     kept = _evenly(len(xs))
     places = [xs[place] for place in kept]
@@ -134,6 +141,9 @@ def areas(xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *,
     for number, drawn in enumerate(axes.stackplot(places, values, colors=tones, alpha=0.85, linewidth=0)):
         drawn.set_gid(f"area-{number}")
     totals = [sum(column) for column in zip(*values, strict=True)]
+    if limit is not None:
+        axes.axhline(limit, color=_colour("wrong"), linewidth=1.5, linestyle="--", gid="limit")
+        totals.append(limit)
     return _over_steps(figure, axes, places, totals, x_label, describe, tuple(name for name, _ in layers))
 
 

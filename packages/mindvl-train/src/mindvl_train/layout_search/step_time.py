@@ -17,7 +17,7 @@ from mindvl_train.layout_search.stages import Chunk
 # Fraction of the peak in large matrix products; with it the estimate for mindvl-8b on 910B2 is near the 40 % MFU of the
 # paper.
 MATMUL_EFFICIENCY = 0.58
-_ATTENTION_OF_MATMUL = 0.6  # efficiency of attention relative to matrix products
+ATTENTION_OF_MATMUL = 0.6  # efficiency of attention relative to matrix products
 _BANDWIDTH_EFFICIENCY = 0.75  # of memory and links
 _OVERLAP = 0.8  # fraction of a forward or backward pass that can overlap with data-parallel communication
 _NEVER_HIDDEN = 0.1  # fraction of that communication that is always exposed: first and last bucket
@@ -176,7 +176,7 @@ class Clock:
     def _cost(self, block: Block) -> Cost:
         machine, setting = self.machine, self.setting
         matmul_rate = machine.peak * machine.efficiency
-        attention_rate = matmul_rate * _ATTENTION_OF_MATMUL
+        attention_rate = matmul_rate * ATTENTION_OF_MATMUL
         back = 1.0 if block.inputs else 0.0
         tp = machine.sending_s(block.sent.tp, setting.tp_size, 1)
         cp = machine.sending_s(block.sent.cp, setting.cp_size, setting.tp_size)

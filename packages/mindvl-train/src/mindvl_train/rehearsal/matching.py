@@ -133,7 +133,7 @@ def _collective_mismatches(world: World) -> Iterator[Mismatch]:
                 theirs = world.logs[other].collectives.get(role, [])
                 found = _first_difference(mine, theirs)
                 if found is None and other in group.ranks:
-                    found = _first_unequal_rows(mine, theirs, group.ranks.index(rank), group.ranks.index(other))
+                    found = _first_difference_inside(mine, theirs, group.ranks.index(rank), group.ranks.index(other))
                 if found is not None:
                     yield _mismatch(group, found, (rank, mine), (other, theirs))
 
@@ -173,16 +173,17 @@ def _first_difference(mine: Sequence[Message], theirs: Sequence[Message]) -> tup
     return None if len(mine) == len(theirs) else (min(len(mine), len(theirs)), "number of messages")
 
 
-def _first_unequal_rows(
+def _first_difference_inside(
     mine: Sequence[Message], theirs: Sequence[Message], my_place: int, their_place: int
 ) -> tuple[int, str] | None:
-    """(position, what differs) of the first all_to_all in which one rank sends other rows than the other receives."""
+    """(position, what differs) of two members of one group: the root, or the rows that one sends the other."""
     for position, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-        if not (one.splits and other.splits):
-            continue
-        (sent, received), (their_sent, their_received) = one.splits, other.splits
-        if sent[their_place] != their_received[my_place] or received[their_place] != their_sent[my_place]:
-            return position, "rows of all_to_all"
+        if one.peer != other.peer:
+            return position, "root"
+        if one.splits and other.splits and all(one.splits + other.splits):
+            (sent, received), (their_sent, their_received) = one.splits, other.splits
+            if sent[their_place] != their_received[my_place] or received[their_place] != their_sent[my_place]:
+                return position, "rows of all_to_all"
     return None
 
 
@@ -192,8 +193,6 @@ def _difference(one: Message, other: Message) -> str | None:
             return "batching"  # a batch has its own communicator
     elif one.kind != other.kind:
         return "kind"
-    elif one.peer != other.peer:
-        return "root"
     if one.dtype != other.dtype:
         return "data type"
     if one.kind in _UNEQUAL_SIZES or one.dtype == "object":

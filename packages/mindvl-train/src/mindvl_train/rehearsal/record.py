@@ -82,6 +82,7 @@ class MemoryPoint:
     operator: int  # number of operators issued before it
     num_bytes: int
     phase: int  # index in RankRecord.phases
+    held: tuple[int, ...] = ()  # bytes of each of RankRecord.categories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,7 @@ class RankRecord:
     messages: tuple[Message, ...]  # of the start and of all steps
     phases: tuple[PhaseRecord, ...]
     timeline: tuple[MemoryPoint, ...]  # thinned out; the highest point of each interval is kept
+    categories: tuple[Category, ...] = ()  # names of MemoryPoint.held
     peak: Peak  # of the last step
     persistent: dict[Category, int]  # bytes between steps
     operators: dict[str, OperatorCount]  # of the last step
