@@ -2,6 +2,7 @@
 """Files of numbers survive kills and resumes."""
 
 import importlib.util
+import io
 import json
 import logging
 import resource
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mindvl_train import MetricsConfig, RunConfig, TrainError
-from mindvl_train.metrics.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics
+from mindvl_train.metrics.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics, tensorboard_record
 
 REPORT = {"step": 7, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens_per_s": 10.0}
 
@@ -77,6 +78,15 @@ def test_a_report_that_the_disk_does_not_take_whole_leaves_the_events_before_and
     sink.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("loss")] == [7, 9]
+
+
+@pytest.mark.parametrize("content", [b"", b"123456789", bytes(range(256)) * 5])
+def test_a_record_equals_that_of_the_writer_of_tensorboard(content: bytes) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    file = io.BytesIO()
+    RecordWriter(file).write(content)
+    assert tensorboard_record(content) == file.getvalue()
 
 
 def test_tensorboard_forgets_what_came_after_the_resumed_step(tmp_path: Path) -> None:
