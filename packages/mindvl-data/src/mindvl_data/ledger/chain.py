@@ -4,11 +4,10 @@
 Between the audit log and verify.py. A branch names its parent's log; without that log the earlier steps are missing.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mindvl_data.audit_lines import AuditLine, is_closed, read_part
+from mindvl_data.audit_lines import AuditLine, is_closed, read_log
 from mindvl_data.errors import DataError
 from mindvl_data.ledger.account import Link, records_beside
 from mindvl_data.ledger.replay import LogSpan
@@ -42,7 +41,7 @@ def chain_of(own: Link, parent_log: Path | None) -> tuple[list[Link], list[str]]
             break
         parent = replace(records_beside(named), until=mark.step)
         try:
-            next(_lines(parent), None)
+            next(read_log(parent.audit_log), None)
         except DataError as error:
             problems.append(
                 f"{mark.where}: steps 1 to {mark.step} are in the parent's log, which cannot be read: {error}"
@@ -66,10 +65,5 @@ def spans_of(link: Link) -> list[LogSpan]:
 
 def _branch_at_start(link: Link) -> AuditLine | None:
     """The branch mark at the beginning of a log without the first steps; None if the log has them."""
-    line = next(_lines(link), None)
+    line = next(read_log(link.audit_log), None)
     return line if line is not None and line.kind == "branch" and line.branch == 0 else None
-
-
-def _lines(link: Link) -> Iterator[AuditLine]:
-    for file in log_files(link.audit_log):
-        yield from read_part(file, is_closed=is_closed(link.audit_log, file))
