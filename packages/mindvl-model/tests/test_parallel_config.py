@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a pipeline's chunks, the length of packs, and layouts that cannot be."""
+"""Layers of a pipeline's chunks, the length of packs, and impossible layouts."""
 
 from dataclasses import replace
 

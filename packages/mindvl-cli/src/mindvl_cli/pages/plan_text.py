@@ -143,7 +143,7 @@ def _failures(document: dict[str, Any]) -> str:
         need, limit = bytes_text(memory["total"]), bytes_text(document["limit"])
         lines.append(f"  {layout_name(plan)}: needs {need} of {limit}: {_sizes(memory)}")
     if document["refused"]:
-        lines.append("layouts that cannot be:")
+        lines.append("layouts that are not possible:")
     lines += [f"  {count} x {reason}" for reason, count in document["refused"].items()]
     return "\n".join(lines)
 
