@@ -6,7 +6,7 @@ Used after the model is built, before weights are loaded or an optimizer is crea
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import torch
@@ -39,18 +39,24 @@ def set_trainable(model: torch.nn.Module, parts: Iterable[Part]) -> None:
 
 
 @torch.no_grad()
-def initialize(model: torch.nn.Module, config: MindVLConfig, seed: int) -> None:
+def initialize(
+    model: torch.nn.Module, config: MindVLConfig, seed: int, *, loaded: Collection[str] = frozenset()
+) -> None:
     """Initialize all parameters with generators seeded by global name, independent of build order and layout.
 
     Norms are set to one, biases to zero. Matrices are drawn from a normal distribution with standard deviation init_std,
     divided by sqrt(2 * num_layers) for projections into the residual stream, as in Megatron-LM; if init_std is None,
     with standard deviation 1 / sqrt(fan_in).
+
+    Args:
+        loaded: Global names of parameters that already have their values; drawing 8.7B values takes a minute.
     """
     from mindvl_model.megatron.share import global_name, share_of  # imports megatron-core
 
     for name, parameter in model.named_parameters():
         param_name = global_name(model, name)
-        initialize_parameter(param_name, parameter, config, seed, share_of(model, param_name))
+        if param_name not in loaded:
+            initialize_parameter(param_name, parameter, config, seed, share_of(model, param_name))
 
 
 @torch.no_grad()

@@ -32,16 +32,18 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
     models = build_stages(run.model, run.build)
     for model in models:
         if load_init:
-            initialize(model, run.model, run.config.seed)
-            _load_init(model, run.model, run.config.init, run.config.seed)
+            loaded = _load_init(model, run.model, run.config.init, run.config.seed)
+            initialize(model, run.model, run.config.seed, loaded=loaded)
         set_trainable(model, run.config.trained_parts)
     return [model.to(device) for model in models]
 
 
-def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> None:
+def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> set[str]:
+    """Load the weights that `init` names; returns the global names of the parameters that have values now."""
+    loaded: set[str] = set()
     if init.checkpoint is not None:
         checkpoint = newest_checkpoint(init.checkpoint)
-        load_weights(checkpoint, model)
+        loaded |= load_weights(checkpoint, model)
         logger.info("loaded weights of all parts from %s", checkpoint)
     parts_by_field: list[tuple[str, tuple[Part, ...]]] = [
         ("model", ("vision", "projector", "language")),
@@ -52,6 +54,7 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
         directory = getattr(init, name)
         if directory is not None:
             report = load_hf_directory(model, model_config, directory, parts, seed=seed)
+            loaded |= set(report.loaded)
             logger.info(
                 "loaded %d parameters of %s from %s (%s, %.1f MB read by this rank); %d tensors of other parts ignored",
                 len(report.loaded),
@@ -70,3 +73,4 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
                 )
             if report.redundant:
                 logger.warning("%s: redundant tensors are ignored: %s", directory, ", ".join(report.redundant))
+    return loaded

@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindvl_model import config_from_json
+from mindvl_model.megatron.share import global_name
+from mindvl_model.parameters import named_tensors
 from mindvl_train.checkpoints.directory import manifest_of, plain_json, read_json, read_manifest
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
-from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, wanted_pieces
+from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, unset_tensors, wanted_pieces
 from mindvl_train.megatron.tensor_files import ForeignTensorsError, StoredParameter, TensorReader
 from mindvl_train.parallel_state import first_message
 from mindvl_train.state import TrainState
@@ -101,14 +103,18 @@ def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[st
         logger.warning("settings changed since %s: %s", checkpoint.name, ", ".join(changed))
 
 
-def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
+def load_weights(checkpoint: Path, model: torch.nn.Module) -> set[str]:
     """Load only the weights of a checkpoint, as at the start of a later phase; collective over all ranks.
+
+    Returns:
+        The global names of the loaded tensors, which are all of the model.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
     _on_all_ranks(lambda: _verified_manifest(checkpoint))
     _load(checkpoint, [model], None)
+    return {global_name(model, name) for name in named_tensors(model)}
 
 
 class WeightReader:
@@ -184,6 +190,12 @@ def _load(checkpoint: Path, models: Sequence[torch.nn.Module], optimizer: Any | 
     pieces = wanted_pieces(models, optimizer)
 
     def read() -> None:
+        unset = [name for model in models for name in unset_tensors(model)]
+        if unset:
+            raise CheckpointError(
+                f"{checkpoint}: stores no value for {len(unset)} tensors of the model, such as {unset[0]}, which would "
+                "have random content. Return them from sharded_state_dict of their module."
+            )
         with _reading(checkpoint, "its tensors"):
             TensorReader(checkpoint / "tensors").fill(pieces)
 

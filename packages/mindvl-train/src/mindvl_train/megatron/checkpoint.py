@@ -19,6 +19,8 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
+from mindvl_model.parameters import named_tensors
+
 STATE = "optimizer.state"  # for example optimizer.state.exp_avg.KEY of the weights KEY
 MASTER = f"{STATE}.param."
 
@@ -100,6 +102,13 @@ def wanted_pieces(models: Sequence[torch.nn.Module], optimizer: Any | None) -> l
             for name, state in owner.states().items():
                 pieces += _cut(entry, f"{STATE}.{name}.", state, owner.start)
     return pieces
+
+
+def unset_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name that no checkpoint stores, so that loading one leaves them without a value."""
+    stored = {entry.tensor.data_ptr() for entry in _entries([model])}
+    held = named_tensors(unwrap(model))
+    return {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in stored and tensor.numel()}
 
 
 def optimizer_steps(optimizer: Any) -> int:
