@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples: which records are valid, and the errors for all others."""
+"""Samples: what a record may say, and what it is told when it says something else."""
 
 import json
 import time

@@ -21,12 +21,12 @@ def test_a_batch_moves_with_its_tensors_and_keeps_on_the_host_what_is_planned_wi
     assert devices == {
         "input_ids": "meta", "labels": "meta", "position_ids": "meta", "pixel_values": "meta",
         "pixel_values_videos": "meta",
-        "cu_seqlens": "cpu", "image_grid_thw": "cpu", "video_grid_thw": "cpu",
+        "cu_seqlens": "cpu", "image_grid_thw": "cpu", "video_grid_thw": "cpu", "loss_positions": "cpu",
     }  # fmt: skip
     assert moved.samples == batch.samples
     assert set(batch.model_inputs()) == {
         "input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "pixel_values", "image_grid_thw",
-        "pixel_values_videos", "video_grid_thw",
+        "pixel_values_videos", "video_grid_thw", "loss_positions",
     }  # fmt: skip
 
 

@@ -88,7 +88,8 @@ def counted(model: Any, pack: dict[str, Any]) -> tuple[int, int]:
 def mixed_pack(config: MindVLConfig) -> tuple[dict[str, Any], list[int]]:
     """A pack with images and a video, text, and padding; and the lengths of its segments."""
     segments = [random_segment(config, IMAGES, videos=VIDEOS, seed=1), random_segment(config, num_text=9, seed=2)]
-    return pack_segments(segments, padding=3), [*(len(segment.input_ids) for segment in segments), 3]
+    pack = pack_segments(segments, padding=3) | {"loss_positions": None}
+    return pack, [*(len(segment.input_ids) for segment in segments), 3]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,6 +139,13 @@ def test_a_training_step_of_a_dense_model_is_about_six_operations_for_each_param
     assert flops.total == pytest.approx(6 * tokens * matrices, rel=1e-3)
     assert (flops.vision.total, flops.projector.total, flops.mtp.total) == (0, 0, 0)
     assert flops.backward == 2 * flops.forward
+
+
+def test_the_output_layer_is_counted_for_loss_tokens_by_hand() -> None:
+    config = smallest_config()
+    some, every = pack_flops(config, [10], num_loss_tokens=4), pack_flops(config, [10])
+    assert every.forward - some.forward == 2 * (10 - 4) * config.language.hidden_size * 64
+    assert every.total - some.total == 3 * (every.forward - some.forward)
 
 
 def test_attention_grows_with_the_square_of_a_segment_by_hand() -> None:

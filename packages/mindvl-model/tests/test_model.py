@@ -104,6 +104,7 @@ def test_a_text_only_pack_gives_every_vision_parameter_a_zero_gradient(make_mode
 def test_a_pack_without_loss_tokens_gives_zero_gradients(make_model: Callable[..., Any]) -> None:
     model, pack = make_model(CONFIG), pack_segments(three_segments())
     pack["labels"][:] = -100
+    pack["loss_positions"] = torch.tensor([], dtype=torch.int64)
     loss = model(**pack)
     loss.backward()
     assert loss.item() == 0

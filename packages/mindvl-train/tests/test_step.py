@@ -147,6 +147,7 @@ def test_a_step_without_loss_tokens_has_no_gradient(model: MindVLModel) -> None:
     silent = packs()
     for pack in silent:
         pack["labels"][:] = -100
+        pack["loss_positions"] = torch.tensor([], dtype=torch.int64)
     report = one_step(model, silent, weight_decay=0.0)
     assert (report.grad_norm, float(report.loss_sum), int(report.num_loss_tokens)) == (0.0, 0.0, 0)
 

@@ -84,7 +84,7 @@ def collate(
         image_grid_thw=_end_to_end([s.image_grid_thw for s in packed.samples], 3),
         pixel_values_videos=_end_to_end([s.pixel_values_videos for s in packed.samples], 2 * patch_dim),
         video_grid_thw=_end_to_end([s.video_grid_thw for s in packed.samples], 3),
-        num_loss_tokens=int((labels != IGNORE_INDEX).sum()),
+        loss_positions=torch.from_numpy(np.flatnonzero(labels != IGNORE_INDEX)),
         samples=packed.references,
         step=step,
         seconds_per_grid=tuple(float(value) for s in packed.samples for value in s.seconds_per_grid),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 IGNORE_INDEX = -100
-_ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw")
+_ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw", "loss_positions")
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -141,7 +141,7 @@ class Batch:
     image_grid_thw: "torch.Tensor"  # int64 [num_images, 3]
     pixel_values_videos: "torch.Tensor"  # uint8 [P_videos, 2 * patch_dim]; a patch: (channel, time, height, width)
     video_grid_thw: "torch.Tensor"  # int64 [num_videos, 3]
-    num_loss_tokens: int
+    loss_positions: "torch.Tensor"  # int64 [num_loss_tokens], positions of the labels
     samples: tuple[SampleReference, ...]  # in order, without the padding
     step: int  # the optimizer step this pack belongs to
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset for its state_dict
@@ -150,8 +150,8 @@ class Batch:
     def to(self, device: "torch.device | str") -> Self:
         """Return the pack with its tensors on `device`.
 
-        cu_seqlens and the grids stay on the host: the model reads their values there, and copying them back would
-        synchronize with the device twice per pack.
+        cu_seqlens, the grids and loss_positions stay on the host: the model reads their values there, and copying them
+        back would synchronize with the device several times per pack.
         """
         import torch  # here, because reading and writing shards uses this module without torch
 
@@ -161,6 +161,11 @@ class Batch:
             if f.name not in _ON_HOST and isinstance(value := getattr(self, f.name), torch.Tensor)
         }
         return replace(self, **moved)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Loss tokens of the pack."""
+        return len(self.loss_positions)
 
     def model_inputs(self) -> dict[str, Any]:
         """Return the keyword arguments of the model's forward."""
@@ -174,6 +179,7 @@ class Batch:
             "image_grid_thw": self.image_grid_thw,
             "pixel_values_videos": self.pixel_values_videos,
             "video_grid_thw": self.video_grid_thw,
+            "loss_positions": self.loss_positions,
         }
 
     def to_transformers(

@@ -72,6 +72,7 @@ def pack_flops(
     image_grids: Sequence[Grid] = (),
     video_grids: Sequence[Grid] = (),
     *,
+    num_loss_tokens: int | None = None,
     trainable: Collection[Part] = PARTS,
     multi_token: bool = True,
 ) -> Flops:
@@ -85,13 +86,17 @@ def pack_flops(
         segment_lengths: Tokens of each segment; include the padding if the model computes it.
         image_grids: Patches along time, height and width of each image.
         video_grids: Patches along time, height and width of each video.
+        num_loss_tokens: Tokens with a label: the output layer is counted for these only, because the loss needs no other
+            logits; the same number for each depth of multi-token prediction. None: all tokens.
         trainable: Trainable parts; empty for inference.
         multi_token: Count multi-token prediction, which runs in training only.
     """
     vision, projector, language = (part in trainable for part in PARTS)
     tokens = sum(segment_lengths)
     pairs = sum(length * (length + 1) // 2 for length in segment_lengths)
-    layers, head = _decoder(config.language, tokens, pairs)
+    layers = _decoder(config.language, tokens, pairs)
+    rows = tokens if num_loss_tokens is None else num_loss_tokens
+    head = _matmul(rows, config.language.hidden_size, config.language.vocab_size)
     needs_input_gradient = vision or projector
     extra = num_mtp_layers(config.language) if multi_token else 0
     size = config.language.hidden_size
@@ -172,8 +177,8 @@ def _patches(grids: Sequence[Grid]) -> int:
     return sum(time * height * width for time, height, width in grids)
 
 
-def _decoder(config: LanguageConfig, tokens: int, pairs: int) -> tuple[_Products, int]:
-    """Products of all layers, and forward FLOPs of the output layer."""
+def _decoder(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
+    """Products of all layers, without the output layer."""
     dense = _dense_mlp(config, tokens)
     if isinstance(config, DeepSeekV3LanguageConfig):
         attention = _latent_attention(config, tokens, pairs)
@@ -183,7 +188,7 @@ def _decoder(config: LanguageConfig, tokens: int, pairs: int) -> tuple[_Products
         layers = _times(_routed_layer(config, tokens, pairs), config.num_layers)
     else:
         layers = _times(_attention(config, tokens, pairs) + dense, config.num_layers)
-    return layers, _matmul(tokens, config.hidden_size, config.vocab_size)
+    return layers
 
 
 def _dense_mlp(config: LanguageConfig, tokens: int) -> _Products:

@@ -18,6 +18,8 @@ from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
+from mindvl_model.megatron.output_layer import check_loss_positions
+from mindvl_model.megatron.packing import IGNORE_INDEX
 from mindvl_model.megatron.replicas import (
     context_rank,
     gather_parts,
@@ -35,8 +37,6 @@ from mindvl_model.vision.encoder import VisionEncoder
 from mindvl_model.vision.positions import Grid, patch_order
 from mindvl_model.vision.spread import take_ranges, vision_shard
 from mindvl_ops import Segments
-
-IGNORE_INDEX = -100
 
 ADAPTERS: dict[str, LanguageAdapter] = {
     "qwen2": Qwen2Adapter(),
@@ -102,6 +102,7 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
         pad_to: int | None = None,
+        loss_positions: Tensor | None = None,
     ) -> Tensor:
         """Return the summed loss of a packed sequence (float32 scalar), or hidden states [T, 1, H] before the last stage.
 
@@ -121,6 +122,8 @@ class MindVLModel(MegatronModule):
             video_grid_thw: [num_videos, 3] patches along time, height and width.
             pad_to: Length in tokens to which the model pads the pack. Pipeline stages need the same length for all packs
                 of a step. None: the length required by cp_size and tp_size.
+            loss_positions: [L] positions of the labels, on the host as in a batch of the data loader. The output layer
+                then computes the logits of these tokens only. None: of all tokens.
 
         Raises:
             ModelError: The placeholders do not match the images and videos (inputs on the CPU only).
@@ -135,6 +138,7 @@ class MindVLModel(MegatronModule):
             pixel_values_videos,
             video_grid_thw,
             pad_to,
+            loss_positions,
         )
         if not self.post_process:
             return hidden
@@ -197,8 +201,12 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
         pad_to: int | None = None,
+        loss_positions: Tensor | None = None,
     ) -> Tensor:
         pack, position_ids = self._packed_sequence(input_ids, labels, position_ids, cu_seqlens, pad_to)
+        if labels is not None and loss_positions is not None:
+            check_loss_positions(loss_positions, labels)
+            pack.loss_positions = loss_positions
         embeddings = None
         if self.pre_process:
             if input_ids.device.type == "cpu":

@@ -78,7 +78,8 @@ class ParallelConfig:
 class RecomputeConfig:
     """Activation recomputation: which activations are recomputed in the backward pass instead of being stored."""
 
-    # none: store all activations; selective: recompute core attention; full: recompute whole layers.
+    # none: store all activations; selective: recompute core attention; full: recompute whole layers. Both also recompute
+    # the logits.
     kind: Literal["none", "selective", "full"] = "none"
     # Number of language layers recomputed per chunk (kind full); None: all. The vision encoder is always recomputed
     # with kind full.

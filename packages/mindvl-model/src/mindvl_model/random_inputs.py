@@ -88,9 +88,10 @@ def pack_segments(segments: Sequence[RandomSegment], *, padding: int = 0, pad_id
     """Pack samples into one sequence, as keyword arguments of the model; padding becomes the last segment."""
     lengths = [len(segment.input_ids) for segment in segments] + ([padding] if padding else [])
     rest = torch.full((padding,), pad_id)
+    labels = torch.cat([*(segment.labels for segment in segments), torch.full((padding,), IGNORE_INDEX)])
     return {
         "input_ids": torch.cat([*(segment.input_ids for segment in segments), rest]),
-        "labels": torch.cat([*(segment.labels for segment in segments), torch.full((padding,), IGNORE_INDEX)]),
+        "labels": labels,
         "position_ids": torch.cat([torch.arange(length) for length in lengths]).expand(3, -1),
         "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
         "max_seqlen": max(lengths),
@@ -98,4 +99,5 @@ def pack_segments(segments: Sequence[RandomSegment], *, padding: int = 0, pad_id
         "image_grid_thw": torch.cat([segment.image_grid_thw for segment in segments]),
         "pixel_values_videos": torch.cat([segment.pixel_values_videos for segment in segments]),
         "video_grid_thw": torch.cat([segment.video_grid_thw for segment in segments]),
+        "loss_positions": (labels != IGNORE_INDEX).nonzero().squeeze(1),
     }

@@ -90,8 +90,8 @@ def test_recomputed_layers_are_counted_once_and_have_the_same_gradients(make_mod
         gradients = [parameter.grad for _, parameter in sorted(model.language.named_parameters())]
         loads = [one.tokens_per_expert for one in model.router_statistics()]
         outcomes.append(gradients + loads)
-    for once, twice in zip(*outcomes, strict=True):
-        assert torch.equal(once, twice)
+    for once, twice in zip(*outcomes, strict=True):  # the logits are recomputed too, summed in another order
+        torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-6)
 
 
 def test_a_frozen_language_model_keeps_its_biases(make_model: Make) -> None:

@@ -167,7 +167,7 @@ def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig,
     found, _ = in_one_process(
         config, packs_of(config), build_config=BuildConfig(recompute=RecomputeConfig(**recompute))
     )
-    assert found.loss_sum == expected.loss_sum
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-7)  # the logits are made in pieces
     assert_equal(found, expected)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-BackendName = Literal["reference", "torch", "triton", "npu"]
+BackendName = Literal["reference", "torch", "npu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,8 @@ class RuntimeConfig:
 class OpsConfig:
     """Backend of all operators, and exceptions by operator name."""
 
-    # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere, on
-    # CUDA with the triton kernels of the operators that have one
-    backend: Literal["reference", "torch", "npu", "auto"] = "auto"
+    # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere
+    backend: BackendName | Literal["auto"] = "auto"
     overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
     # Implementation of the patch embedding; which one is faster depends on the CANN version.
     patch_embed: Literal["matmul", "convolution"] = "matmul"

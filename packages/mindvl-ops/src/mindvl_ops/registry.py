@@ -13,7 +13,7 @@ from .errors import UnknownBackend
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
 
-BACKENDS = ("reference", "torch", "triton", "npu")
+BACKENDS = ("reference", "torch", "npu")
 
 _ENTRIES: dict[str, dict[str, Operator]] = {}
 

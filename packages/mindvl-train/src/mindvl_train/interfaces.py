@@ -71,7 +71,7 @@ class Batch(Protocol):
         ...
 
     def model_inputs(self) -> dict[str, Any]:
-        """input_ids, labels, position_ids, cu_seqlens, max_seqlen, pixel_values, image_grid_thw."""
+        """input_ids, labels, position_ids, cu_seqlens, max_seqlen, pixel_values, image_grid_thw, loss_positions."""
         ...
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted beside measured peaks of real training steps, in one process and in two, within the promised 10 %."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
-from mindvl_model.parallel_config import ParallelConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, RunConfig, ScheduleConfig
 from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predict
 from mindvl_train.layout_search.packs import Pack
@@ -21,6 +23,7 @@ TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0
 DENSE = Qwen3LanguageConfig(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
 )
+WIDE = replace(DENSE, vocab_size=32000)
 EXPERTS = DeepSeekV3LanguageConfig(
     hidden_size=128,
     num_layers=2,
@@ -42,7 +45,13 @@ EXPERTS = DeepSeekV3LanguageConfig(
 PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
-def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, packs: int = 1, pp_size: int = 1) -> Job:
+def _job(
+    language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig,
+    packs: int = 1,
+    recompute: Literal["none", "full"] = "none",
+    num_loss_tokens: int | None = None,
+    **sizes: int,
+) -> Job:
     run = RunConfig(
         phase="sft",
         out=Path("run"),
@@ -54,22 +63,31 @@ def _job(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig, packs: int = 
         model=ModelSection(vision=VISION, language=language),
         schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
         global_batch_size=packs,
-        parallel=ParallelConfig(pp_size=pp_size),
+        parallel=ParallelConfig(**sizes),
+        recompute=RecomputeConfig(kind=recompute),
     )
     model = MindVLConfig(vision=VISION, language=language, tokens=TOKENS)
-    return Job(run=replace(resolve_run(run, pp_size), model=model), pack=PACK)
+    pack = replace(PACK, num_loss_tokens=num_loss_tokens)
+    return Job(run=replace(resolve_run(run, math.prod(sizes.values())), model=model), pack=pack)
 
 
 def test_a_random_pack_has_as_many_placeholders_as_visual_tokens() -> None:
     inputs = RandomBatch.of(PACK, _job(DENSE).run.model).model_inputs()
     assert int((inputs["input_ids"] == TOKENS.image).sum()) == PACK.patches // 4
+    assert len(inputs["loss_positions"]) == 1024
     assert inputs["cu_seqlens"].tolist() == [0, 256, 474, 978, 1024]
 
 
 @pytest.mark.parametrize(
     "job",
-    [_job(EXPERTS), pytest.param(_job(DENSE, packs=3, pp_size=2), marks=pytest.mark.multi)],
-    ids=["experts-alone", "two-stages"],
+    [
+        _job(EXPERTS),
+        _job(WIDE, num_loss_tokens=384),
+        _job(WIDE, num_loss_tokens=384, recompute="full"),
+        pytest.param(_job(DENSE, packs=3, pp_size=2), marks=pytest.mark.multi),
+        pytest.param(_job(WIDE, num_loss_tokens=384, tp_size=2), marks=pytest.mark.multi),
+    ],
+    ids=["experts-alone", "loss-tokens", "logits-recomputed", "two-stages", "vocabulary-split"],
 )
 def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
     predicted = predict(job, "cpu")

@@ -13,25 +13,25 @@ from mindvl_train.parallel_state import process_groups
 
 
 def test_a_collective_and_the_wait_for_it_are_detected_and_those_of_another_thread_are_not() -> None:
-    events: list[str] = []
+    told: list[str] = []
     values = torch.ones(3)
     with process_groups(set_up_device(), seed=0):
-        restore = watch_collectives(events.append, lambda: events.append("end"))
+        restore = watch_collectives(told.append, lambda: told.append("end"))
         dist.all_reduce(values)
-        assert events == ["communication", "end"] * 2  # the call and the wait
-        events.clear()
+        assert told == ["communication", "end"] * 2  # the call and the wait
+        told.clear()
         handle = dist.broadcast(values, 0, async_op=True)
-        assert events == ["communication", "end"]
+        assert told == ["communication", "end"]
         assert handle is not None
         handle.wait()
-        assert events == ["communication", "end"] * 2
-        events.clear()
+        assert told == ["communication", "end"] * 2
+        told.clear()
         thread = threading.Thread(target=dist.all_reduce, args=(values,))
         thread.start()
         thread.join()
         restore()
         dist.all_reduce(values)
-        assert events == []
+        assert told == []
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -29,7 +29,10 @@ def test_counts_are_those_of_the_samples(make_config: Callable[..., RunConfig]) 
     assert tally.tokens_by_source[2] == sum(sample.length for sample in samples if sample.source == "text")
     whole = sum(
         pack_flops(
-            FACTS.model, [s.length for s in pack.samples], [tuple(g) for g in pack.image_grid_thw.tolist()]
+            FACTS.model,
+            [s.length for s in pack.samples],
+            [tuple(g) for g in pack.image_grid_thw.tolist()],
+            num_loss_tokens=int((pack.labels != -100).sum()),
         ).total
         for pack in packs
     )

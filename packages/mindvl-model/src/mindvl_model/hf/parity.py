@@ -37,7 +37,7 @@ ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) times t
 INPUTS_PER_PACK = 4
 FAMILIES = (*WHOLE_MODELS, *TEXT_MODELS)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw")  # stay on the host
+HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw", "loss_positions")  # stay on the host
 
 Kind = Literal["text", "image", "images", "video", "mixed"]
 Grid = tuple[int, int, int]

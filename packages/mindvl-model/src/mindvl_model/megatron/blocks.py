@@ -14,7 +14,6 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
-    vocab_parallel_cross_entropy,
 )
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.module import MegatronModule
@@ -30,19 +29,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-import mindvl_ops as ops
 from mindvl_model.language_config import (
     DecoderConfig,
     DeepSeekV3LanguageConfig,
     GroupedQueryConfig,
     Qwen3MoELanguageConfig,
 )
-from mindvl_model.megatron.mtp import IGNORE_INDEX, MultiTokenPrediction, shifted
-from mindvl_model.megatron.packing import PackedSequence
+from mindvl_model.megatron.mtp import MultiTokenPrediction, shifted
+from mindvl_model.megatron.output_layer import OutputLayer, num_loss_rows
+from mindvl_model.megatron.packing import IGNORE_INDEX, PackedSequence
 from mindvl_model.megatron.replicas import group_of_one, groups_of_one
 from mindvl_model.megatron.spec import RMSNorm, layer_spec
 from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig, chunk_layers
-from mindvl_ops.cross_entropy import loss_of_known_labels
 
 __all__ = [
     "BuildConfig",
@@ -181,7 +179,7 @@ def build_mlp_pair(build_config: BuildConfig, input_size: int, hidden_size: int,
 
 
 class LanguageModel(GPTModel):
-    """GPTModel of megatron-core with the cross entropy of mindvl_ops; labels of -100 are ignored.
+    """GPTModel of megatron-core whose output layer computes the loss (output_layer.py); labels of -100 are ignored.
 
     Multi-token prediction layers are on the last stage, which then has a copy of the embedding. Their loss contributes
     to the gradients but is not part of the returned loss.
@@ -195,7 +193,10 @@ class LanguageModel(GPTModel):
         super().__init__(config, *args, **kwargs)
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Build the MTP layers. megatron-core calls it in its constructor, before it ties embedding and output layer."""
+        """Build the MTP layers and give the output layer its loss.
+
+        megatron-core calls it in its constructor, before it ties embedding and output layer.
+        """
         if self._mtp_spec is not None and self.post_process:
             if not self.pre_process:
                 self.embedding = LanguageModelEmbedding(
@@ -208,6 +209,9 @@ class LanguageModel(GPTModel):
                 )
             self.mtp = MultiTokenPrediction(self.config, self._mtp_spec, self.vp_stage)
             self.mtp_process = True
+        if self.post_process:
+            # megatron-core builds the layer without a way to choose its class; ours has no further state.
+            self.output_layer.__class__ = OutputLayer
         super().setup_embeddings_and_output_layer()
 
     def take_mtp_loss(self) -> Tensor | None:
@@ -221,17 +225,20 @@ class LanguageModel(GPTModel):
         if not self.post_process:
             return hidden_states
         labels: Tensor | None = given["labels"]
-        if self.mtp_process and labels is not None and torch.is_grad_enabled():
-            hidden_states = self._predict_further(hidden_states, given["packed_seq_params"])
-        logits = self._logits(hidden_states)
-        return (
-            logits.transpose(0, 1).contiguous() if labels is None else self.compute_language_model_loss(labels, logits)
-        )
+        pack: PackedSequence = given["packed_seq_params"]
+        if labels is None:
+            logits: Tensor = self.output_layer(hidden_states, weight=self._tied_weight())[0]
+            return logits.transpose(0, 1).contiguous()
+        if self.mtp_process and torch.is_grad_enabled():
+            hidden_states = self._predict_further(hidden_states, pack)
+        return self._losses(hidden_states, labels.squeeze(0), num_loss_rows(pack)).unsqueeze(0)
 
-    def _logits(self, hidden_states: Tensor) -> Tensor:
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits: Tensor = self.output_layer(hidden_states, weight=weight)[0]
-        return logits
+    def _tied_weight(self) -> Tensor | None:
+        return self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+
+    def _losses(self, hidden_states: Tensor, labels: Tensor, num_rows: int | None) -> Tensor:
+        losses: Tensor = self.output_layer(hidden_states, weight=self._tied_weight(), labels=labels, num_rows=num_rows)
+        return losses
 
     def _predict_further(self, hidden_states: Tensor, pack: PackedSequence) -> Tensor:
         """Return the same hidden states, with the losses of all MTP depths added to their gradient."""
@@ -246,22 +253,12 @@ class LanguageModel(GPTModel):
             embeddings = self.embedding(input_ids=ids.unsqueeze(0), position_ids=None)
             deeper = layer(deeper, self.scatter(embeddings), pack)
             targets = pack.own_slice(shifted(pack.labels, pack.segments, steps, fill=IGNORE_INDEX))
-            losses = self.compute_language_model_loss(targets.unsqueeze(0), self._logits(deeper))
+            losses = self._losses(deeper, targets, num_loss_rows(pack, steps))
             hidden_states = MTPLossAutoScaler.apply(hidden_states, weight * losses)
             tallies.append(torch.stack((losses.detach().sum(dtype=torch.float32), (targets != IGNORE_INDEX).sum())))
         tally = torch.stack(tallies)
         self._mtp_tally = tally if self._mtp_tally is None else self._mtp_tally + tally
         return hidden_states
-
-    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Return the float32 loss of each token [1, T] from labels [1, T] and logits [T, 1, V/tp]."""
-        if self.config.tensor_model_parallel_size == 1:
-            return ops.cross_entropy(logits.squeeze(1), labels.squeeze(0)).unsqueeze(0)
-        vocab_size = logits.shape[-1] * self.config.tensor_model_parallel_size
-        is_known = (labels >= 0) & (labels < vocab_size)
-        targets = torch.where(is_known, labels, 0)
-        loss = vocab_parallel_cross_entropy(logits.float(), targets.transpose(0, 1).contiguous())
-        return loss_of_known_labels(loss.transpose(0, 1), labels, is_known)
 
     def scatter(self, embeddings: Tensor) -> Tensor:
         """Return this rank's slice of [T, 1, H] with sequence parallelism, otherwise the input."""

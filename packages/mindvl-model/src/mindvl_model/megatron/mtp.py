@@ -22,8 +22,6 @@ from mindvl_model.megatron.packing import PackedSequence
 from mindvl_model.megatron.spec import RMSNorm
 from mindvl_ops import Segments
 
-IGNORE_INDEX = -100
-
 
 class MultiTokenLayer(MegatronModule):
     """One depth: norms of both inputs, projection, transformer layer, norm. Embedding and output layer are shared."""

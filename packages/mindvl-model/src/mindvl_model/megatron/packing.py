@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mindvl_ops import Segments
 
+IGNORE_INDEX = -100  # label of a token without loss
+
 
 @dataclass
 class PackedSequence(PackedSeqParams):
@@ -27,6 +29,7 @@ class PackedSequence(PackedSeqParams):
     input_ids: Tensor | None = None  # [T], the whole pack, for multi-token prediction
     labels: Tensor | None = None  # [T], the whole pack, for multi-token prediction
     is_token: Tensor | None = None  # [T/cp] bool, False for padding, which routers do not count; None: no padding
+    loss_positions: Tensor | None = None  # [L] on the host, positions of the labels in the whole pack; None: unknown
     num_loss_tokens: Tensor | None = None  # number of loss tokens, scalar on the device; None: no labels
     num_tokens: int | None = None  # length before padding by the model; None: not padded
     cp_rank: int = 0

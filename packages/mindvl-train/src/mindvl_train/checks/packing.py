@@ -125,7 +125,7 @@ def alone(pack: Batch, number: int) -> Batch:
         image_grid_thw=image_grids,
         pixel_values_videos=videos,
         video_grid_thw=video_grids,
-        num_loss_tokens=int((labels != -100).sum()),
+        loss_positions=(labels != -100).nonzero().squeeze(1).cpu(),
         samples=(sample,),
     )
 

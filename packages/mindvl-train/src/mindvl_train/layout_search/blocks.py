@@ -46,6 +46,7 @@ class Block:
     backward_peak: float = 0.0  # peak bytes in backward, above those before its backward
     matmul: float = 0.0  # forward operations with weights
     first: float = 0.0  # of these, with inputs that need no gradient
+    repeated: float = 0.0  # of these, those that backward computes again with any recomputation
     attention: float = 0.0  # forward operations between activations
     elementwise: float = 0.0  # bytes read and written by other forward operations
     sent: Traffic = Traffic()
@@ -83,6 +84,7 @@ def joined(name: str, blocks: list[Block]) -> Block:
         forward_peak=forward_peak,
         backward_peak=backward_peak,
         matmul=sum(block.matmul for block in blocks),
+        repeated=sum(block.repeated for block in blocks),
         attention=sum(block.attention for block in blocks),
         elementwise=sum(block.elementwise for block in blocks),
         sent=sum((block.sent for block in blocks), Traffic()),
@@ -102,7 +104,7 @@ class Setting:
     cp_size: int = 1
     ep_size: int = 1
     spread_images: bool = False
-    selective: bool = False  # whether core attention is recomputed in backward
+    recompute: Literal["none", "selective", "full"] = "none"  # as RecomputeConfig.kind
     expert_imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
 
     @property
@@ -131,6 +133,18 @@ class Setting:
     def patches(self) -> int:
         """Number of patches of these images."""
         return sum(time * height * width for time, height, width in self.grids)
+
+    @property
+    def selective(self) -> bool:
+        """Whether core attention is recomputed in backward."""
+        return self.recompute == "selective"
+
+    @property
+    def loss_rows(self) -> int:
+        """Tokens of this context-parallel rank that the output layer computes."""
+        count = self.pack.tokens if self.pack.num_loss_tokens is None else self.pack.num_loss_tokens
+        rows = max(1, -(-count // (16 * self.cp_size))) * 16
+        return min(rows, self.tokens)
 
     @property
     def gradient_arrives(self) -> bool:

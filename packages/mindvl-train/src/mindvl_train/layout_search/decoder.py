@@ -79,21 +79,17 @@ def mtp_block(setting: Setting) -> Block | None:
 
 
 def head_block(setting: Setting) -> Block:
-    """Final norm, logits and loss."""
+    """Final norm, logits of the loss tokens and loss."""
     language, wide = setting.model.language, setting.wide
     hidden, vocabulary = language.hidden_size, language.vocab_size / setting.tp_size
-    trained = "language" in setting.trained
-    pack, logits = wide * setting.sliced * hidden, setting.tokens * vocabulary
-    whole_pack = wide * setting.tokens * hidden
-    chunks = (1 if wide == 4 else 2) * _CHUNK[setting.kernels]
-    if setting.tp_size > 1:  # megatron-core's loss works in place on fp32 logits and stores them
-        kept, forward, backward = 4 * logits, logits * (wide if wide < 4 else 0), logits * (wide if wide < 4 else 0)
-    elif wide == 4 and 4 * logits <= _CHUNK[setting.kernels]:  # PyTorch's cross entropy
-        kept, forward, backward = 4 * logits, 4 * logits, 8 * logits
-    else:
-        kept, forward, backward = wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
-    gradient = setting.weight_gradient(vocabulary * hidden) if trained else 0.0
-    held = (1 + trained) * pack + 4 * setting.sliced
+    trained, rows = "language" in setting.trained, setting.loss_rows
+    pack, logits = wide * setting.sliced * hidden, rows * vocabulary
+    whole_pack, chosen = wide * setting.tokens * hidden, wide * rows * hidden
+    weight = setting.weight_gradient(vocabulary * hidden) if trained else 0.0
+    is_recomputed = setting.recompute != "none"
+    kept, forward, backward = _loss_memory(setting, logits)
+    held = pack + (chosen if trained or is_recomputed else 0.0) + 4 * setting.sliced
+    matmul = 2 * rows * hidden * vocabulary
     return Block(
         name="head",
         part="language",
@@ -102,13 +98,34 @@ def head_block(setting: Setting) -> Block:
         kept=held + kept,
         boundary=pack,
         forward_peak=held + kept + forward,
-        backward_peak=max(backward, wide * logits - kept + gradient + 2 * whole_pack),
-        matmul=2 * setting.tokens * hidden * vocabulary,
+        backward_peak=max(backward, (0.0 if is_recomputed else wide * logits) - kept + weight + 2 * whole_pack),
+        matmul=matmul,
+        repeated=matmul if is_recomputed and (trained or setting.gradient_arrives) else 0.0,
         elementwise=4 * wide * logits,
         sent=Traffic(tp=setting.ring(setting.tp_size) * whole_pack),
         weights=trained,
         inputs=trained or setting.gradient_arrives,
     )
+
+
+def _loss_memory(setting: Setting, logits: float) -> tuple[float, float, float]:
+    """Bytes of a loss with this number of logits: (kept for backward, temporary in forward, temporary in backward)."""
+    wide, chunk = setting.wide, _CHUNK[setting.kernels]
+    if setting.recompute != "none":  # linear_cross_entropy: pieces of at least 256 ids
+        chunk = max(chunk, 4 * 256 * setting.loss_rows)
+        language = setting.model.language
+        sums = (4 + wide) * setting.loss_rows * language.hidden_size  # gradient of hidden states, and one part of it
+        weight = (
+            wide * language.vocab_size / setting.tp_size * language.hidden_size
+            if "language" in setting.trained
+            else 0.0
+        )
+        pieces = chunk if wide == 4 else 1.5 * chunk
+        return 0.0, min(pieces, 1.5 * 4 * logits), min(pieces + chunk, 2.5 * 4 * logits) + sums + weight
+    if setting.tp_size == 1 and wide == 4 and 4 * logits <= chunk:  # PyTorch's cross entropy
+        return 4 * logits, 4 * logits, 8 * logits
+    chunks = chunk if wide == 4 else 2 * chunk
+    return wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
 
 
 def _layer(setting: Setting, name: str, *, dense: bool) -> Block:

@@ -34,6 +34,7 @@ from mindvl_train.resolved_run import ResolvedRun, resolve_run
 
 IGNORE_INDEX = -100
 _SPECIAL = 7  # lower ids may be special tokens
+_ON_HOST = ("cu_seqlens", "image_grid_thw", "loss_positions")  # inputs that the model reads on the host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def predict(job: Job, kernels: Kernels) -> list[Memory]:
         cp_size=parallel.cp_size,
         ep_size=parallel.ep_size,
         spread_images=bool(parallel.spread_images),
-        selective=config.recompute.kind == "selective",
+        recompute=config.recompute.kind,
     )
     ledger, size = Ledger(setting), parallel.pp_size
     chunks = parts_of(setting).chunks(run.chunk_layers)
@@ -126,15 +127,16 @@ class RandomBatch:
 
     @classmethod
     def of(cls, pack: Pack, model: MindVLConfig, seed: int = 0) -> Self:
-        """Placeholders are at the start; every second text token is a loss token."""
+        """Placeholders are at the start; loss tokens are evenly distributed."""
         generator = torch.Generator().manual_seed(seed)
         vision = model.vision
         ids = torch.randint(_SPECIAL, model.language.vocab_size, (pack.tokens,), generator=generator)
         ids[torch.isin(ids, torch.tensor([token for token in vars(model.tokens).values() if token is not None]))] = 0
         visual = pack.patches // vision.spatial_merge_size**2
         ids[:visual] = model.tokens.image
-        labels = torch.where(torch.arange(pack.tokens) % 2 == 0, ids, IGNORE_INDEX)
-        labels[:visual] = IGNORE_INDEX
+        wanted = pack.tokens if pack.num_loss_tokens is None else pack.num_loss_tokens
+        due = torch.arange(pack.tokens + 1) * wanted // pack.tokens  # loss tokens before each position
+        labels = torch.where(due.diff() > 0, ids, IGNORE_INDEX)
         shape = (pack.patches, vision.in_channels * vision.patch_size**2)
         return cls(
             {
@@ -145,6 +147,7 @@ class RandomBatch:
                 "max_seqlen": max(pack.segments),
                 "pixel_values": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8),
                 "image_grid_thw": torch.tensor(list(pack.grids), dtype=torch.int64).reshape(-1, 3),
+                "loss_positions": (labels != IGNORE_INDEX).nonzero().squeeze(1),
             }
         )
 
@@ -160,9 +163,8 @@ class RandomBatch:
 
     def to(self, device: torch.device) -> "RandomBatch":
         """A copy on a device (also on a CPU), except tensors that the model reads on the host."""
-        stays = {"cu_seqlens", "image_grid_thw"}
         moved = {
-            name: value.to(device, copy=True) if isinstance(value, Tensor) and name not in stays else value
+            name: value.to(device, copy=True) if isinstance(value, Tensor) and name not in _ON_HOST else value
             for name, value in self.inputs.items()
         }
         return RandomBatch(moved)
@@ -216,7 +218,8 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
             recorder.end_step()
         parts = _persistent(chunks, optimizer)
     between, peak = recorder.result()
-    parts["inputs"] = inputs = _bytes(pack.to(ranks.device).inputs.values())
+    moved = pack.to(ranks.device).inputs
+    parts["inputs"] = inputs = _bytes(value for name, value in moved.items() if name not in _ON_HOST)
     if ranks.device.type == "cpu":  # exclude the host copy of the pack
         waiting = _bytes(pack.inputs.values())
         between, peak = between - waiting, peak - waiting

@@ -18,6 +18,7 @@ VISUAL_SHARE = 0.48
 VISUAL_OF_PICTURED = 0.67  # the same for samples with images only
 VISUAL_LIMIT = 1.25
 SEGMENT_TOKENS = 1920
+LOSS_SHARE = 0.37  # loss tokens of all tokens; docs/design/evidence/layout-search.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Pack:
 
     segments: tuple[int, ...]  # tokens of each sample, with padding
     grids: tuple[Grid, ...]  # patches along time, height, width of each image
+    num_loss_tokens: int | None = None  # None: all tokens
 
     @cached_property
     def tokens(self) -> int:
@@ -59,24 +61,27 @@ def typical_pack(
     vision: VisionConfig,
     visual_tokens: float,
     segment_tokens: int = SEGMENT_TOKENS,
+    loss_share: float = 1.0,
 ) -> Pack:
     """A pack of equal samples with as few and as large images as possible.
 
     Args:
         max_pixels: Maximum pixels of one image.
         visual_tokens: Visual tokens of the pack; rounded to whole images.
+        loss_share: Loss tokens of all tokens.
     """
     count = max(1, round(seq_length / segment_tokens))
     each, more = divmod(seq_length, count)
     segments = tuple(each + (index < more) for index in range(count))
+    num_loss_tokens = round(loss_share * seq_length)
     side = vision.patch_size * vision.spatial_merge_size
     largest = max(1, max_pixels // side**2)
     wanted = round(min(visual_tokens, seq_length))
     if not wanted:
-        return Pack(segments=segments, grids=())
+        return Pack(segments=segments, grids=(), num_loss_tokens=num_loss_tokens)
     images = math.ceil(wanted / largest)
     grid = image_grid(wanted // images, vision.spatial_merge_size)
-    return Pack(segments=segments, grids=(grid,) * images)
+    return Pack(segments=segments, grids=(grid,) * images, num_loss_tokens=num_loss_tokens)
 
 
 def image_grid(visual_tokens: int, merge: int) -> Grid:

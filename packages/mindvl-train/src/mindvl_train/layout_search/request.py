@@ -11,6 +11,7 @@ from mindvl_model.parameters import Part
 from mindvl_train.config import TRAINABLE, Phase, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import (
+    LOSS_SHARE,
     SEGMENT_TOKENS,
     VISUAL_LIMIT,
     VISUAL_OF_PICTURED,
@@ -59,16 +60,17 @@ class Request:
 
     @property
     def full_pack(self) -> Pack:
-        """A pack with the maximum number of images."""
+        """A pack with the maximum number of images, of which every token may be a loss token."""
         return self._pack(self.visual_limit)
 
-    def _pack(self, visual_tokens: float) -> Pack:
+    def _pack(self, visual_tokens: float, loss_share: float = 1.0) -> Pack:
         return typical_pack(
             self.seq_length,
             max_pixels=self.max_pixels,
             vision=self.model.vision,
             visual_tokens=visual_tokens,
             segment_tokens=self.segment_tokens,
+            loss_share=loss_share,
         )
 
     def task(self) -> Task:
@@ -77,7 +79,7 @@ class Request:
             model=self.model,
             machine=self.machine,
             full_pack=self.full_pack,
-            usual_pack=self._pack(min(self.visual_limit, self.visual_share * self.seq_length)),
+            usual_pack=self._pack(min(self.visual_limit, self.visual_share * self.seq_length), LOSS_SHARE),
             global_batch_size=self.global_batch_size,
             trained=self.trained,
             wide=self.wide,

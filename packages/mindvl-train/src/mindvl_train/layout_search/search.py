@@ -52,7 +52,10 @@ class Task:
     def flops(self) -> int:
         """Floating-point operations of one step without recomputation, as in metrics."""
         pack = self.usual_pack
-        return self.global_batch_size * pack_flops(self.model, pack.segments, pack.grids, trainable=self.trained).total
+        work = pack_flops(
+            self.model, pack.segments, pack.grids, num_loss_tokens=pack.num_loss_tokens, trainable=self.trained
+        )
+        return self.global_batch_size * work.total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +294,8 @@ def _fewest_layers(task: Task, choice: _Choice, cache: Cache) -> _Choice:
 
 
 def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache) -> _Settings:
-    spread, selective = bool(parallel.spread_images), recompute.kind == "selective"
-    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, spread, selective)
+    spread, kind = bool(parallel.spread_images), recompute.kind
+    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, spread, kind)
     if key not in cache:
         memory = Setting(
             model=task.model,
@@ -304,7 +307,7 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
             cp_size=parallel.cp_size,
             ep_size=parallel.ep_size,
             spread_images=spread,
-            selective=selective,
+            recompute=kind,
             expert_imbalance=task.expert_imbalance,
         )
         usual = replace(memory, pack=task.usual_pack, expert_imbalance=1.0)

@@ -190,7 +190,7 @@ class Clock:
             matmul=uneven * (block.matmul + block.backward_matmul) / matmul_rate,
             attention=uneven * (attention + block.backward_attention / attention_rate),
             elementwise=elementwise * (1 + 2 * max(back, float(block.weights))),
-            recompute=attention if setting.selective and back else 0.0,
+            recompute=(attention if setting.selective and back else 0.0) + block.repeated / matmul_rate,
             tp=tp * (1 + back * (1 + regathered)),
             cp=cp * (1 + back),
             ep=ep * (1 + back),

@@ -57,7 +57,14 @@ class PackCounter:
             inputs = pack.model_inputs()
             lengths = inputs["cu_seqlens"].diff().tolist()[: len(pack.samples)]  # without the padding
             images, videos = (_grids(inputs[name]) for name in ("image_grid_thw", "video_grid_thw"))
-            work = pack_flops(self._facts.model, lengths, images, videos, trainable=self._facts.trained_parts)
+            work = pack_flops(
+                self._facts.model,
+                lengths,
+                images,
+                videos,
+                num_loss_tokens=pack.num_loss_tokens,
+                trainable=self._facts.trained_parts,
+            )
             vision += work.vision.total + work.projector.total
             language += work.language.total + work.mtp.total
             counts = self.counts

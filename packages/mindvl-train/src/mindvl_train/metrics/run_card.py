@@ -30,7 +30,8 @@ FORMAT = 1
 
 FLOPS_FORMULA = (
     "A product of [M, K] and [K, N] counts 2 * M * K * N, in forward and backward; frozen parts have no weight "
-    "gradients. Causal attention counts the triangle of each sample, windowed attention its windows. Padding, "
+    "gradients. Causal attention counts the triangle of each sample, windowed attention its windows, "
+    "the output layer the loss tokens. Padding, "
     "recomputed activations, norms and element-wise operations are not counted."
 )
 
