@@ -77,7 +77,10 @@ def initialize_groups(parallel: ParallelConfig, timeout: timedelta | None = None
 
 
 def create_member_group(
-    ranks: Sequence[int], timeout: timedelta | None = None, backend: str | None = None
+    ranks: Sequence[int],
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    description: str | None = None,
 ) -> dist.ProcessGroup:
     """Create a group that this rank is in; the other ranks create groups of their own at the same place.
 
@@ -87,11 +90,14 @@ def create_member_group(
     Args:
         ranks: Members, in ascending order.
         backend: None: that of the default group, from which the group is split if the backend can.
+        description: Purpose of the group, for logs and rehearsals.
     """
     if backend is None and _splits():
-        created: Any = dist.split_group(split_ranks=[list(ranks)], timeout=timeout)
+        created: Any = dist.split_group(split_ranks=[list(ranks)], timeout=timeout, group_desc=description)
     else:
-        created = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+        created = dist.new_group(
+            list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=description
+        )
     return created
 
 
@@ -124,7 +130,7 @@ class _Groups:
             return UnusedGroup(ranks)
         key = _SHARED[group_desc], tuple(sorted(ranks))
         if key not in self._created:
-            self._created[key] = create_member_group(sorted(ranks), self._timeout)
+            self._created[key] = create_member_group(sorted(ranks), self._timeout, description=group_desc)
         return self._created[key]
 
 

@@ -231,8 +231,8 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
     )
 
 
-def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, float]:
-    """Bytes of parameters, gradient buffers and optimizer states; each storage is counted once."""
+def persistent_tensors(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, list[Tensor]]:
+    """Parameters and buffers, gradient buffers, and optimizer states that exist, on any device."""
     weights: list[Tensor] = [*(p for chunk in chunks for p in chunk.parameters())]
     weights += [buffer for chunk in chunks for buffer in chunk.buffers()]
     held: list[Any] = [getattr(p, "main_grad", None) for chunk in chunks for p in chunk.parameters()]
@@ -244,9 +244,14 @@ def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, 
             continue
         state += [p for group in inner.param_groups for p in group["params"]]
         state += [value for held in inner.state.values() for value in held.values() if isinstance(value, Tensor)]
+    return {"parameters": weights, "gradients": buffers, "optimizer": state}
+
+
+def _persistent(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, float]:
+    """Bytes of parameters, gradient buffers and optimizer states; each storage is counted once."""
     seen: set[int] = set()
-    named = {"parameters": weights, "gradients": buffers, "optimizer": state}
-    device = weights[0].device.type
+    named = persistent_tensors(chunks, optimizer)
+    device = named["parameters"][0].device.type
     return {name: _bytes((t for t in tensors if t.device.type == device), seen) for name, tensors in named.items()}
 
 

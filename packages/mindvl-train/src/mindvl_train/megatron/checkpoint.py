@@ -111,6 +111,13 @@ def unset_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in stored and tensor.numel()}
 
 
+def allocate_states(optimizer: Any) -> None:
+    """Allocate the states of all parameters that this rank updates, as after a resume."""
+    for owner in _owners(optimizer).values():
+        if owner is not None:
+            owner.allocate()
+
+
 def optimizer_steps(optimizer: Any) -> int:
     """Number of optimizer updates, used by bias correction; 0 if this rank trains no parameter."""
     return max((int(group.get("step", 0)) for part in _parts(optimizer) for group in part.param_groups), default=0)
@@ -156,7 +163,7 @@ class _Owner:
         """Flat state tensors by name; without master weights if they share memory with the weights."""
         held = self.optimizer._get_main_param_and_optimizer_states(self.param)
         states = {name: state for name, state in held.items() if name != "step"}
-        if states["param"].untyped_storage().data_ptr() == self.param.untyped_storage().data_ptr():
+        if states["param"].untyped_storage()._cdata == self.param.untyped_storage()._cdata:
             del states["param"]
         return states
 
@@ -215,7 +222,7 @@ def _parts_of(entry: ShardedTensor | ShardedTensorFactory) -> Iterator[_Part]:
             tuple(part.global_shape),
             tuple(part.global_offset),
             (1,) * part.prepend_axis_num + tuple(part.local_shape),
-            (part.data.data_ptr() - entry.data.data_ptr()) // part.data.itemsize,
+            part.data.storage_offset() - entry.data.storage_offset(),  # both are views of one storage
         )
 
 

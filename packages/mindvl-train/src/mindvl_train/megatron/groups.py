@@ -36,12 +36,22 @@ def create_groups(seed: int, parallel: ParallelConfig, timeout: timedelta) -> di
     }
 
 
+def expert_coordinates() -> dict[str, int]:
+    """Rank and size in expert parallelism and in the tensor parallelism of experts, such as `ep_rank`."""
+    return {
+        "ep_rank": parallel_state.get_expert_model_parallel_rank(),
+        "ep_size": parallel_state.get_expert_model_parallel_world_size(),
+        "etp_rank": parallel_state.get_expert_tensor_parallel_rank(),
+        "etp_size": parallel_state.get_expert_tensor_parallel_world_size(),
+    }
+
+
 def create_model_parallel_group(parallel: ParallelConfig, timeout: timedelta) -> dist.ProcessGroup:
     """The gloo group of the ranks that train the same packs as this one; every rank has to call it."""
     dp_size = dist.get_world_size() // parallel.model_parallel_size
     ranks = RankGenerator(parallel.tp_size, 1, dp_size, parallel.pp_size, parallel.cp_size, order="tp-cp-ep-dp-pp")
     (own,) = (members for members in ranks.get_ranks("tp-cp-pp") if dist.get_rank() in members)
-    return create_member_group(own, timeout, backend="gloo")
+    return create_member_group(own, timeout, backend="gloo", description="SAME_PACKS_GROUP")
 
 
 def destroy_groups() -> None:

@@ -16,8 +16,9 @@ FORMAT = 1
 
 MessageKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-    "barrier", "send", "recv", "all_gather_object", "new_group",
+    "barrier", "send", "recv", "all_gather_object", "broadcast_object",
 ]  # fmt: skip
+WaitKind = Literal["read", "copy to host", "blocking copy to device"]
 POINT_TO_POINT: tuple[MessageKind, ...] = ("send", "recv")
 
 # Categories of device memory. Activations are "activations/MODULE", such as "activations/vision".
@@ -114,7 +115,7 @@ class HostWait:
     source: str  # nearest line of mindvl or megatron-core
     caller: str  # nearest line of mindvl
     operator: str  # such as "aten::_local_scalar_dense"
-    kind: Literal["read", "copy to host", "blocking copy to device"]
+    kind: WaitKind
     count: int
     num_bytes: int
 

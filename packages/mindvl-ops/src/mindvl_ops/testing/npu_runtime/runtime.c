@@ -2,7 +2,7 @@
 /* Stands in for the CANN runtime libraries, so that the real torch_npu can be imported on a machine without an NPU.
 
    Compiled with -DDEVICES=0 every call fails; with -DDEVICES=1 there is one device that accepts what import and
-   FakeTensorMode ask and refuses memory and kernels. All other symbols come from NAMES, which the tests write from what
+   FakeTensorMode ask and refuses memory and kernels. All other symbols come from NAMES, which build.py writes from what
    `nm` finds in the wheel: EACH(name) a line. */
 
 #include <stddef.h>
@@ -45,7 +45,7 @@ int aclGetCompileopt(int option, char *value, size_t size) {
 }
 
 const char *aclrtGetSocName(void) { return DEVICES ? "Ascend910B3" : NULL; }
-const char *aclGetRecentErrMsg(void) { return "no CANN: stub runtime of the contract tests"; }
+const char *aclGetRecentErrMsg(void) { return "no CANN: stub runtime without an NPU"; }
 
 /* There is no memory and no kernel, with or without a device. */
 int aclrtMalloc(void **place, size_t size, int policy) { return REFUSED; }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lets the wheel be imported beside a CUDA build of torch, for the contract tests alone.
+/* Lets the wheel be imported beside a CUDA build of torch, for contract tests and rehearsals alone.
 
    Both register a key of the same name with PyTorch's allocator configuration, and the second to do so ends the process.
    Preloaded, this gives every registration a set of its own. The struct is an empty std::unordered_set<std::string> of

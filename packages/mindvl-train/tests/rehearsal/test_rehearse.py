@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rehearsals of tiny recipes on a CPU: the real step of one rank of many, in one process."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindvl_data import DataConfig, PackingConfig, SourceConfig
+from mindvl_model import DeepSeekV3LanguageConfig, Qwen3LanguageConfig, VisionConfig
+from mindvl_model.parallel_config import ParallelConfig
+from mindvl_train.config import ModelSection, OptimizerConfig, RunConfig, ScheduleConfig
+from mindvl_train.errors import TrainError
+from mindvl_train.layout_search.packs import Pack
+from mindvl_train.rehearsal.job import job_of, kind_of
+from mindvl_train.rehearsal.record import RankRecord
+from mindvl_train.rehearsal.rehearse import rehearse
+
+VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
+DENSE = Qwen3LanguageConfig(
+    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
+)
+EXPERTS = DeepSeekV3LanguageConfig(
+    hidden_size=128,
+    num_layers=2,
+    num_heads=4,
+    ffn_hidden_size=384,
+    vocab_size=2000,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    nope_head_dim=32,
+    rope_head_dim=16,
+    value_head_dim=32,
+    num_dense_layers=1,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffn_hidden_size=96,
+    num_expert_groups=4,
+    groups_per_token=2,
+)
+PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
+
+
+def config_of(
+    language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig,
+    *,
+    packs: int,
+    parallel: ParallelConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+) -> RunConfig:
+    """A run of a small model with a global batch of `packs`."""
+    return RunConfig(
+        phase="sft",
+        out=Path("run"),
+        data=DataConfig(
+            sources=(SourceConfig(name="none", path="none"),),
+            tokenizer=Path("none"),
+            packing=PackingConfig(seq_length=PACK.tokens),
+        ),
+        model=ModelSection(vision=VISION, language=language),
+        schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
+        global_batch_size=packs,
+        parallel=parallel or ParallelConfig(),
+        optimizer=optimizer or OptimizerConfig(),
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline_rank() -> RankRecord:
+    """Rank 2 of 8: tensor parallel 2, two pipeline stages, data parallel 2; the second stage has no vision encoder."""
+    config = config_of(DENSE, packs=4, parallel=ParallelConfig(tp_size=2, pp_size=2))
+    return rehearse(config, recipe="dense", device="cpu", world_size=8, rank=2, pack=PACK)
+
+
+def test_the_rank_has_its_coordinates_and_its_share_of_packs(pipeline_rank):
+    place = {name: pipeline_rank.coordinates[f"{name}_rank"] for name in ("tp", "pp", "dp")}
+    assert place == {"tp": 0, "pp": 0, "dp": 1}
+    assert pipeline_rank.num_microbatches == 2
+    assert pipeline_rank.pack == {"tokens": 1024, "patches": 448, "segments": 4}
+
+
+def test_activations_are_sent_to_the_same_place_of_the_next_stage(pipeline_rank):
+    messages = [m for m in pipeline_rank.messages if m.step == 1 and m.kind in ("send", "recv")]
+    assert {m.kind: m.peer for m in messages} == {"send": 6, "recv": 6}
+    assert [m.kind for m in messages].count("send") == 2
+    # 1,024 tokens, half of them on each tensor-parallel rank, hidden size 128, float32
+    assert {m.num_bytes for m in messages} == {512 * 128 * 4}
+    assert {m.shapes for m in messages} == {((512, 1, 128),)}
+
+
+def test_every_step_has_the_same_messages(pipeline_rank):
+    def of_step(step: int) -> list[tuple[object, ...]]:
+        return [(m.kind, m.group, m.shapes, m.peer) for m in pipeline_rank.messages if m.step == step]
+
+    assert of_step(0)
+    # only the last step reports metrics and saves
+    assert of_step(1)[: len(of_step(0))] == of_step(0)
+
+
+def test_every_message_has_a_group_with_this_rank(pipeline_rank):
+    for message in pipeline_rank.messages:
+        assert 2 in pipeline_rank.groups[message.group].ranks
+    names = {group.name: group.ranks for group in pipeline_rank.groups.values()}
+    assert names["TENSOR_MODEL_PARALLEL_GROUP"] == (2, 3)
+
+
+def test_bytes_between_steps_are_those_of_weights_gradients_and_two_moments(pipeline_rank):
+    held = pipeline_rank.persistent
+    assert held["gradients"] == pytest.approx(held["parameters"], rel=0.01)
+    # float32 weights need no master copy; two data-parallel ranks share the moments
+    assert held["optimizer"] == pytest.approx(held["parameters"], rel=0.02)
+    assert sum(pipeline_rank.peak.categories.values()) == pipeline_rank.peak.num_bytes > pipeline_rank.persistent_bytes
+
+
+def test_one_step_after_a_resume_has_the_peak_of_the_second(pipeline_rank):
+    config = config_of(DENSE, packs=4, parallel=ParallelConfig(tp_size=2, pp_size=2))
+    resumed = rehearse(config, recipe="dense", device="cpu", world_size=8, rank=2, steps=1, pack=PACK)
+    assert resumed.peak.num_bytes == pytest.approx(pipeline_rank.peak.num_bytes, rel=0.005)
+
+
+def test_experts_receive_an_even_share_of_the_tokens():
+    config = config_of(EXPERTS, packs=4, parallel=ParallelConfig(ep_size=4))
+    record = rehearse(config, recipe="experts", device="cpu", world_size=4, rank=3, steps=1, pack=PACK)
+    rows = [m for m in record.messages if m.kind == "all_to_all" and m.splits and m.phase == "compute"]
+    # 1,024 tokens to 2 experts each, spread over 4 ranks
+    assert {m.splits for m in rows} == {((512,) * 4, (512,) * 4)}
+    assert record.coordinates["ep_rank"] == 3
+
+
+def test_offloaded_moments_are_not_on_the_device():
+    config = config_of(DENSE, packs=1)
+    options = {"recipe": "dense", "device": "cpu", "world_size": 1, "rank": 0, "steps": 1, "pack": PACK}
+    held = rehearse(config, **options)
+    assert held.checkpoint is not None
+    # weights and two moments, each written once by the only rank
+    assert held.checkpoint.num_bytes == pytest.approx(3 * held.persistent["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [("910b2", "npu"), ("h100", "cuda"), ("cpu", "cpu"), ("A100", "cuda"), ("npu", "npu")]
+)
+def test_the_kind_of_a_device_follows_from_its_name(device, kind):
+    assert kind_of(device) == kind
+
+
+def test_the_digest_is_that_of_all_ranks_of_one_job():
+    jobs = [
+        job_of(config_of(DENSE, packs=2), recipe="dense", device="cpu", world_size=2, rank=rank, pack=PACK)
+        for rank in (0, 1)
+    ]
+    assert jobs[0].digest == jobs[1].digest
+    assert replace(jobs[0], steps=3).digest != jobs[0].digest
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rank": 2}, "--ranks 2: does not exist among 2 ranks"),
+        ({"device": "abacus"}, "--device abacus: is unknown"),
+        ({"world_size": 3}, "global_batch_size: 2 is not divisible"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(more, message):
+    options = {"recipe": "dense", "device": "cpu", "world_size": 2, "rank": 0, "pack": PACK, **more}
+    with pytest.raises(TrainError, match=message):
+        job_of(config_of(DENSE, packs=2), **options)
