@@ -8,7 +8,6 @@ from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.language_config import (
     DeepSeekV3LanguageConfig,
-    LanguageConfig,
     Qwen2LanguageConfig,
     Qwen3LanguageConfig,
 )
@@ -29,7 +28,29 @@ def _vision(ffn_hidden_size: int) -> VisionConfig:
     )
 
 
-def _qwen2_5_vl(vision_ffn: int, language: LanguageConfig) -> MindVLConfig:
+def _qwen2_5_vl(
+    vision_ffn: int,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocabulary: int,
+    *,
+    tie_embeddings: bool = False,
+) -> MindVLConfig:
+    """A published Qwen2.5-VL: FFN size of the vision encoder, then the sizes of the language model."""
+    language = Qwen2LanguageConfig(
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        ffn_hidden_size=ffn,
+        vocab_size=vocabulary,
+        tie_embeddings=tie_embeddings,
+        after_video="all_axes",  # transformers 4, the version in the published directories
+    )
     return MindVLConfig(vision=_vision(vision_ffn), language=language, tokens=QWEN_TOKENS)
 
 
@@ -90,59 +111,10 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
         ),
         tokens=TokenConfig(image=128820, video=128821, vision_start=128822, vision_end=128823, end_of_turn=1, pad=2),
     ),
-    "qwen2.5-vl-3b": _qwen2_5_vl(
-        3420,
-        Qwen2LanguageConfig(
-            hidden_size=2048,
-            num_layers=36,
-            num_heads=16,
-            num_kv_heads=2,
-            head_dim=128,
-            ffn_hidden_size=11008,
-            vocab_size=151936,
-            tie_embeddings=True,
-            after_video="all_axes",  # transformers 4, the version in the published directories
-        ),
-    ),
-    "qwen2.5-vl-7b": _qwen2_5_vl(
-        3420,
-        Qwen2LanguageConfig(
-            hidden_size=3584,
-            num_layers=28,
-            num_heads=28,
-            num_kv_heads=4,
-            head_dim=128,
-            ffn_hidden_size=18944,
-            vocab_size=152064,
-            after_video="all_axes",  # transformers 4, the version in the published directories
-        ),
-    ),
-    "qwen2.5-vl-32b": _qwen2_5_vl(
-        3456,
-        Qwen2LanguageConfig(
-            hidden_size=5120,
-            num_layers=64,
-            num_heads=40,
-            num_kv_heads=8,
-            head_dim=128,
-            ffn_hidden_size=27648,
-            vocab_size=152064,
-            after_video="all_axes",  # transformers 4, the version in the published directories
-        ),
-    ),
-    "qwen2.5-vl-72b": _qwen2_5_vl(
-        3456,
-        Qwen2LanguageConfig(
-            hidden_size=8192,
-            num_layers=80,
-            num_heads=64,
-            num_kv_heads=8,
-            head_dim=128,
-            ffn_hidden_size=29568,
-            vocab_size=152064,
-            after_video="all_axes",  # transformers 4, the version in the published directories
-        ),
-    ),
+    "qwen2.5-vl-3b": _qwen2_5_vl(3420, 2048, 36, 16, 2, 11008, 151936, tie_embeddings=True),
+    "qwen2.5-vl-7b": _qwen2_5_vl(3420, 3584, 28, 28, 4, 18944, 152064),
+    "qwen2.5-vl-32b": _qwen2_5_vl(3456, 5120, 64, 40, 8, 27648, 152064),
+    "qwen2.5-vl-72b": _qwen2_5_vl(3456, 8192, 80, 64, 8, 29568, 152064),
 }
 
 

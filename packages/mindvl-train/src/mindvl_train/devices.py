@@ -14,7 +14,7 @@ _PAPER = "MindVL paper, Table 10"
 _NVIDIA = "NVIDIA data sheet, dense, SXM variant"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Device:
     """Peak figures of one device; GB is 10^9 bytes, bandwidths are per second and per device."""
 
@@ -30,99 +30,20 @@ class Device:
 # Data sheets give links as the sum of both directions; the table has half of that. The network is that of a common
 # server: one port per device, 200 Gbit/s with A100 and 910B, 400 Gbit/s with H100 and later.
 DEVICES: tuple[Device, ...] = (
+    # name, bf16 TFLOP/s, memory in GB, memory, link and network in GB/s, source
     # The paper gives only the PCIe link (64 GB/s both ways). Servers with HCCS between NPUs are faster: set --link-gb-s.
-    Device(
-        name="910B1",
-        bf16_tflops=400,
-        memory_gb=64,
-        memory_gb_s=1800,
-        link_gb_s=32,
-        network_gb_s=25,
-        source=_PAPER,
-    ),
-    Device(
-        name="910B2",
-        bf16_tflops=376,
-        memory_gb=64,
-        memory_gb_s=1800,
-        link_gb_s=32,
-        network_gb_s=25,
-        source=_PAPER,
-    ),
-    Device(
-        name="A100",
-        bf16_tflops=312,
-        memory_gb=80,
-        memory_gb_s=2039,
-        link_gb_s=300,
-        network_gb_s=25,
-        source=f"{_PAPER}; 80 GB variant",
-    ),
-    Device(
-        name="A800",
-        bf16_tflops=312,
-        memory_gb=80,
-        memory_gb_s=2039,
-        link_gb_s=200,
-        network_gb_s=25,
-        source=_PAPER,
-    ),
-    Device(
-        name="H100",
-        bf16_tflops=989,
-        memory_gb=80,
-        memory_gb_s=3350,
-        link_gb_s=450,
-        network_gb_s=50,
-        source=_NVIDIA,
-    ),
+    Device("910B1", 400,  64,  1800, 32,  25, _PAPER),
+    Device("910B2", 376,  64,  1800, 32,  25, _PAPER),
+    Device("A100", 312,  80,  2039, 300, 25, f"{_PAPER}; 80 GB variant"),
+    Device("A800", 312,  80,  2039, 200, 25, _PAPER),
+    Device("H100", 989,  80,  3350, 450, 50, _NVIDIA),
     # The paper gives 600 GB/s of NVLink both ways, NVIDIA's partners 400; the table has the lower value.
-    Device(
-        name="H800",
-        bf16_tflops=989,
-        memory_gb=80,
-        memory_gb_s=3350,
-        link_gb_s=200,
-        network_gb_s=50,
-        source=f"{_PAPER}, except for the link",
-    ),
-    Device(
-        name="H200",
-        bf16_tflops=989,
-        memory_gb=141,
-        memory_gb_s=4800,
-        link_gb_s=450,
-        network_gb_s=50,
-        source=_NVIDIA,
-    ),
-    Device(
-        name="H20",
-        bf16_tflops=148,
-        memory_gb=96,
-        memory_gb_s=4000,
-        link_gb_s=450,
-        network_gb_s=50,
-        source=_NVIDIA,
-    ),
-    Device(
-        name="B200",
-        bf16_tflops=2250,
-        memory_gb=180,
-        memory_gb_s=8000,
-        link_gb_s=900,
-        network_gb_s=50,
-        source=_NVIDIA,
-    ),
-    Device(
-        name="L40S",
-        bf16_tflops=362,
-        memory_gb=48,
-        memory_gb_s=864,
-        link_gb_s=32,
-        network_gb_s=25,
-        source="NVIDIA data sheet, dense, PCIe card",
-    ),
-)
+    Device("H800", 989,  80,  3350, 200, 50, f"{_PAPER}, except for the link"),
+    Device("H200", 989,  141, 4800, 450, 50, _NVIDIA),
+    Device("H20",  148,  96,  4000, 450, 50, _NVIDIA),
+    Device("B200", 2250, 180, 8000, 900, 50, _NVIDIA),
+    Device("L40S", 362,  48,  864,  32,  25, "NVIDIA data sheet, dense, PCIe card"),
+)  # fmt: skip
 
 
 def find_device(name: str) -> Device | None:
