@@ -62,7 +62,7 @@ class VideoConfig:
     max_frames: int = 768  # Maximum number of sampled frames; longer videos are sampled more sparsely.
     min_pixels: int = 128 * 28 * 28  # Minimum area of a frame in pixels.
     max_pixels: int = 768 * 28 * 28  # Maximum area of a frame in pixels.
-    # Maximum pixels of a video, summed over pairs of frames (a pair counts as one frame); frames are reduced to fit,
+    # Maximum of frame area in pixels times half the number of frames (two frames share a patch); frames are reduced to fit,
     # but not below min_pixels.
     total_pixels: int = 24_576 * 28 * 28
 
@@ -102,11 +102,14 @@ class PackingConfig:
     # Samples that the packer holds to choose from; a larger buffer packs better and delays samples longer.
     buffer_size: int = 256
     pad_multiple: int = 8  # Packed sequences are padded to a multiple of this many tokens.
-    overflow: Literal["drop", "trim_turns"] = "drop"  # drop a sample longer than a pack, or remove its last turns
-    # Optimizer steps whose packed sequences are assigned together to balance the image load of ranks; 1: off.
+    overflow: Literal["drop", "trim_turns"] = (
+        "drop"  # Samples longer than seq_length: drop them, or remove their last turns.
+    )
+    # Number of optimizer steps among which packed sequences are exchanged, so that ranks process similar numbers of image
+    # patches; 1: no balancing.
     balance_steps: int = 4
-    # Packed sequences balanced as one group; use the data-parallel size or a multiple. It is a setting, so that the data
-    # order does not depend on the number of ranks.
+    # Number of packed sequences with similar image load that follow each other in a step; use the data-parallel size or a
+    # multiple. It is not derived from the number of ranks, so that the data order does not depend on it.
     balance_width: int = 8
 
     def __post_init__(self) -> None:
@@ -126,10 +129,10 @@ class PackingConfig:
 class SourceConfig:
     """One dataset of the mixture."""
 
-    name: str  # appears in reports, logs and the ledger
+    name: str  # name of this dataset in reports, logs and checkpoints
     # Directory of indexed shards, or an address such as s3://bucket/photos.
     path: str | Path
-    weight: float = 1.0  # Relative share of the mixture, in samples or tokens (`weight_unit`).
+    weight: float = 1.0  # Relative share of the mixture, in samples or tokens (`data.weight_unit`).
     # Maximum number of passes over this source, after which it gives no more samples; None: no limit.
     max_epochs: int | None = None
     min_pixels: int | None = None  # overrides image.min_pixels for this source
@@ -190,7 +193,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Configuration of the data; the data order is a pure function of it and the index."""
+    """Datasets, tokenizer and packing. With the index of the shards they determine which samples each step uses."""
 
     sources: tuple[SourceConfig, ...]  # Datasets to mix.
     tokenizer: Path  # directory with tokenizer files and a chat template, saved by transformers

@@ -25,7 +25,9 @@ class OpsConfig:
 
     # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere
     backend: BackendName | Literal["auto"] = "auto"
-    overrides: Mapping[str, BackendName] = field(default_factory=dict)  # operator name -> backend
+    overrides: Mapping[str, BackendName] = field(
+        default_factory=dict
+    )  # Backend by operator name, such as {attention: reference}.
     # Implementation of the patch embedding; which one is faster depends on the CANN version.
     patch_embed: Literal["matmul", "convolution"] = "matmul"
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # CPU binding and environment variables.

@@ -32,7 +32,7 @@ TRAINABLE: dict[Phase, tuple[Part, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """The model: a named size, a model directory, or the sections `vision` and `language`. The tokenizer gives token ids."""
+    """A named size, a model directory, or the sections `vision` and `language`; special token ids come from the tokenizer."""
 
     size: str | None = None  # name of a predefined model, such as "tiny" or "mindvl-8b"
     # Model directory (transformers format) of MindVL or Qwen2.5-VL; only its configuration is read. Set init.model to
@@ -74,7 +74,7 @@ class ModelSection:
 class InitSection:
     """Initial weights. Parts without a source are initialized randomly from `seed`."""
 
-    checkpoint: Path | None = None  # mindvl checkpoint of an earlier phase: all parts
+    checkpoint: Path | None = None  # mindvl run or checkpoint that provides all parts
     model: Path | None = None  # transformers checkpoint of a whole model (MindVL or Qwen2.5-VL)
     vision: Path | None = None  # transformers checkpoint of the vision encoder (MindVL or Qwen2.5-VL)
     language: Path | None = None  # transformers checkpoint of the language model (alone or in a whole model)

@@ -14,7 +14,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(
-    epilog="Examples: mindvl convert runs/sft model; "
+    epilog="Example: mindvl convert runs/sft model   or   "
     "mindvl convert --vision Qwen2.5-VL-72B-Instruct --language Qwen3-8B start"
 )
 @click.argument("paths", nargs=-1, required=True, metavar="[SOURCE] DESTINATION", type=click.Path(path_type=Path))
