@@ -65,7 +65,7 @@ WORDS_ALLOWED = {
     "packages/mindvl-data/src/mindvl_data/formats/parquet.py": "lists column names of other data sets",
 }
 HELP_VERBS = {
-    *("Average", "Check", "Compare", "Convert", "Estimate", "Find", "List", "Measure", "Recompute", "Report"),
+    *("Check", "Compare", "Convert", "Estimate", "Find", "List", "Measure", "Merge", "Recompute", "Report"),
     *("Run", "Score", "Show", "Summarize", "Train", "Validate", "Write"),
 }
 NO_HELP_STARTS = {

@@ -34,7 +34,7 @@ COMMANDS = {
         "mindvl_cli.commands.convert:convert",
         "Convert a checkpoint to a transformers directory, or the reverse.",
     ),
-    "merge": ("mindvl_cli.commands.merge:merge", "Average the weights of several models."),
+    "merge": ("mindvl_cli.commands.merge:merge", "Merge the weights of several models."),
     "eval": ("mindvl_cli.commands.eval:evaluate", "Score an exported model on benchmarks."),
     "search-resolution": (
         "mindvl_cli.commands.search_resolution:search_resolution",

@@ -2,6 +2,7 @@
 """`mindvl merge` by arguments and by recipe."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mindvl_cli.commands.merge import merge
 from mindvl_merge import MergeError
+from mindvl_train import CheckpointError
 
 
 @pytest.fixture
@@ -75,3 +77,50 @@ def test_a_recipe_says_it_all(models, tmp_path):
 @pytest.mark.parametrize("arguments", [[], ["--out", "x", "--weights", "a,b"]])
 def test_wrong_usage_exits_with_two(models, arguments):
     assert CliRunner().invoke(merge, [*models, *arguments]).exit_code == 2
+
+
+def test_weights_of_a_part_a_method_and_a_base(models, tmp_path):
+    (tmp_path / "base").mkdir()
+    save_file({"w": torch.zeros(2)}, tmp_path / "base" / "model.safetensors")
+    settings = ["--method", "task_arithmetic", "--base", str(tmp_path / "base"), "--scale", "0.5"]
+    arguments = [*models, "--out", str(tmp_path / "out"), *settings, "--weights", "w=1,2", "--json"]
+    result = CliRunner().invoke(merge, arguments, catch_exceptions=False)
+    assert _value(tmp_path / "out") == 0.5 * (1 * 1 + 2 * 5)
+    assert "--weights w=1.0,2.0" in json.loads(result.stdout)["command"]
+
+
+def test_the_command_in_the_manifest_repeats_the_merge(models, tmp_path):
+    arguments = [*models, "--out", str(tmp_path / "out"), "--weights", "0.75,0.25", "--only", "w", "--json"]
+    first = json.loads(CliRunner().invoke(merge, arguments, catch_exceptions=False).stdout)
+    words = shlex.split(first["command"])
+    assert words[:2] == ["mindvl", "merge"]
+    again = CliRunner().invoke(merge, [*words[2:], "--force", "--json"], catch_exceptions=False)
+    assert json.loads(again.stdout) == first
+
+
+def test_a_dry_run_measures_and_writes_nothing(models, tmp_path):
+    result = CliRunner().invoke(merge, [*models, "--out", str(tmp_path / "out"), "--dry-run", "--json"])
+    found = json.loads(result.stdout)
+    assert (found["read_bytes"], found["written_bytes"]) == (16, 8)
+    assert found["seconds"] > 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_training_runs_are_converted_first(tmp_path, monkeypatch):
+    """The conversion itself is tested in mindvl-train; a run without a checkpoint ends with its error."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    result = CliRunner().invoke(merge, [str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, CheckpointError)
+    written = []
+
+    def export(source, destination, progress):
+        destination.mkdir()
+        save_file({"w": torch.full((2,), 3.0)}, destination / "model.safetensors")
+        written.append(destination)
+
+    monkeypatch.setattr("mindvl_train.checkpoints.export.export_checkpoint", export)
+    arguments = [str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(merge, arguments, catch_exceptions=False)
+    assert _value(tmp_path / "out") == 3.0
+    assert json.loads(result.stdout)["models"][0]["path"] == str(tmp_path / "run")
+    assert not written[0].exists()

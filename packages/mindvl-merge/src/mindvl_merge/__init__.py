@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .config import MergeConfig
-    from .directory import weights_sha256
+    from .digests import directory_digest
     from .errors import DirectoryError, MergeConfigError, MergeError
     from .run import merge
 
 _MODULES = {
     "config": ("MergeConfig",),
-    "directory": ("weights_sha256",),
+    "digests": ("directory_digest",),
     "errors": ("DirectoryError", "MergeConfigError", "MergeError"),
     "run": ("merge",),
 }
@@ -26,8 +26,8 @@ __all__ = [
     "MergeConfig",
     "MergeConfigError",
     "MergeError",
+    "directory_digest",
     "merge",
-    "weights_sha256",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name otherwise

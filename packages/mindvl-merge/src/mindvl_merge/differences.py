@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import DirectoryError
 from .files import read_json, regular_file, same_bytes
-from .spellings import one_spelling, same_sections
+from .spellings import language_section, one_spelling, same_sections
 
 MISSING = "nothing"
 
@@ -62,6 +62,7 @@ _WITHOUT_EFFECT = {  # keys and sections of config.json; the merged model keeps 
     "prefix",
     "pretraining_tp",
     "problem_type",
+    "quantization_config",
     "remove_invalid_values",
     "repetition_penalty",
     "return_dict",
@@ -108,8 +109,11 @@ class Difference:
     is_refused: bool  # it affects the computation of the model
 
 
-def config_differences(first: Path, other: Path) -> list[Difference]:
+def config_differences(first: Path, other: Path, *, language_only: bool = False) -> list[Difference]:
     """Differences of config.json; sections are compared key by key, rotary embedding in any of its spellings.
+
+    Args:
+        language_only: Compare the language model alone, which one of the models may store without vision.
 
     Raises:
         DirectoryError: A file is damaged.
@@ -122,6 +126,12 @@ def config_differences(first: Path, other: Path) -> list[Difference]:
         )
     if found[0] is None or found[1] is None:
         return []
+    if language_only:
+        values = [_flat(language_section(document), is_config=True) for document in found if document is not None]
+        return [
+            Difference(file="config.json", key=key, first=one, other=two, is_refused=_changes_language(key, one, two))
+            for key, one, two in _differing(*values)
+        ]
     values = [_flat(document, is_config=True) for document in same_sections(found[0], found[1])]
     return [
         Difference(file="config.json", key=key, first=one, other=two, is_refused=_changes_function(key, one, two))
@@ -163,6 +173,13 @@ def code_differences(first: Path, other: Path) -> list[Difference]:
 def shown(value: Any) -> str:
     """Format a value for a message."""
     return MISSING if value is None else f"{value!r:.80}"
+
+
+def _changes_language(key: str, first: str, other: str) -> bool:
+    """Whether a key of the language model matters; most defaults may be absent, those of positions may not."""
+    if MISSING in (first, other) and not key.startswith("rope_parameters"):
+        return False
+    return _changes_function(key, first, other)
 
 
 def _changes_function(key: str, first: str, other: str) -> bool:

@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers model directories, read lazily and written as a stream.
+"""Transformers model directories, read lazily: only headers are parsed until values are requested.
 
-Reading parses only the file headers until a slice of a tensor is requested. Writing knows names, shapes and data types
-in advance, so it writes the header first and then one slice after the other; only that slice is in memory. Format:
-safetensors (8 bytes header length, JSON header, bytes), with `model.safetensors.index.json` for several files.
+Comes after headers.py; writer.py writes the same format: safetensors (8 bytes header length, JSON header, bytes), with
+`model.safetensors.index.json` for several files.
 """
 
-import hashlib
-import json
-import math
+import errno
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from .errors import DirectoryError
 from .files import is_plain_name, read_json, regular_file
-from .headers import DTYPE_NAMES, METADATA, TensorInfo, read_header
+from .headers import TensorInfo, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 
 class ModelDirectory:
-    """The tensors of a directory by name; files stay open until `close`."""
+    """The tensors of a directory by name; files stay open until `close`. Reading is safe in several threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,154 +39,76 @@ class ModelDirectory:
                 self.tensors[info.name] = info
         if weight_map is not None:
             _refuse_disagreement(path, weight_map, self.tensors)
-        self._open_files: dict[str, Any] = {}
+        self._descriptors: dict[str, int] = {}
 
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` along the first axis (a scalar has one row)."""
+    def open_files(self) -> None:
+        """Open all weight files; before several threads read."""
+        for file in self.files:
+            self._descriptor(file)
+
+    def read(self, name: str, start: int, stop: int, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """Values `start` to `stop` of the flattened tensor.
+
+        Args:
+            into: Bytes to read into, `[at least (stop - start) * itemsize]` uint8; new memory if None.
+
+        Returns:
+            Array `[stop - start]` of the stored data type.
+
+        Raises:
+            DirectoryError: The file cannot be read, or became shorter since its header was read.
+        """
         info = self.tensors[name]
-        row_shape = info.shape[1:]
-        row_bytes = math.prod(row_shape) * info.dtype.itemsize
-        num_rows = max(0, min(stop, info.shape[0] if info.shape else 1) - start)
-        # read, not mapped: the kernel counts mapped pages as memory of the process
-        buffer = bytearray(num_rows * row_bytes)
+        num_bytes = (stop - start) * info.dtype.itemsize
+        buffer = np.empty(num_bytes, np.uint8) if into is None else into[:num_bytes]
+        offset, num_read = info.offset + start * info.dtype.itemsize, 0
         try:
-            file = self._open_files.get(info.file)
-            if file is None:
-                file = self._open_files[info.file] = open(self.path / info.file, "rb")  # noqa: SIM115  (until close)
-            file.seek(info.offset + start * row_bytes)
-            num_read = file.readinto(buffer)
+            while num_read < num_bytes:  # one call reads at most 2 GB
+                count = os.preadv(self._descriptor(info.file), [buffer[num_read:].data], offset + num_read)
+                if count == 0:
+                    raise DirectoryError(
+                        f"{self.path / info.file}: the file was truncated while tensor {name} was read. Copy it again."
+                    )
+                num_read += count
         except OSError as error:
             raise DirectoryError(
                 f"{self.path / info.file}: tensor {name} cannot be read ({error.strerror}). Copy the file again."
             ) from error
-        if num_read != len(buffer):
-            raise DirectoryError(
-                f"{self.path / info.file}: the file was truncated while tensor {name} was read. Copy it again."
-            )
-        if not buffer:
-            return torch.empty(num_rows, *row_shape, dtype=info.dtype)
-        values = torch.frombuffer(buffer, dtype=info.dtype)
-        return values.view(num_rows, *row_shape) if info.shape else values.view(())
+        return buffer.view(info.dtype)
 
-    def sha256(self) -> dict[str, str]:
-        """Hash of each weight file."""
-        return {file: _hash_file(self.path / file) for file in self.files}
+    def is_hole(self, name: str, start: int, stop: int) -> bool:
+        """Whether the values lie in a hole of a sparse file, where every byte is zero."""
+        info = self.tensors[name]
+        first = info.offset + start * info.dtype.itemsize
+        try:
+            return (
+                os.lseek(self._descriptor(info.file), first, os.SEEK_DATA) >= info.offset + stop * info.dtype.itemsize
+            )
+        except OSError as error:
+            return error.errno == errno.ENXIO  # no data up to the end of the file; EINVAL: holes are not supported
+
+    def allocated_bytes(self, file: str) -> int:
+        """Bytes that a weight file occupies on disk; fewer than its size if it is sparse."""
+        return os.fstat(self._descriptor(file)).st_blocks * 512
 
     def close(self) -> None:
         """Close the open files."""
-        for file in self._open_files.values():
-            file.close()
-        self._open_files.clear()
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
 
-
-class DirectoryWriter:
-    """Writes tensors in the declared order to files of at most `max_shard_bytes`.
-
-    Example:
-        with DirectoryWriter(path, infos, max_shard_bytes=5_000_000_000) as writer:
-            for info in infos:
-                writer.write(tensor_piece)  # pieces in order, along the first axis
-    """
-
-    def __init__(self, path: Path, infos: Iterable[TensorInfo], *, max_shard_bytes: int) -> None:
-        self.path = path
-        self.sha256: dict[str, str] = {}
-        self._shards = _cut_into_shards(list(infos), max_shard_bytes)
-        self._names = _shard_names(len(self._shards))
-        self._current = -1
-        self._left = 0  # bytes still missing in the current file
-        self._file: Any = None
-        self._hash = hashlib.sha256()
-
-    def write(self, piece: Tensor) -> None:
-        """Append the bytes of the next piece."""
-        data = piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        while self._left == 0 and self._current + 1 < len(self._shards):
-            self._next_file()
-        assert len(data) <= self._left, "a piece crosses the end of a file: tensors were not written as declared"
-        self._put(data)
-        self._left -= len(data)
-
-    def __enter__(self) -> "DirectoryWriter":
+    def __enter__(self) -> "ModelDirectory":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            while self._left == 0 and self._current + 1 < len(self._shards):
-                self._next_file()  # files with empty tensors only
-            assert self._left == 0, "fewer pieces were written than declared"
-            self._close_file()
-            if len(self._shards) > 1:
-                self._write_index()
-        elif self._file is not None:
-            self._file.close()
+        self.close()
 
-    def _next_file(self) -> None:
-        self._close_file()
-        self._current += 1
-        header: dict[str, Any] = {METADATA: {"format": "pt"}}
-        offset = 0
-        for info in self._shards[self._current]:
-            end = offset + info.num_bytes
-            header[info.name] = {
-                "dtype": DTYPE_NAMES[info.dtype],
-                "shape": list(info.shape),
-                "data_offsets": [offset, end],
-            }
-            offset = end
-        self._left = offset
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._file = open(self.path / self._names[self._current], "wb")  # noqa: SIM115  (closed in _close_file)
-        self._hash = hashlib.sha256()
-        self._put(len(text).to_bytes(8, "little") + text)
-
-    def _put(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-
-    def _close_file(self) -> None:
-        if self._file is None:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self.sha256[self._names[self._current]] = self._hash.hexdigest()
-
-    def _write_index(self) -> None:
-        pairs = [(info, name) for shard, name in zip(self._shards, self._names, strict=True) for info in shard]
-        index = {
-            "metadata": {"total_size": sum(info.num_bytes for info, _ in pairs)},
-            "weight_map": {info.name: name for info, name in pairs},
-        }
-        (self.path / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def weights_sha256(path: Path) -> str:
-    """One hash of all weight files of a directory; it covers their names and bytes."""
-    hashes = json.dumps(ModelDirectory(path).sha256(), sort_keys=True)
-    return hashlib.sha256(hashes.encode()).hexdigest()
-
-
-def _cut_into_shards(infos: list[TensorInfo], max_shard_bytes: int) -> list[list[TensorInfo]]:
-    shards: list[list[TensorInfo]] = [[]]
-    size = 0
-    for info in infos:
-        if shards[-1] and size + info.num_bytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(info)
-        size += info.num_bytes
-    return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE_NAME]
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    def _descriptor(self, file: str) -> int:
+        if file not in self._descriptors:
+            self._descriptors[file] = os.open(self.path / file, os.O_RDONLY)
+        return self._descriptors[file]
 
 
 def _weight_map(path: Path) -> dict[str, str] | None:
@@ -239,8 +156,3 @@ def _refuse_disagreement(path: Path, weight_map: dict[str, str], tensors: dict[s
         raise DirectoryError(
             f"{path / extra.file}: tensor {extra.name!r:.200} is missing from {INDEX_NAME}. Copy the directory again."
         )
-
-
-def _hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

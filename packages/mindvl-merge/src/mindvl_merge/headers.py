@@ -12,24 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
 
 from .errors import DirectoryError
 from .files import parse_json
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FLOATS = frozenset(DTYPES[name] for name in ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
+FLOAT8 = frozenset(DTYPES[name] for name in ("F8_E4M3", "F8_E5M2"))
 METADATA = "__metadata__"
 MAX_HEADER_BYTES = 25_000_000  # about 200,000 tensors in one file
 MAX_DIMENSIONS = 32
@@ -43,14 +48,24 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     file: str  # name inside the directory
     offset: int  # byte offset of the values in the file
 
     @property
+    def num_values(self) -> int:
+        """Number of values; a scalar has one."""
+        return math.prod(self.shape)
+
+    @property
     def num_bytes(self) -> int:
         """Size of the values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.num_values * self.dtype.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the values can be merged."""
+        return self.dtype in FLOATS
 
 
 def read_header(path: Path) -> list[TensorInfo]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the models of a merge have one architecture and compatible configurations.
+"""Check that the models of a merge have compatible configurations, tokenizers, templates and processors.
 
-Comes after all directories were opened, before anything is written. A difference that affects the result is refused,
+Comes after sources.py paired the tensors, before anything is written. A difference that affects the result is refused,
 any other is returned as a warning; values are checked while they are read (run.py).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .config import MergeConfig
 from .differences import Difference, code_differences, config_differences, processor_differences
@@ -20,22 +21,32 @@ def check_parents(config: MergeConfig, directories: Sequence[ModelDirectory]) ->
     """Compare every model with the first; returns one warning for each file with differences that do not matter.
 
     Raises:
-        MergeError: Tensors, configurations, tokenizers, templates or processors differ in a way that affects the result.
+        MergeError: Configurations, tokenizers, templates or processors differ in a way that affects the result.
     """
     first, warnings = directories[0], []
     for other in directories[1:]:
-        _refuse_other_tensors(first, other, any_float=config.dtype is not None)
         found = [
-            *config_differences(first.path, other.path),
+            *config_differences(first.path, other.path, language_only=config.is_language_only),
             *tokenizer_differences(first.path, other.path),
             *processor_differences(first.path, other.path),
             *code_differences(first.path, other.path),
         ]
+        found = [replace(one, is_refused=one.is_refused and not _is_handled(config, one)) for one in found]
         refused = [one for one in found if one.is_refused and one.key not in config.allow_different]
         if refused:
             raise _refusal(first, other, refused)
         warnings += _warnings(first, other, found)
     return warnings
+
+
+def _is_handled(config: MergeConfig, one: Difference) -> bool:
+    """Whether the merge itself takes care of a difference: rows matched by token, and files of other parts of the model."""
+    by_token = config.match_tokens or config.is_language_only
+    if by_token and (one.key.startswith(("token ", "added token ")) or one.key == "added_tokens_decoder"):
+        return True
+    return config.is_language_only and (
+        one.key.startswith("chat_template") or one.file.endswith("processor_config.json")
+    )
 
 
 def _refusal(first: ModelDirectory, other: ModelDirectory, refused: Sequence[Difference]) -> DirectoryError:
@@ -66,27 +77,3 @@ def _warnings(first: ModelDirectory, other: ModelDirectory, found: Sequence[Diff
 def _named(one: Difference) -> str:
     """The key for a message, escaped if it is not printable."""
     return f"{one.key if one.key.isprintable() else repr(one.key):.200}"
-
-
-def _refuse_other_tensors(first: ModelDirectory, other: ModelDirectory, *, any_float: bool) -> None:
-    missing = sorted(first.tensors.keys() - other.tensors.keys())
-    extra = sorted(other.tensors.keys() - first.tensors.keys())
-    if missing or extra:
-        name, where, lacks = (missing[0], first.path, other.path) if missing else (extra[0], other.path, first.path)
-        raise DirectoryError(
-            f"{lacks}: {len(missing) + len(extra)} tensors are in only one of the models, the first is {name} of {where}. "
-            "Merge models of one architecture."
-        )
-    for name, left in first.tensors.items():
-        right = other.tensors[name]
-        if left.shape != right.shape:
-            raise DirectoryError(
-                f"{other.path / right.file}: tensor {name} has shape {list(right.shape)}, "
-                f"but {list(left.shape)} in {first.path}. Merge models of one size."
-            )
-        both_float = left.dtype.is_floating_point and right.dtype.is_floating_point
-        if left.dtype != right.dtype and not (any_float and both_float):
-            raise DirectoryError(
-                f"{other.path / right.file}: tensor {name} is stored as {right.dtype}, but as {left.dtype} in {first.path}. "
-                "Choose the type of the result (--dtype) to mix them."
-            )

@@ -10,8 +10,9 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .errors import MergeError
@@ -34,8 +35,13 @@ def recover(out: Path) -> None:
 
 
 @contextmanager
-def partial_directory(out: Path) -> Iterator[Path]:
-    """An empty hidden directory beside `out`, for one process at a time; removed at the end if it is still there.
+def partial_directory(
+    out: Path, *, keep: Sequence[str] = (), has_progress: Callable[[Path], bool] = lambda path: False
+) -> Iterator[Path]:
+    """A hidden directory beside `out`, for one process at a time.
+
+    It is removed after a MergeError, which would come again. After an interruption or a failure of the disk it stays if
+    `has_progress` says so, and the next call finds the files that match `keep`.
 
     Raises:
         MergeError: Another process writes there.
@@ -54,12 +60,17 @@ def partial_directory(out: Path) -> Iterator[Path]:
         if not is_ours:
             raise MergeError(f"{out}: another merge is writing it. Wait for that merge, or choose another output.")
         for left in partial.iterdir():  # of a killed process
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            elif left.is_symlink() or not any(fnmatchcase(left.name, pattern) for pattern in keep):
+                left.unlink()
         try:
             yield partial
-        finally:
-            if _is_open_as(descriptor, partial):
+        except BaseException as error:
+            is_lost = isinstance(error, MergeError) or not has_progress(partial)
+            if is_lost and _is_open_as(descriptor, partial):
                 shutil.rmtree(partial, ignore_errors=True)
+            raise
     finally:
         os.close(descriptor)
 

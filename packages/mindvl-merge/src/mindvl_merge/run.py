@@ -1,48 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge model directories: check all of them, then stream one tensor after the other into a new directory.
+"""Merge model directories: check all of them, then stream blocks of tensors into a new directory.
 
-Memory: slices of at most `_PIECE_ELEMENTS` values, independent of the size of model or tensor. The result is written beside
-the output under a hidden name, synced, and renamed (publish.py), so that a killed process leaves the output unchanged.
+Every parent is read once, in large pieces and by several threads; methods that need statistics of a whole tensor read that
+tensor before. The result is written beside the output under a hidden name, synced, and renamed (publish.py), so that the
+output appears only when it is complete. An interrupted merge continues with the tensors that its journal does not list.
 """
 
 import errno
+import hashlib
 import json
 import logging
+import os
+import resource
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from .blocks import BlockMaker, MadeBlock
 from .config import MergeConfig
-from .directory import DirectoryWriter, ModelDirectory
-from .errors import DirectoryError, MergeError
+from .digests import block_ranges, tensor_digest
+from .directory import ModelDirectory
+from .errors import MergeError
 from .files import other_files, read_json, real_path
-from .headers import TensorInfo
-from .methods import METHODS
-from .output_tensors import MANIFEST_NAME, OutputTensor, check_paths, output_tensors
+from .manifest import MANIFEST_NAME, manifest
+from .output_path import check_paths
 from .parents import check_parents
 from .publish import partial_directory, recover, replace_directory
+from .sources import OutputTensor, Pairing, pair_tensors
+from .writer import JOURNAL_NAME, DirectoryWriter, has_finished_tensors
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FORMAT = 1
-
-_PIECE_ELEMENTS = 2**18  # 2 MiB in float64: the sum stays in the cache of a core
+_COMMIT_BYTES = 2**30  # written between two syncs; an interrupted merge repeats at most this much
+_MAX_THREADS = 8
 _NOT_OF_THE_MODEL = (".git", ".cache", "__pycache__")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
-def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Carry out a merge.
+def merge(
+    config: MergeConfig, *, progress: Progress | None = None, recorded: MergeConfig | None = None
+) -> dict[str, Any]:
+    """Carry out a merge, or continue one that was interrupted.
 
     Args:
-        progress: Called after every slice with written and total bytes.
+        progress: Called after every block with written and total bytes.
+        recorded: The configuration for the manifest, if the models are temporary copies of those that the user named.
 
     Returns:
         The manifest, also written to `merge.json` in the new directory.
@@ -52,114 +60,165 @@ def merge(config: MergeConfig, *, progress: Progress | None = None) -> dict[str,
             output overlaps an input; the disk is full.
     """
     try:
-        return _merge(config, progress or (lambda done, total: None))
+        return _merge(config, recorded or config, progress or (lambda done, total: None))
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         to_do = "Free space or choose another output." if full else "Check the disk and the permissions."
         raise MergeError(
             f"{error.filename or config.out}: cannot be read or written ({error.strerror or error}), and nothing was "
-            f"changed. {to_do}"
+            f"changed; the same command continues where this one ended. {to_do}"
         ) from error
 
 
-def _merge(config: MergeConfig, progress: Progress) -> dict[str, Any]:
+def _merge(config: MergeConfig, recorded: MergeConfig, progress: Progress) -> dict[str, Any]:
     out = real_path(config.out)  # through a symbolic link to the directory itself
     recover(out)
     check_paths(config)
-    directories = [ModelDirectory(path) for path in config.models]
+    directories = [ModelDirectory(path) for path in config.parents]
     try:
+        _allow_open_files(sum(len(directory.files) for directory in directories))
+        pairing = pair_tensors(config, directories)
         warnings = check_parents(config, directories)
-        outputs = output_tensors(config, directories[0])
-        with partial_directory(out) as partial:
-            _copy_other_files(directories[0], partial, config)
-            file_hashes = _write_tensors(config, directories, outputs, partial, progress)
-            manifest = _manifest(config, directories, outputs, file_hashes) | {"warnings": warnings}
-            (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        for directory in directories:
+            directory.open_files()
+        _refuse_small_disk(out, directories, pairing)
+        with partial_directory(out, keep=(JOURNAL_NAME, "*.safetensors"), has_progress=has_finished_tensors) as partial:
+            infos = [tensor.info for tensor in pairing.outputs]
+            inputs = _inputs_digest(config, directories)
+            with DirectoryWriter(partial, infos, max_shard_bytes=config.max_shard_bytes, inputs=inputs) as writer:
+                _write_tensors(config, directories, pairing, writer, progress)
+                document = manifest(recorded, directories, pairing, writer.finished, warnings)
+                writer.finish()
+            _copy_other_files(directories, partial, config)
+            (partial / MANIFEST_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             replace_directory(partial, out)
     finally:
         for directory in directories:
             directory.close()
     for warning in warnings:
         logger.warning("%s", warning)
-    logger.info("merged %d models into %s", len(directories), config.out)
-    return manifest
+    logger.info("merged %d models into %s", len(config.models), config.out)
+    return document
 
 
 def _write_tensors(
     config: MergeConfig,
     directories: Sequence[ModelDirectory],
-    outputs: Sequence[OutputTensor],
-    path: Path,
+    pairing: Pairing,
+    writer: DirectoryWriter,
     progress: Progress,
-) -> dict[str, str]:
-    total = sum(tensor.info.num_bytes for tensor in outputs)
-    done = 0
-    writer = DirectoryWriter(path, (tensor.info for tensor in outputs), max_shard_bytes=config.max_shard_bytes)
-    with writer:
-        for tensor in outputs:
-            for start, stop in _row_ranges(tensor.info):
-                piece = _make_piece(config, directories, tensor, start, stop)
-                writer.write(piece)
-                done += piece.numel() * piece.element_size()
-                progress(done, total)
-    return writer.sha256
-
-
-def _make_piece(
-    config: MergeConfig, directories: Sequence[ModelDirectory], tensor: OutputTensor, start: int, stop: int
-) -> Tensor:
-    name, dtype = tensor.info.name, tensor.info.dtype
-    if tensor.is_merged:
-        pieces = (directory.read_rows(name, start, stop) for directory in directories)
-        merged = METHODS[config.method](pieces, config.model_weights).to(dtype)
-        _refuse_non_finite(merged, directories, tensor, start, stop)
-        return merged
-    piece = directories[0].read_rows(name, start, stop)
-    if not dtype.is_floating_point:
-        for other in directories[1:]:
-            if not torch.equal(piece, other.read_rows(name, start, stop)):
-                raise MergeError(
-                    f"{other.path / other.tensors[name].file}: integer tensor {name} differs from that in "
-                    f"{directories[0].path} and cannot be averaged. Merge models with equal integer tensors."
-                )
-    copied = piece.to(dtype)
-    _refuse_non_finite(copied, directories[:1], tensor, start, stop)
-    return copied
-
-
-def _refuse_non_finite(
-    result: Tensor, directories: Sequence[ModelDirectory], tensor: OutputTensor, start: int, stop: int
 ) -> None:
-    """Check the result only: NaN or infinity of any parent is in it too, whatever the weight of the parent."""
-    name = tensor.info.name
-    if not result.dtype.is_floating_point or bool(result.isfinite().all()):
-        return
-    for directory in directories:
-        piece = directory.read_rows(name, start, stop)
-        count = int(piece.isfinite().logical_not().sum())
-        if count:
-            raise DirectoryError(
-                f"{directory.path / directory.tensors[name].file}: tensor {name} has NaN or infinity ({count} values in "
-                f"rows {start} to {stop - 1}). Train or copy this model again, or remove it from the merge."
-            )
-    raise MergeError(
-        f"{directories[0].path / directories[0].tensors[name].file}: tensor {name} has values outside the range of "
-        f"{str(tensor.info.dtype).removeprefix('torch.')}. Choose another data type (--dtype) or weights that sum to 1."
-    )
+    total = sum(tensor.info.num_bytes for tensor in pairing.outputs)
+    collector = _Collector(writer, total, progress)
+    maker = BlockMaker(config, directories, writer)
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
+    waiting: deque[tuple[OutputTensor, Future[MadeBlock]]] = deque()
+    try:
+        for tensor in pairing.outputs:
+            if tensor.info.name in writer.finished:
+                collector.skip(tensor)
+                continue
+            if tensor.info.num_values == 0:
+                collector.finish(tensor, [])
+                continue
+            combine = maker.combiner(tensor)
+            for start, stop in block_ranges(tensor.info.shape):
+                waiting.append((tensor, pool.submit(maker.make, tensor, combine, start, stop)))
+                while len(waiting) > 4 * threads:
+                    one, future = waiting.popleft()
+                    collector.add(one, future.result())
+        for one, future in waiting:
+            collector.add(one, future.result())
+        collector.commit()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _row_ranges(info: TensorInfo) -> Iterator[tuple[int, int]]:
-    if not info.shape:
-        yield 0, 1
-        return
-    if not prod(info.shape):
-        return
-    rows = max(1, _PIECE_ELEMENTS // prod(info.shape[1:]))
-    for start in range(0, info.shape[0], rows):
-        yield start, min(start + rows, info.shape[0])
+class _Collector:
+    """Takes finished blocks in order, and commits tensors to the journal."""
+
+    def __init__(self, writer: DirectoryWriter, total: int, progress: Progress) -> None:
+        self._writer = writer
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        self._since_commit = 0
+        self._blocks: list[MadeBlock] = []  # of the current tensor
+        self._num_values = 0
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def skip(self, tensor: OutputTensor) -> None:
+        """Count a tensor that an earlier process finished."""
+        self._done += tensor.info.num_bytes
+        self._progress(self._done, self._total)
+
+    def add(self, tensor: OutputTensor, block: MadeBlock) -> None:
+        """Add the next block; the last one of a tensor finishes it."""
+        self._blocks.append(block)
+        self._num_values += block.num_bytes // tensor.info.dtype.itemsize
+        self._done += block.num_bytes
+        self._since_commit += block.num_bytes
+        if self._num_values == tensor.info.num_values:
+            self.finish(tensor, self._blocks)
+            self._blocks, self._num_values = [], 0
+        self._progress(self._done, self._total)
+
+    def finish(self, tensor: OutputTensor, blocks: Sequence[MadeBlock]) -> None:
+        """Record the digests of a finished tensor."""
+        columns = [[block.sources[number] for block in blocks] for number in range(len(tensor.sources))]
+        self._records[tensor.info.name] = {
+            "digest": tensor_digest(block.output for block in blocks),
+            "sources": [
+                None if source.rows is not None else tensor_digest(one for one in column if one is not None)
+                for source, column in zip(tensor.sources, columns, strict=True)
+            ],
+        }
+        if self._since_commit >= _COMMIT_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Write the finished tensors to the journal."""
+        self._writer.commit(self._records)
+        self._records, self._since_commit = {}, 0
 
 
-def _copy_other_files(first: ModelDirectory, path: Path, config: MergeConfig) -> None:
+def _inputs_digest(config: MergeConfig, directories: Sequence[ModelDirectory]) -> str:
+    """Identifies configuration and inputs, so that only the same merge continues an interrupted one."""
+    settings = {key: str(value) for key, value in asdict(config).items() if key not in ("overwrite",)}
+    files = [
+        (file, status.st_size, status.st_mtime_ns, status.st_ino)
+        for directory in directories
+        for file in directory.files
+        for status in [(directory.path / file).stat()]
+    ]
+    return hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the soft limit of open files where many shards need it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+def _refuse_small_disk(out: Path, directories: Sequence[ModelDirectory], pairing: Pairing) -> None:
+    allocated = sum(directory.allocated_bytes(file) for directory in directories for file in directory.files)
+    needed = min(allocated, sum(tensor.info.num_bytes for tensor in pairing.outputs))  # holes stay holes
+    parent = next(path for path in out.parents if path.exists())
+    partial = out.parent / f".{out.name}.partial"
+    present = sum(file.stat().st_blocks * 512 for file in partial.glob("*.safetensors")) if partial.is_dir() else 0
+    free = shutil.disk_usage(parent).free + present
+    if needed > free:
+        raise MergeError(
+            f"{out}: the result needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free there. Free space or choose "
+            "another output."
+        )
+
+
+def _copy_other_files(directories: Sequence[ModelDirectory], path: Path, config: MergeConfig) -> None:
     def is_ignored(file: Path) -> bool:
         at_top = len(file.parts) == 1
         return (
@@ -168,13 +227,18 @@ def _copy_other_files(first: ModelDirectory, path: Path, config: MergeConfig) ->
             or (at_top and file.name == MANIFEST_NAME)
         )
 
+    first = directories[0]
     for file in other_files(first.path, is_ignored):
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(first.path / file, path / file)
     config_path = path / "config.json"
-    if config.torch_dtype is not None and config_path.is_file():
-        document = _with_dtype(read_json(config_path), config.torch_dtype)
-        config_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if not config_path.is_file():
+        return
+    document = read_json(config_path)
+    changed = _with_dtype(document, config.torch_dtype) if config.torch_dtype is not None else dict(document)
+    changed.pop("quantization_config", None)  # float8 values become bfloat16
+    if changed != document:
+        config_path.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
 
 
 def _with_dtype(document: Any, dtype: str) -> Any:
@@ -183,26 +247,4 @@ def _with_dtype(document: Any, dtype: str) -> Any:
     return {
         key: dtype if key in ("dtype", "torch_dtype") and isinstance(value, str) else _with_dtype(value, dtype)
         for key, value in document.items()
-    }
-
-
-def _manifest(
-    config: MergeConfig,
-    directories: Sequence[ModelDirectory],
-    outputs: Sequence[OutputTensor],
-    file_hashes: dict[str, str],
-) -> dict[str, Any]:
-    return {
-        "format": MANIFEST_FORMAT,
-        "method": config.method,
-        "models": [
-            {"path": str(directory.path), "weight": weight, "sha256": directory.sha256()}
-            for directory, weight in zip(directories, config.model_weights, strict=True)
-        ],
-        "only": list(config.only),
-        "allow_different": list(config.allow_different),
-        "dtype": config.torch_dtype,
-        "num_merged": sum(tensor.is_merged for tensor in outputs),
-        "num_copied": sum(not tensor.is_merged for tensor in outputs),
-        "sha256": file_hashes,
     }

@@ -37,6 +37,29 @@ def same_sections(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[d
     return (_lifted(one), two) if have[0] else (one, _lifted(two))
 
 
+def language_section(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the language model alone, whether it is stored inside of a multimodal model or by itself.
+
+    Left out: the sizes of the vocabulary, whose rows are matched by token, and the sections of rotary embedding that name
+    axes of images; text has the same position on every axis.
+    """
+    text = document.get(_TEXT)
+    found = _lifted(dict(document)) if isinstance(text, dict) else dict(document)
+    found = one_spelling(found, "")
+    rotary = found.get("rope_parameters")
+    if isinstance(rotary, dict):
+        found["rope_parameters"] = {
+            key: value for key, value in rotary.items() if key not in ("mrope_section", "mrope_interleaved")
+        }
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in ("model_type", "vocab_size", _TIED)
+        and not key.endswith(("_token_id", "_token_index"))
+        and (key == "rope_parameters" or not isinstance(value, dict))
+    }
+
+
 def one_spelling(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section of config.json without null, derived, renamed and ineffective keys.
 

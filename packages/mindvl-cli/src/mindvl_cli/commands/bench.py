@@ -28,6 +28,7 @@ NAMES = {  # script name -> package
     "ops": "mindvl_ops",
     "step": "mindvl_train",
     "start": "mindvl_train",
+    "merge": "mindvl_merge",
 }
 
 
@@ -36,11 +37,12 @@ NAMES = {  # script name -> package
 @click.option("--quick", is_flag=True, help="Run smaller inputs and fewer rounds; the figures are not reliable.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def bench(name: str, quick: bool, as_json: bool) -> None:
-    """Measure packing, loader, scale, ops, step or start on this machine.
+    """Measure packing, loader, scale, ops, step, start or merge on this machine.
 
     packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
     samples. ops: time and memory of operators. step: training step time of small models, compared with transformers and with
-    a minimal training loop. start: import time of one training process.
+    a minimal training loop. start: import time of one training process. merge: processor time and memory of a merge, compared
+    with plain reading and writing.
     """
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
     report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)

@@ -1,27 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mindvl merge`: average the weights of model directories."""
+"""`mindvl merge`: combine the weights of model directories."""
 
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mindvl_cli.commands.options import RenamedChoice
 from mindvl_cli.progress import reported_progress
 
+if TYPE_CHECKING:
+    from mindvl_merge import MergeConfig
+
+_METHODS = ("average", "task_arithmetic", "slerp", "ties", "dare_linear", "dare_ties")
+_LARGE_BYTES = 20_000_000_000  # read and written; below, measuring the disk is not worth the time
+
 
 @click.command(
-    epilog="Example: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge recipes/tiny/merge.yaml"
+    epilog="Examples: mindvl merge sft-2k sft-4k sft-8k --out merged   or   mindvl merge vl language-model --only language "
+    "--out merged   or   mindvl merge recipes/tiny/merge.yaml"
 )
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path), help="New model directory; required unless a merge recipe names it."
 )
-@click.option("--weights", help="One weight per model, such as 0.5,0.25,0.25; default: equal weights.")
+@click.option("--method", type=click.Choice(_METHODS), default="average", help="Merge method; default: average.")
 @click.option(
-    "--only", multiple=True, help="Name prefix of the tensors to merge; may be repeated. Default: all tensors."
+    "--base", type=click.Path(exists=True, path_type=Path),
+    help="Model that SOURCES were trained from; required by all methods except average and slerp.",
+)  # fmt: skip
+@click.option(
+    "--weights", multiple=True,
+    help="One weight per model, such as 0.5,0.25,0.25; NAME=0.5,0.5 for one part, prefix or pattern. Default: equal weights, "
+    "or 1 each with --base.",
+)  # fmt: skip
+@click.option("--scale", type=float, default=1.0, help="Factor of the merged difference from --base; default: 1.")
+@click.option(
+    "--density", type=float, default=0.5, help="Share of each difference that ties and dare keep; default: 0.5."
 )
+@click.option("--seed", type=int, default=0, help="Seed of the values that dare drops; default: 0.")
+@click.option(
+    "--only", multiple=True,
+    help="Part (vision, projector, language), name prefix or pattern of the tensors to merge; may be repeated. Default: all.",
+)  # fmt: skip
+@click.option(
+    "--match-tokens", is_flag=True,
+    help="Match rows of embedding and output layer by token; always done with --only language.",
+)  # fmt: skip
+@click.option(
+    "--allow-missing", multiple=True, metavar="NAME",
+    help="Part, prefix or pattern of tensors that only some models have; may be repeated.",
+)  # fmt: skip
 @click.option(
     "--dtype",
     type=RenamedChoice(["fp32", "bf16", "fp16"], {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}),
@@ -33,23 +66,25 @@ from mindvl_cli.progress import reported_progress
     help="Configuration or tokenizer key in which the models may differ; may be repeated.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
+@click.option("--dry-run", is_flag=True, help="Check the models and print the expected time; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON instead of text.")
+@click.pass_context
 def merge(
+    context: click.Context,
     sources: tuple[Path, ...],
     out: Path | None,
-    weights: str | None,
-    only: tuple[str, ...],
-    dtype: Literal["fp32", "bf16", "fp16"] | None,
-    any_weight_sum: bool,
-    allow_different: tuple[str, ...],
+    weights: tuple[str, ...],
     force: bool,
+    dry_run: bool,
     as_json: bool,
+    **values: Any,
 ) -> None:
-    """Average the weights of SOURCES, model directories of one architecture.
+    """Merge SOURCES, model directories of one architecture or training runs, into one model directory.
 
     One SOURCE may be a merge recipe instead: a YAML file with all settings. Models are refused if their configurations,
     tokenizers or processors differ in a key that changes the result (such as rope_theta, head counts, token ids). The
-    other files of the first model are copied; Python files of a model directory are never run.
+    other files of the first model are copied; Python files of a model directory are never run. An interrupted merge
+    continues when the command is repeated.
     """
     from dataclasses import replace
 
@@ -58,41 +93,100 @@ def merge(
     from mindvl_merge import merge as merge_directories
 
     if len(sources) == 1 and sources[0].is_file():
-        if out or weights or only or dtype or any_weight_sum or allow_different:
+        given = [name for name in ("out", "weights", *values) if _is_given(context, name)]
+        if given:
             raise click.UsageError(
-                f"{sources[0]}: a merge recipe has all settings. Remove every option except --force and --json."
+                f"{sources[0]}: a merge recipe has all settings. Remove every option except --force, --dry-run and --json."
             )
         config = load_config(sources[0], MergeConfig)
         config = replace(config, overwrite=config.overwrite or force)
     elif out is None:
         raise click.UsageError("--out: is required. Name a new directory.")
     else:
-        config = MergeConfig(
-            models=sources,
-            out=out,
-            weights=_parse_weights(weights),
-            only=only,
-            dtype=dtype,
-            any_weight_sum=any_weight_sum,
-            allow_different=allow_different,
-            overwrite=force,
-        )
-    with reported_progress("merge", unit="MB", scale=1e6) as report:
-        manifest = merge_directories(config, progress=report)
+        whole, parts = _parse_weights(weights)
+        config = MergeConfig(models=sources, out=out, weights=whole, part_weights=parts, overwrite=force, **values)
+    with _as_directories(config) as converted:
+        estimated = _announce(converted, is_always=dry_run)
+        if dry_run:
+            if as_json:
+                click.echo(json.dumps(estimated))
+            return
+        with reported_progress("merge", unit="MB", scale=1e6) as report:
+            manifest = merge_directories(converted, progress=report, recorded=config)
     if as_json:
         click.echo(json.dumps(manifest))
     else:
         click.echo(
-            f"{manifest['num_merged']} tensors of {len(config.models)} models averaged into {config.out}", err=True
+            f"{manifest['num_merged']} tensors of {len(config.models)} models merged into {config.out} "
+            f"({config.method}), {manifest['num_copied']} copied from {config.models[0]}",
+            err=True,
         )
 
 
-def _parse_weights(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{text!r} is not a list of numbers. Write for example 0.5,0.5.", param_hint="--weights"
-        ) from error
+@contextmanager
+def _as_directories(config: "MergeConfig") -> "Iterator[MergeConfig]":
+    """The configuration with training runs and checkpoints replaced by model directories, converted beside the output."""
+    from dataclasses import replace
+
+    is_run = {path: not (path / "config.json").exists() and _is_training_run(path) for path in config.parents}
+    if not any(is_run.values()):
+        yield config
+        return
+    from mindvl_train.checkpoints.export import export_checkpoint
+
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{config.out.name}.converted.", dir=config.out.parent) as scratch:
+        converted = {}
+        for number, path in enumerate(dict.fromkeys(config.parents)):
+            converted[path] = path
+            if is_run[path]:
+                converted[path] = Path(scratch) / f"{number}-{path.name}"
+                with reported_progress("convert", unit="parameters") as report:
+                    export_checkpoint(path, converted[path], progress=report)
+        base = None if config.base is None else converted[config.base]
+        yield replace(config, models=tuple(converted[path] for path in config.models), base=base)
+
+
+def _is_training_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir() or (path / "manifest.json").is_file()
+
+
+def _announce(config: "MergeConfig", *, is_always: bool) -> dict[str, float]:
+    """Print the bytes and the expected time of a large merge."""
+    from mindvl_merge.estimate import estimate
+
+    found = estimate(config, measure_above_bytes=0 if is_always else _LARGE_BYTES)
+    known = found.as_dict()
+    if "seconds" in known:
+        click.echo(
+            f"reads {known['read_bytes'] / 1e9:,.1f} GB at {known['read_bytes_per_s'] / 1e9:.2f} GB/s, writes "
+            f"{known['written_bytes'] / 1e9:,.1f} GB at {known['written_bytes_per_s'] / 1e9:.2f} GB/s: about "
+            f"{known['seconds'] / 60:,.1f} minutes",
+            err=True,
+        )
+    return known
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _parse_weights(texts: tuple[str, ...]) -> tuple[tuple[float, ...] | None, dict[str, tuple[float, ...]]]:
+    whole: tuple[float, ...] | None = None
+    parts: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, equals, numbers = text.rpartition("=")
+        try:
+            values = tuple(float(part) for part in numbers.split(","))
+        except ValueError as error:
+            raise click.BadParameter(
+                f"{text!r} is not a list of numbers. Write for example 0.5,0.5 or language=0.5,0.5.",
+                param_hint="--weights",
+            ) from error
+        if equals:
+            parts[name] = values
+        elif whole is not None:
+            raise click.BadParameter("is given twice without a name. Give it once.", param_hint="--weights")
+        else:
+            whole = values
+    return whole, parts

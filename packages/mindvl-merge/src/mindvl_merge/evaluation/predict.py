@@ -139,9 +139,9 @@ class Predictor:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the weights and of every file that affects tokenization."""
-        from mindvl_merge import weights_sha256
+        from mindvl_merge import directory_digest
 
-        digest = hashlib.sha256(weights_sha256(self.directory).encode())
+        digest = hashlib.sha256(directory_digest(self.directory).encode())
         for name in _TEXT_FILES:
             path = self.directory / name
             digest.update(path.read_bytes() if path.is_file() else b"")

@@ -28,7 +28,7 @@ def _merge(tmp_path, models, **values):
         ),
         (
             lambda tensors: tensors.update({"language.norm": torch.zeros(4).half()}),
-            r"stored as torch\.float16, but as torch\.float32",
+            r"stored as float16, but as float32",
         ),
     ],
 )
