@@ -25,9 +25,9 @@ SPECIAL_TOKENS = [
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
-    """Process groups of megatron-core, which every model needs."""
+    """Process groups of megatron-core, which every model needs; the tests of other packages make their own."""
     from mindvl_model.megatron.process import single_process
 
     with single_process():
