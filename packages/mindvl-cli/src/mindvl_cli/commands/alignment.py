@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE
+from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 )
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Length of both runs in steps."
-)
+@count_option("--steps", least=2, default=50, help="Length of both runs in steps.")
 @click.option("--out", type=PLOT_FILE, help="New SVG file for the figure of both curves.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE
+from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import progress
 from mindvl_cli.whole_file import write_whole
@@ -69,11 +69,13 @@ def analyze() -> None:
     "--cache-sizes", type=_Numbers(float, 0.01), default="1.0,1.5,2", show_default=True,
     help="Cache sizes in multiples of the experts per token.",
 )  # fmt: skip
-@click.option("--packs", type=click.IntRange(min=1), default=32, show_default=True, help="Packed sequences to run.")
-@click.option(
-    "--seq-length", type=click.IntRange(min=8), default=4096, show_default=True,
+@count_option("--packs", default=32, help="Packed sequences to run.")
+@count_option(
+    "--seq-length",
+    least=8,
+    default=4096,
     help="Sequence length in tokens for a directory of shards; a recipe has its own.",
-)  # fmt: skip
+)
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with curves.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def routing(

@@ -17,7 +17,7 @@ import click
 
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_training import packing, parallel
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, TRUST_REMOTE_CODE
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, TRUST_REMOTE_CODE, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
 
 @check.command(short_help="Compare a model directory with transformers.")
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--inputs", "num_inputs", type=click.IntRange(min=1), default=200, show_default=True, help="Number of inputs."
-)
+@count_option("--inputs", "num_inputs", default=200, help="Number of inputs.")
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
     help="Data type of weights and activations.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import JSON_HELP, count_option
 
 if TYPE_CHECKING:
     from mindvl_train.checks.packing import PackingReport
@@ -44,10 +44,8 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
     metavar="NAME,...",
     help="Parallel layouts, such as dp2,tp2pp2; default: every layout of two processes that the model supports.",
 )
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Training steps per parallel layout."
-)
-@click.option("--packs", type=click.IntRange(min=1), default=4, show_default=True, help="Packed sequences per step.")
+@count_option("--steps", default=3, help="Training steps per parallel layout.")
+@count_option("--packs", default=4, help="Packed sequences per step.")
 @DTYPE
 @AS_JSON
 @click.pass_context

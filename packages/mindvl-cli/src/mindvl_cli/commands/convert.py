@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import JSON_HELP, count_option
 from mindvl_cli.progress import reported_progress
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -32,13 +32,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Transformers directory that provides the language model, in place of SOURCE; the projector is initialized randomly.",
 )
 @click.option("--size", help="Named model size; default: from the config.json files.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Random seed of randomly initialized parameters.",
-)
+@count_option("--seed", least=0, default=0, help="Random seed of randomly initialized parameters.")
 @click.option(
     "--tokenizer",
     type=DIRECTORY,
@@ -47,19 +41,9 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16"]), help="Data type of the written weights; default: unchanged."
 )
-@click.option(
-    "--min-pixels", type=click.IntRange(min=1), help="Minimum image area in pixels; default: that of the run."
-)
-@click.option(
-    "--max-pixels", type=click.IntRange(min=1), help="Maximum image area in pixels; default: that of the run."
-)
-@click.option(
-    "--max-file-mib",
-    type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
-    help="Maximum size of a weight file in MiB.",
-)
+@count_option("--min-pixels", help="Minimum image area in pixels; default: that of the run.")
+@count_option("--max-pixels", help="Maximum image area in pixels; default: that of the run.")
+@count_option("--max-file-mib", default=4096, help="Maximum size of a weight file in MiB.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def convert(
     paths: tuple[Path, ...],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.ledger import ledger
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.interrupts import StoppableGroup
 from mindvl_cli.progress import reported_progress
@@ -49,16 +49,8 @@ data.add_command(ledger)
     help="Directory that image file names are relative to; default: the directory of SOURCE.",
 )
 @click.option("--name", help="Source name stored in each sample; default: the directory name of SOURCE.")
-@click.option(
-    "--samples-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Threads that read and validate samples.",
-)
+@count_option("--samples-per-shard", default=10_000, help="Samples per shard.")
+@count_option("--workers", default=4, help="Threads that read and validate samples.")
 @click.option("--skip-bad", is_flag=True, help="Skip records that fail to decode; excluded.jsonl lists them.")
 @click.option("--fresh", is_flag=True, help="Delete the shards of an unfinished write instead of resuming it.")
 @click.option("--allow-pipe", is_flag=True, help="Run the shell commands of pipe: URLs (--format webdataset).")
@@ -119,7 +111,7 @@ def write(
 @click.argument("directories", nargs=-1, required=True, type=existing)
 @click.option("--exclude-bad", is_flag=True, help="Skip samples that fail validation; excluded.jsonl lists them.")
 @click.option("--decode", is_flag=True, help="Decode every image and video, to find corrupt pixel data.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that read shards.")
+@count_option("--workers", default=1, help="Processes that read shards.")
 @click.option("--fresh", is_flag=True, help="Validate all shards, including unchanged ones.")
 @click.option(
     "--tokenizer", type=existing, help="Tokenizer directory, to measure text lengths now instead of in the first run."
@@ -257,20 +249,10 @@ def show(
 @data.command(short_help="Report packing and mixture statistics of a recipe.")
 @click.argument("recipe", type=existing)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--packs", type=click.IntRange(min=1), default=1000, show_default=True, help="Packed sequences to build.")
-@click.option(
-    "--dp",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Number of data-parallel ranks for which the load imbalance is computed.",
-)
-@click.option(
-    "--microbatches",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Microbatches per rank and step for which the load imbalance is computed.",
+@count_option("--packs", default=1000, help="Packed sequences to build.")
+@count_option("--dp", default=8, help="Number of data-parallel ranks for which the load imbalance is computed.")
+@count_option(
+    "--microbatches", default=8, help="Microbatches per rank and step for which the load imbalance is computed."
 )
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindvl_cli.commands.options import answering_options
+from mindvl_cli.commands.options import answering_options, count_option
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @answering_options(benchmark="JSONL file", out="report, pages and answers")
-@click.option(
-    "--min-pixels", type=click.IntRange(min=1), help="Minimum image area in pixels; default: that of the processor."
-)
-@click.option(
-    "--max-pixels", type=click.IntRange(min=1), help="Maximum image area in pixels; default: that of the processor."
-)
+@count_option("--min-pixels", help="Minimum image area in pixels; default: that of the processor.")
+@count_option("--max-pixels", help="Maximum image area in pixels; default: that of the processor.")
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],

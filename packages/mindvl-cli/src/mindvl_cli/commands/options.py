@@ -62,6 +62,13 @@ TRUST_REMOTE_CODE = click.option(
 )  # fmt: skip
 
 
+def count_option(*names: str, help: str, default: int | None = None, least: int = 1) -> Callable[[F], F]:
+    """An option for a whole number of at least `least`; its default is shown."""
+    return click.option(
+        *names, type=click.IntRange(min=least), default=default, show_default=default is not None, help=help
+    )
+
+
 def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
     """Add the options for benchmarks, generation and the output directory.
 
@@ -90,20 +97,8 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
         click.option(
             "--device", default="auto", show_default=True, help="Device that runs the model: auto, cpu, cuda or npu."
         ),
-        click.option(
-            "--batch-size",
-            type=click.IntRange(min=1),
-            default=64,
-            show_default=True,
-            help="Items per generation batch.",
-        ),
-        click.option(
-            "--max-new-tokens",
-            type=click.IntRange(min=1),
-            default=64,
-            show_default=True,
-            help="Maximum answer length in tokens.",
-        ),
+        count_option("--batch-size", default=64, help="Items per generation batch."),
+        count_option("--max-new-tokens", default=64, help="Maximum answer length in tokens."),
         TRUST_REMOTE_CODE,
         click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE
+from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.whole_file import write_whole
 
@@ -32,31 +32,22 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--device", "device_name", help="Accelerator model, such as 910b2 or h100; required unless --measure is given."
 )
-@click.option(
-    "--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="Number of devices."
-)
-@click.option("--per-server", type=click.IntRange(min=1), default=8, show_default=True, help="Devices per server.")
-@click.option(
-    "--seq-length",
-    type=click.IntRange(min=128),
-    help="Sequence length in tokens. [default: that of the recipe, or 8192]",
-)
+@count_option("--devices", "num_devices", default=8, help="Number of devices.")
+@count_option("--per-server", default=8, help="Devices per server.")
+@count_option("--seq-length", least=128, help="Sequence length in tokens. [default: that of the recipe, or 8192]")
 @click.option(
     "--max-pixels",
     help="Maximum image area in pixels; auto: the largest that fits. [default: that of the recipe, or 1003520]",
 )
-@click.option(
+@count_option(
     "--max-patches",
-    type=click.IntRange(min=0),
+    least=0,
     help="Maximum patches per packed sequence. [default: that of the recipe, or 1.25 x the mean patches per packed sequence]",
 )
 @click.option(
     "--visual-share", type=click.FloatRange(0, 1), help="Visual tokens as a fraction of all tokens. [default: 0.48]"
 )
-@click.option(
-    "--global-batch-size", type=click.IntRange(min=1),
-    help="Packed sequences per optimizer step. [default: that of the recipe, or 1024]",
-)  # fmt: skip
+@count_option("--global-batch-size", help="Packed sequences per optimizer step. [default: that of the recipe, or 1024]")
 @click.option(
     "--phase",
     type=click.Choice(_PHASES),
@@ -80,14 +71,14 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     type=click.FloatRange(0.01, 1),
     help="Matrix multiplication throughput as a share of the peak. [default: 0.58]",
 )
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of layouts to show.")
+@count_option("--top", default=10, help="Number of layouts to show.")
 @click.option("--out", type=OUT_FILE, help="New YAML file for the recipe with the best layout.")
 @click.option(
     "--measure",
     is_flag=True,
     help="Run two steps in the layout of the recipe on this machine, and compare estimated with measured memory.",
 )
-@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Processes for --measure.")
+@count_option("--nproc", default=1, help="Processes for --measure.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
     """Estimate memory and step time of MODEL for each parallel layout.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import JSON_HELP, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def list_(as_json: bool) -> None:
 
 @recipe.command(short_help="Show the shares and tokens of a data mixture.")
 @click.argument("name")
-@click.option(
-    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of sources to show, largest first."
-)
+@count_option("--top", default=10, help="Number of sources to show, largest first.")
 @click.option("--all", "show_all", is_flag=True, help="Show all sources.")
 @click.option(
     "--map",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import JSON_HELP, count_option
 from mindvl_cli.failures import CliError, one_line
 from mindvl_cli.whole_file import write_whole
 
@@ -47,12 +47,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Summarize the run and its missing files without training; --nproc may exceed the devices of this machine.",
 )
-@click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine.")
-@click.option(
+@count_option("--nproc", default=1, help="Processes on this machine.")
+@count_option(
     "--max-restarts",
+    least=0,
     default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
     help="Maximum number of restarts of all processes after one fails; requires --nproc 2 or more.",
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
