@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import mindvl_data
 from mindvl_data import DataConfig, Loader
@@ -28,6 +29,20 @@ def test_a_batch_moves_with_its_tensors_and_keeps_on_the_host_what_is_planned_wi
         "input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "pixel_values", "image_grid_thw",
         "pixel_values_videos", "video_grid_thw", "loss_positions",
     }  # fmt: skip
+
+
+def test_a_loader_pins_the_tensors_that_move_to_the_device_and_no_others(
+    make_config: Callable[..., DataConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="rope") as loader:
+        next(loader)
+    assert pinned == []
+    with Loader(make_config(num_threads=0), global_batch_size=1, position_kind="rope", pin_memory=True) as loader:
+        batch = next(loader)
+    moving = (batch.input_ids, batch.labels, batch.position_ids, batch.pixel_values, batch.pixel_values_videos)
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in moving}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class Loader:
         vocab_size: Number of rows of the model's embedding: a pack with a larger token id is refused. None: only
             negative ids are refused.
         with_pixels: False omits the patches of packs and decodes nothing, for processes that need only the text.
+        pin_memory: Build packs in pinned memory, from which copies to a device overlap with its work.
         on_thread_start: Called at the start of each thread, for example to bind it to cores.
         worker: Index and number of the processes that build the packs of this rank in turn (packed_dataset.py); this
             process returns every num_workers-th pack of the rank.
@@ -99,6 +100,7 @@ class Loader:
         position_kind: PositionKind,
         vocab_size: int | None = None,
         with_pixels: bool = True,
+        pin_memory: bool = False,
         on_thread_start: Callable[[], None] | None = None,
         worker: tuple[int, int] = (0, 1),
     ) -> None:
@@ -123,6 +125,7 @@ class Loader:
             files=self._files,
             position_kind=position_kind,
             with_pixels=with_pixels,
+            pin_memory=pin_memory,
             vocab_size=vocab_size,
         )
         self._names = [source.name for source in config.sources]

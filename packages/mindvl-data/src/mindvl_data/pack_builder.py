@@ -47,6 +47,7 @@ class PackBuilder:
     Args:
         with_pixels: False builds packs with grids and without patches.
         vocab_size: Number of rows of the model's embedding; larger token ids are refused.
+        pin_memory: Whether tensors are in pinned memory.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class PackBuilder:
         position_kind: PositionKind,
         with_pixels: bool = True,
         vocab_size: int | None = None,
+        pin_memory: bool = False,
     ) -> None:
         self._config = config
         self._with_pixels = with_pixels
         self._vocab_size = vocab_size
+        self._pin_memory = pin_memory
         self._sources = sources
         self._tokenizer = tokenizer
         self._files = files
@@ -114,7 +117,7 @@ class PackBuilder:
         )
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         return BuiltPack(
-            batch=batch,
+            batch=batch.pin_memory() if self._pin_memory else batch,
             failed=tuple(d[2] for d in decoded if d[2] is not None),
             num_bytes=sum(t.nbytes for t in tensors),
         )

@@ -4,7 +4,7 @@
 Every other file of the package converts one of these into the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -147,20 +147,28 @@ class Batch:
     loader_state: dict[str, Any] | None = field(default=None, repr=False)  # set by PackedDataset for its state_dict
     seconds_per_grid: tuple[float, ...] = ()  # [num_videos], time between two steps of a video's grid
 
+    def pin_memory(self) -> Self:
+        """Return the pack with its tensors in pinned memory, from which copies to a device do not block."""
+        return self._with(lambda tensor: tensor.pin_memory())
+
     def to(self, device: "torch.device | str") -> Self:
         """Return the pack with its tensors on `device`.
 
         cu_seqlens, the grids and loss_positions stay on the host: the model reads their values there, and copying them
         back would synchronize with the device several times per pack.
         """
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with(self, change: "Callable[[torch.Tensor], torch.Tensor]") -> Self:
+        """Return the pack with changed tensors, except those that the model reads on the host."""
         import torch  # here, because reading and writing shards uses this module without torch
 
-        moved: dict[str, Any] = {
-            f.name: value.to(device, non_blocking=True)
+        changed: dict[str, Any] = {
+            f.name: change(value)
             for f in fields(self)
             if f.name not in _ON_HOST and isinstance(value := getattr(self, f.name), torch.Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **changed)
 
     @property
     def num_loss_tokens(self) -> int:

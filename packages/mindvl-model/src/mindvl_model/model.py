@@ -36,7 +36,7 @@ from mindvl_model.projector import Projector
 from mindvl_model.vision.encoder import VisionEncoder
 from mindvl_model.vision.positions import Grid, patch_order
 from mindvl_model.vision.spread import take_ranges, vision_shard
-from mindvl_ops import Segments
+from mindvl_ops import Segments, to_device
 
 ADAPTERS: dict[str, LanguageAdapter] = {
     "qwen2": Qwen2Adapter(),
@@ -302,7 +302,7 @@ class MindVLModel(MegatronModule):
         order = patch_order(grids, vision)
         visual_tokens: Tensor = self.projector(self.vision(pixel_values, order, pixel_values_videos))
         if order.restore is not None:
-            visual_tokens = visual_tokens[order.restore.to(visual_tokens.device)]
+            visual_tokens = visual_tokens[to_device(order.restore, visual_tokens.device)]
         return visual_tokens
 
     def _encode_shard(
@@ -314,7 +314,7 @@ class MindVLModel(MegatronModule):
         video_patches = None if pixel_values_videos is None else take_ranges(pixel_values_videos, shard.video_ranges)
         own = self._encode(shard.grids, patches, video_patches)[: shard.num_tokens]
         gathered = gather_parts(F.pad(own, (0, 0, 0, shard.max_tokens - shard.num_tokens)))
-        return gathered[shard.order.to(gathered.device)]
+        return gathered[to_device(shard.order, gathered.device)]
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

@@ -20,6 +20,7 @@ from .npu.masks import mask_bytes_saved
 from .patch_embed import conv_as_matmul, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 from .rope import rotary
 from .segments import Segments
+from .staging import to_device
 from .swiglu import swiglu
 from .vocabulary import VocabularyShard
 
@@ -58,6 +59,7 @@ __all__ = [
     "select_backends",
     "swiglu",
     "table_text",
+    "to_device",
     "updated_expert_bias",
     "use_backend",
     "vision_tables",

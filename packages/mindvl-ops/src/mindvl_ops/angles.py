@@ -46,8 +46,10 @@ def mrope_tables(
             f"mrope_tables: sections {tuple(sections)} do not fit {len(position_ids)} axes and width {width}. Give "
             f"one for each axis, {width // 2} in all."
         )
-    axis = torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections)).to(position_ids.device)
-    positions = position_ids.float().index_select(0, axis).transpose(0, 1)  # [T, D/2]
+    by_axis = position_ids.float().unbind()  # no index tensor: it would be copied from the host
+    positions = torch.stack(
+        [by_axis[axis] for axis, size in enumerate(sections) for _ in range(size)], dim=1
+    )  # [T, D/2]
     return _both(positions * _frequencies(width, base, position_ids.device), interleaved)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import OpsError
+from .staging import to_device
 
 R = TypeVar("R")
 
@@ -87,7 +88,7 @@ class Segments:
         device = torch.device(device)
 
         def make() -> Tensor:
-            return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+            return to_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
         return self.derived((name, device), make)
 

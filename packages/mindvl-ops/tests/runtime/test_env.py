@@ -16,7 +16,7 @@ def test_what_the_user_set_is_never_replaced() -> None:
 
 def test_one_device_needs_no_settings_of_many() -> None:
     assert "HCCL_CONNECT_TIMEOUT" not in missing_variables({}, "npu", num_devices=1)
-    assert missing_variables({}, "cuda", num_devices=1) == {}
+    assert missing_variables({}, "cuda", num_devices=1) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert missing_variables({}, "cpu", num_devices=8) == {}
 
 
@@ -28,6 +28,11 @@ def test_memory_can_go_before_speed() -> None:
 def test_blocking_launches_and_the_other_allocator_variable_take_settings_away() -> None:
     missing = missing_variables({"ASCEND_LAUNCH_BLOCKING": "1", "PYTORCH_ALLOC_CONF": "x"}, "npu")
     assert not {"TASK_QUEUE_ENABLE", "PYTORCH_NPU_ALLOC_CONF"} & set(missing)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_settings_of_the_user_for_the_cuda_allocator_stay_alone(name: str) -> None:
+    assert missing_variables({name: "max_split_size_mb:64"}, "cuda") == {}
 
 
 def test_a_version_that_does_not_read_a_variable_is_not_asked_to() -> None:

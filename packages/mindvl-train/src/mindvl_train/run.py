@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from mindvl_data import DataConfig, DataError, Loader
 from mindvl_model import set_up_device
 from mindvl_ops import check_operators, select_backends, table_text
@@ -193,7 +195,8 @@ def _loader(run: ResolvedRun, ranks: "ParallelState", cores: frozenset[int]) -> 
             position_kind=run.model.position_kind,
             vocab_size=run.model.language.vocab_size,
             with_pixels=ranks.is_first_stage,
-            on_thread_start=lambda: bind_thread(cores),
+            pin_memory=ranks.device.type != "cpu",
+            on_thread_start=lambda: _start_thread(cores, ranks.device),
         )
     except DataError as error:
         failure = error
@@ -204,6 +207,13 @@ def _loader(run: ResolvedRun, ranks: "ParallelState", cores: frozenset[int]) -> 
         source.close()
         raise TrainError(problem)
     return source
+
+
+def _start_thread(cores: frozenset[int], device: torch.device) -> None:
+    """Bind a thread of the loader; it allocates pinned memory, which must not create a context on another device."""
+    bind_thread(cores)
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
 
 
 def _metrics(run: ResolvedRun, ranks: "ParallelState", state: "TrainState") -> "Metrics":

@@ -21,6 +21,7 @@ from mindvl_model.megatron.blocks import (
 from mindvl_model.megatron.experts import ExpertLayer, ExpertTransformerLayer
 from mindvl_model.megatron.mla import MLATransformerConfig, latent_attention
 from mindvl_model.megatron.spec import layer_spec
+from mindvl_ops import to_device
 
 
 class DeepSeekV3Adapter:
@@ -59,7 +60,7 @@ class DeepSeekV3Adapter:
     def rotary_angles(self, config: DeepSeekV3LanguageConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [T, rope_head_dim] for position_ids[0] of [3, T], equal for both elements of a pair."""
         frequencies, factor = rotary_frequencies(config)
-        angles = position_ids[0].float()[:, None] * frequencies.to(position_ids.device)
+        angles = position_ids[0].float()[:, None] * to_device(frequencies, position_ids.device)
         angles = angles.repeat_interleave(2, dim=-1)
         return angles.cos() * factor, angles.sin() * factor
 

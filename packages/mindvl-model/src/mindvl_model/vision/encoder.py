@@ -111,9 +111,10 @@ class VisionEncoder(MegatronModule):
         hidden: Tensor = self.patch_embed(pixel_values, pixel_values_videos)
         merge_unit = self.vision.spatial_merge_size**2
         if order.order is not None:
-            block_order = order.order.to(hidden.device)
+            block_order = ops.to_device(order.order, hidden.device)
             hidden = hidden.view(-1, merge_unit, hidden.shape[-1])[block_order].view(hidden.shape)
-        cos, sin = rotary_angles(order.positions.to(hidden.device), self.vision.head_dim, self.vision.rotary_base)
+        positions = ops.to_device(order.positions, hidden.device)
+        cos, sin = rotary_angles(positions, self.vision.head_dim, self.vision.rotary_base)
         pack = PackedSequence(
             segments=order.windows,
             segments_by_layer={layer + 1: order.full for layer in self.vision.full_attention_layers},

@@ -22,6 +22,7 @@ from ..moe_permute import (
 )
 from ..precision import compute_dtype
 from ..registry import register
+from ..staging import to_device
 from ..torch_backend.derivatives import gradients_of_reference, is_differentiated_again, without_second_derivative
 from .extension import torch_npu
 
@@ -142,7 +143,7 @@ def grouped_matmul_npu(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
             f"of sides up to {MAX_INNER}. Cut them over more ranks."
         )
     if not isinstance(sizes, Tensor):
-        sizes = torch.tensor(sizes, dtype=torch.int64, device=x.device)
+        sizes = to_device(torch.tensor(sizes, dtype=torch.int64), x.device)
     if not len(x):  # the kernel takes no empty tensor
         return x.new_zeros(0, weight.shape[2]) + 0 * weight.sum()
     product: Tensor = _GroupedMatmul.apply(x, weight, sizes)

@@ -77,6 +77,10 @@ VARIABLES: tuple[Variable, ...] = (
         _between(1, 4096), when="several devices",
     ),
     _variable(
+        "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "packs with different numbers of patches fragment the "
+        "memory otherwise", "cuda", {},
+    ),
+    _variable(
         "CUDA_DEVICE_MAX_CONNECTIONS", "1", "with tensor parallel, communication must be queued before the matmul it "
         "overlaps with", "cuda", _between(1, 32), when="several devices",
     ),
@@ -121,7 +125,8 @@ def missing_variables(
     if environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
         wanted.pop("TASK_QUEUE_ENABLE", None)  # it forces 0
     if "PYTORCH_ALLOC_CONF" in environment:
-        wanted.pop("PYTORCH_NPU_ALLOC_CONF", None)  # only one of the two may be set
+        for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            wanted.pop(name, None)  # only one of the two may be set on an NPU; on CUDA it has the user's own settings
     return {name: value for name, value in wanted.items() if name not in environment}
 
 

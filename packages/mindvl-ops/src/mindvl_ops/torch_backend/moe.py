@@ -9,6 +9,7 @@ from torch import Tensor
 from ..grouped_matmul import GroupSizes, grouped_matmul_reference, host_sizes
 from ..precision import compute_dtype
 from ..registry import register
+from ..staging import to_device
 from .derivatives import gradients_of_reference, is_differentiated_again
 
 
@@ -132,7 +133,7 @@ def _one_kernel(x: Tensor, weight: Tensor) -> bool:
 def _bounds(sizes: GroupSizes, device: torch.device) -> Tensor:
     """Ends of the groups `[E]` int32 on the device."""
     if not isinstance(sizes, Tensor):
-        sizes = torch.tensor(sizes, device=device)
+        sizes = to_device(torch.tensor(sizes), device)
     return sizes.cumsum(0).to(torch.int32)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..attention import Window, blocked_mask
 from ..segments import Segments
+from ..staging import to_device
 
 # A batch takes segments down to this share of its longest one: at least the square of it is useful work in the logits.
 # Measured by benchmarks/attention.py: 0.8 to 0.95 are alike, 0.5 is 20 % slower, exact lengths only are 30 % slower.
@@ -59,12 +60,12 @@ def padded_index(segments: Segments, device: torch.device) -> PaddedIndex:
         bucket = Bucket(
             batch=len(members),
             length=length,
-            token_index=tokens.flatten().to(device),
-            keep=None if bool(keep.all()) else keep.to(device),
+            token_index=to_device(tokens.flatten(), device),
+            keep=None if bool(keep.all()) else to_device(keep, device),
         )
         buckets.append(bucket)
     is_view = len(groups) == 1 and buckets[0].keep is None
-    return PaddedIndex(buckets=tuple(buckets), place=place.to(device), is_view=is_view)
+    return PaddedIndex(buckets=tuple(buckets), place=to_device(place, device), is_view=is_view)
 
 
 def group_by_length(lengths: tuple[int, ...]) -> list[list[int]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mindvl_model.placeholders import check_placeholders
 from mindvl_train.interfaces import Batch
+from mindvl_train.staging import staged
 
 
 def prepare_schedule(models: Sequence[Any], optimizer: Any) -> None:
@@ -111,10 +112,14 @@ def _divide_gradients(chunks: Sequence[Any], num_loss_tokens: Tensor) -> None:
 
 def _on_device(microbatches: Sequence[Batch], model: Any, device: torch.device) -> Iterator[Batch]:
     """Copies of packs on the device, checked on the host before the copy."""
-    for batch in microbatches:
-        if model.pre_process and device.type != "cpu":  # on a CPU the model checks them
-            check_placeholders(model.mindvl, **batch.model_inputs())
-        yield batch.to(device)
+
+    def checked() -> Iterator[Batch]:
+        for batch in microbatches:
+            if model.pre_process and device.type != "cpu":  # on a CPU the model checks them
+                check_placeholders(model.mindvl, **batch.model_inputs())
+            yield batch
+
+    return staged(checked(), device)
 
 
 def finish_router_step(models: Sequence[torch.nn.Module], *, was_applied: bool) -> None:
