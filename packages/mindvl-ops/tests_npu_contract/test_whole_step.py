@@ -27,11 +27,14 @@ def test_every_operator_of_a_step_is_registered_for_the_device(recipe, environme
     command = [sys.executable, str(HERE / "whole_step.py"), str(RECIPES / recipe)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment_with_device)
     assert done.returncode == 0, done.stderr[-4000:]
-    registered = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    registered = found["operators"]
     assert set(registered) >= EXPECTED[recipe]
     assert len(registered) > 60
     missing = [name for name, is_there in registered.items() if not is_there]
     assert not missing, f"torch_npu computes these on the host: {', '.join(missing)}"
+    # The host waits once in a step, for the totals; a test of mindvl-model covers expert parallelism.
+    assert found["waits"] == {"step_totals.py reduce_totals": 1}
 
 
 def test_an_operator_that_the_wheel_does_not_register_is_found(with_device):

@@ -5,12 +5,14 @@
 
 Our device setup, models, megatron-core's schedule and optimizer run as in training, on rank 0 of two. Tensors of the
 device are fake, host tensors are real, and no message leaves the process. Prints one line of JSON: for each operator
-whether the wheel registers it for its device. A process of its own, because the device setup changes PyTorch for good.
+whether the wheel registers it for its device, and every line that makes the host wait for the device during the step, by
+a read or by a blocking copy. A process of its own, because the device setup changes PyTorch for good.
 """
 
 import json
 import sys
 import warnings
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,17 @@ NO_SHAPE_RULE = {  # operators of the wheel without one -> the argument that the
     "npu::npu_moe_gating_top_k_backward": 0,
 }
 
+RUNNING: list["Step"] = []  # the one step of this process
+
 
 class Step(TorchDispatchMode):
-    """Sends device work to fake tensors and host work to the CPU; keeps the operators of the device."""
+    """Sends device work to fake tensors and host work to the CPU; keeps the operators of the device and host waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.overloads: dict[str, Any] = {}
+        self.waits: Counter[str] = Counter()  # by file and function
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,23 +52,42 @@ class Step(TorchDispatchMode):
             return results[0] if len(results) == 1 else results
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
         target = torch.device(kwargs.get("device") or "meta").type  # meta: none is asked for
+        if name == "aten::_pin_memory":  # the stub runtime has no memory
+            return args[0]
         if not is_fake and target != "npu":
             return func(*args, **kwargs)
         self.overloads[str(func)] = func
+        if name == "aten::record_stream":
+            return None
         if name == "aten::_local_scalar_dense":
+            self.note_wait()
             return one_of(args[0])
+        if name == "aten::_to_copy" and (is_fake == (target == "cpu")) and not kwargs.get("non_blocking", False):
+            self.note_wait()
         if name == "aten::_to_copy" and is_fake and target == "cpu":
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         if name in NO_SHAPE_RULE:
             with self.fake:
                 return torch.empty_like(args[NO_SHAPE_RULE[name]])
         if name == "aten::copy_" and args[0].device != args[1].device:
+            if not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False)):
+                self.note_wait()
             return args[0]
         with self.fake:
             if name == "aten::_to_copy" and not is_fake:  # host to device: nothing is read
                 dtype = kwargs.get("dtype") or args[0].dtype
                 return torch.empty_strided(args[0].shape, args[0].stride(), dtype=dtype, device="npu:0")
             return func(*args, **kwargs)
+
+    def note_wait(self) -> None:
+        """Count a wait at the nearest line of the project."""
+        frame = sys._getframe(1)
+        while frame is not None and not (
+            "/mindvl_" in frame.f_code.co_filename and "/src/" in frame.f_code.co_filename
+        ):
+            frame = frame.f_back  # type: ignore[assignment]
+        where = "autograd" if frame is None else f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_name}"
+        self.waits[where] += 1
 
 
 def one_of(value: Tensor) -> bool | float | int:
@@ -93,8 +117,8 @@ def is_registered(func: Any) -> bool:
     return any("out" in other and has(other, "PrivateUse1") for other in packet.overloads())
 
 
-def main(recipe: str) -> dict[str, bool]:
-    """Run the step; operator -> whether the wheel registers it for its device."""
+def main(recipe: str) -> dict[str, dict[str, Any]]:
+    """Run the step; operator -> whether the wheel registers it for its device, and line -> host waits."""
     from mindvl_model import set_up_device
 
     device = set_up_device("npu").device()
@@ -105,9 +129,11 @@ def main(recipe: str) -> dict[str, bool]:
     torch_npu.npu.current_device = torch.npu.current_device = torch.cuda.current_device = lambda: 0
     place_fakes()
     step = Step()
+    RUNNING.append(step)
     torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(..., device=) fills the device below every mode
     run_step(recipe, device, step)
-    return {name: is_registered(func) for name, func in sorted(step.overloads.items())}
+    operators = {name: is_registered(func) for name, func in sorted(step.overloads.items())}
+    return {"operators": operators, "waits": dict(step.waits)}
 
 
 def run_step(recipe: str, device: torch.device, step: Step) -> None:
@@ -132,6 +158,7 @@ def run_step(recipe: str, device: torch.device, step: Step) -> None:
         models = wrap_models(build_models(job.run, device, load_init=False), overlap=True)
         optimizer = build_optimizer(models, config.optimizer)
         prepare_schedule(models, optimizer)
+        step.waits.clear()
         for model in models:
             model.zero_grad_buffer()
         optimizer.zero_grad()
@@ -163,9 +190,9 @@ def place_fakes() -> None:
     make_tensor = torch.tensor
 
     def tensor(data: Any, *rest: Any, **options: Any) -> Tensor:
-        """A tensor of device scalars, as megatron-core's gradient norm makes one."""
+        """A tensor of device scalars: C++ reads each of them below every mode."""
         if not isinstance(data, Tensor):
-            data = tree_map(lambda x: one_of(x) if isinstance(x, FakeTensor) else x, data)
+            data = tree_map(lambda x: x.item() if isinstance(x, FakeTensor) else x, data)
         return make_tensor(data, *rest, **options)
 
     torch.tensor = tensor
@@ -174,9 +201,10 @@ def place_fakes() -> None:
 
 def tolist(self: FakeTensor) -> Any:
     """Sizes of the all-to-all: rows split evenly over the expert-parallel ranks; elsewhere ones."""
+    RUNNING[0].note_wait()
     frame = sys._getframe(1)
-    if frame.f_code.co_name == "_expert_parallel":
-        rows, size = len(frame.f_locals["rows"]), frame.f_locals["self"].ep_size
+    if frame.f_code.co_name == "_exchanged_sizes":
+        rows, size = len(frame.f_back.f_locals["rows"]), frame.f_locals["self"].ep_size
         return [[rows // size + (place < rows % size) for place in range(size)]] * 2
     return torch.ones(self.shape, dtype=self.dtype).tolist()
 

@@ -8,6 +8,7 @@ import torch
 
 from mindvl_model.parameters import initialize, initialize_parameter
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_ops.testing.fake_npu import FakeNpu
 
 Make = Callable[..., Any]
 
@@ -59,3 +60,25 @@ def test_initial_weights_of_an_expert_do_not_depend_on_its_rank(make_model: Make
     initialize_parameter("language.decoder.layers.1.mlp.experts.linear_fc2.weight", part.weight, config, seed=3)
     assert torch.equal(part.weight, layer.experts.linear_fc2.weight[4:7])
     assert len({float(expert.flatten()[0]) for expert in layer.experts.linear_fc2.weight.detach()}) == 8
+
+
+def test_the_host_waits_once_for_a_layer_also_if_it_is_recomputed(make_model: Make, fake_npu: FakeNpu) -> None:
+    """The sizes of the all-to-all, on a group of one rank, which sends all rows to itself."""
+    from mindvl_model.megatron.packing import PackedSequence
+
+    layer = make_model(smallest_qwen3_moe()).language.decoder.layers[0].mlp
+    layer.router.pack, layer.router.is_recomputed = PackedSequence(), True
+    counts = torch.tensor([3, 0, 2, 0, 0, 1, 0, 4])
+    with torch.no_grad():
+        first = layer._exchanged_sizes(counts)
+    assert fake_npu.syncs == ["tolist"]
+    assert (first[0].shape, first[1:]) == (torch.Size([1, 8]), ([10], [10]))
+    again = layer._exchanged_sizes(counts)
+    assert fake_npu.syncs == ["tolist"]
+    assert again is first
+    assert not layer.router.pack.expert_rows  # nothing is kept after the backward pass
+
+    layer.router.is_recomputed = False
+    layer._exchanged_sizes(counts)
+    assert fake_npu.syncs == ["tolist"] * 2
+    assert not layer.router.pack.expert_rows

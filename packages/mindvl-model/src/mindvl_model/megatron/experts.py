@@ -116,18 +116,38 @@ class ExpertLayer(MegatronModule):
     def _expert_parallel(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Apply experts on all ranks to rows [M, H], sorted by expert; counts [E] is the number of rows per expert."""
         group = parallel_state.get_expert_model_parallel_group()
-        arriving = torch.empty_like(counts)  # [ep * E/ep]: rows from each rank for each expert of this rank
-        torch.distributed.all_to_all_single(arriving, counts, group=group)
-        by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
-        # The host needs the sizes of the all-to-all; read both with one synchronization.
-        sent, received = by_rank.sum(dim=2).tolist()
+        arriving, sent, received = self._exchanged_sizes(counts)
         rows = all_to_all(group, rows, received, sent)
-        local = torch.arange(by_rank.shape[2], device=rows.device).repeat(self.ep_size)
-        expert = local.repeat_interleave(arriving, output_size=sum(received))
+        local = torch.arange(arriving.shape[1], device=rows.device).repeat(self.ep_size)
+        expert = local.repeat_interleave(arriving.flatten(), output_size=sum(received))
         sorted_rows, slots = ops.moe_permute(rows, expert[:, None])  # from (rank, expert) to (expert, rank)
-        output = self.experts(sorted_rows, by_rank[1].sum(dim=0))
+        output = self.experts(sorted_rows, arriving.sum(dim=0))
         returned: Tensor = all_to_all(group, ops.moe_unpermute(output, slots), sent, received)
         return returned
+
+    def _exchanged_sizes(self, counts: Tensor) -> tuple[Tensor, list[int], list[int]]:
+        """Exchange the numbers of rows [E]; one small message and one host wait, none in a recomputed pass.
+
+        The split sizes of an all-to-all are numbers on the host on every backend, and depend on the routing of this
+        layer: without dropped tokens or padding to a fixed capacity the host has to read them. A recomputed pass routes
+        the same tokens to the same experts, so it takes the sizes of the first pass.
+
+        Returns:
+            Rows from each rank for each expert of this rank [ep, E/ep]; rows sent to and received from each rank.
+        """
+        kept, number = self.router.pack.expert_rows, self.router.layer_number
+        if torch.is_grad_enabled() and number in kept:
+            known: tuple[Tensor, list[int], list[int]] = kept.pop(number)
+            return known
+        arriving = torch.empty_like(counts)  # [ep * E/ep]
+        group = parallel_state.get_expert_model_parallel_group()
+        torch.distributed.all_to_all_single(arriving, counts, group=group)
+        by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
+        sent, received = by_rank.sum(dim=2).tolist()  # both with one wait
+        sizes = by_rank[1], sent, received
+        if self.router.is_first_of_two:
+            kept[number] = sizes
+        return sizes
 
 
 class ExpertTransformerLayer(TransformerLayer):

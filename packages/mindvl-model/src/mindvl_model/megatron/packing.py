@@ -5,6 +5,7 @@ The fields of megatron-core's PackedSeqParams stay unset, because PackedAttentio
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
@@ -32,6 +33,9 @@ class PackedSequence(PackedSeqParams):
     loss_positions: Tensor | None = None  # [L] on the host, positions of the labels in the whole pack; None: unknown
     num_loss_tokens: Tensor | None = None  # number of loss tokens, scalar on the device; None: no labels
     num_tokens: int | None = None  # length before padding by the model; None: not padded
+    expert_rows: dict[int, Any] = field(
+        default_factory=dict
+    )  # by layer number: sizes of a forward pass to be recomputed
     cp_rank: int = 0
     cp_size: int = 1
     qkv_format: str = "sbhd"

@@ -76,13 +76,16 @@ class Router(MegatronModule):
             renormalize=sigmoid or not config.moe_router_pre_softmax,
             scaling=config.moe_router_topk_scaling_factor or 1.0,
         )
-        # With recomputation a layer runs twice in training: first without, then with gradients.
-        is_first_of_two = self.is_recomputed and self.training and not torch.is_grad_enabled()
-        if self.recorder is not None and not is_first_of_two:
+        if self.recorder is not None and not self.is_first_of_two:
             self.recorder(self.layer_number - 1, self._of_whole_pack(experts.detach()))
         if self.training and torch.is_grad_enabled():
             weights = self._balance(logits, weights, experts)
         return weights, experts
+
+    @property
+    def is_first_of_two(self) -> bool:
+        """Whether this pass will be recomputed: a layer then runs first without, then with gradients."""
+        return self.is_recomputed and self.training and not torch.is_grad_enabled()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         """Move and convert, but keep the bias in float32: updates of 0.001 would be lost in 16 bits."""

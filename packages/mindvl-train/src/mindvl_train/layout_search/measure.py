@@ -164,7 +164,9 @@ class RandomBatch:
     def to(self, device: torch.device) -> "RandomBatch":
         """A copy on a device (also on a CPU), except tensors that the model reads on the host."""
         moved = {
-            name: value.to(device, copy=True) if isinstance(value, Tensor) and name not in _ON_HOST else value
+            name: value.to(device, copy=True, non_blocking=True)
+            if isinstance(value, Tensor) and name not in _ON_HOST
+            else value
             for name, value in self.inputs.items()
         }
         return RandomBatch(moved)
