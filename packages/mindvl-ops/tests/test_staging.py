@@ -32,6 +32,7 @@ def test_a_tensor_that_stays_on_the_cpu_is_not_copied() -> None:
 def test_a_copy_to_an_accelerator_is_queued_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self.shape) or self)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with FakeTensorMode(allow_non_fake_inputs=True), _Copies() as copies:
         moved = to_device(torch.arange(5), "cuda")
     assert moved.device.type == "cuda"

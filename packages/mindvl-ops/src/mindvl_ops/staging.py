@@ -8,8 +8,6 @@ from pageable memory waits for all kernels before it, also with non_blocking=Tru
 import torch
 from torch import Tensor
 
-_WITH_PINNED_MEMORY = ("cuda", "npu")
-
 
 def to_device(host: Tensor, device: torch.device | str) -> Tensor:
     """A copy on `device`, queued on the current stream; `host` itself if `device` is the CPU.
@@ -20,6 +18,6 @@ def to_device(host: Tensor, device: torch.device | str) -> Tensor:
         host: A tensor on the CPU; it must not be changed afterwards.
     """
     device = torch.device(device)
-    if device.type in _WITH_PINNED_MEMORY:
+    if device.type in ("cuda", "npu") and torch.accelerator.is_available():  # not with fake tensors on another machine
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
