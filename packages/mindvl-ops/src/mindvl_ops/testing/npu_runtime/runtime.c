@@ -47,9 +47,20 @@ int aclGetCompileopt(int option, char *value, size_t size) {
 const char *aclrtGetSocName(void) { return DEVICES ? "Ascend910B3" : NULL; }
 const char *aclGetRecentErrMsg(void) { return "no CANN: stub runtime without an NPU"; }
 
-/* There is no memory and no kernel, with or without a device. */
+/* Pinned memory is memory of the host. */
+int aclrtMallocHost(void **place, size_t size) {
+    if (DEVICES)
+        *place = malloc(size);
+    return ANSWER;
+}
+
+int aclrtFreeHost(void *place) {
+    free(place);
+    return ANSWER;
+}
+
+/* There is no device memory and no kernel, with or without a device. */
 int aclrtMalloc(void **place, size_t size, int policy) { return REFUSED; }
-int aclrtMallocHost(void **place, size_t size) { return REFUSED; }
 int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) { return REFUSED; }
 int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, int kind, void *stream) { return REFUSED; }
 int aclopCompileAndExecute(void) { return REFUSED; }
