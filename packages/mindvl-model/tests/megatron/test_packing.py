@@ -20,7 +20,7 @@ from mindvl_model import MindVLConfig
 from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen2_5_vl, smallest_qwen3_moe
 
-ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw", "max_seqlen")
+ON_HOST = ("cu_seqlens", "image_grid_thw", "video_grid_thw", "max_seqlen", "loss_positions")
 
 
 class Copies(TorchDispatchMode):
