@@ -55,6 +55,16 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..
     assert sum(stage.parameters for stage in report.stages) + copies == whole.stages[0].parameters
 
 
+def test_more_data_parallel_ranks_than_are_balanced_are_a_warning(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config(global_batch_size=16)
+    assert dry_run(config, num_processes=8).warnings == ()  # balance_width is 8
+    (warning,) = dry_run(config, num_processes=16).warnings
+    assert warning.startswith("data.packing.balance_width: 8 is less than the data-parallel size 16: the rank with")
+    packing = replace(config.data.packing, balance_width=16)
+    wider = replace(config, data=replace(config.data, packing=packing))
+    assert dry_run(wider, num_processes=16).warnings == ()
+
+
 def test_what_is_missing_is_listed_and_what_a_stage_will_write_is_not(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

@@ -108,8 +108,8 @@ class PackingConfig:
     # Number of optimizer steps among which packed sequences are exchanged, so that ranks process similar numbers of image
     # patches; 1: no balancing.
     balance_steps: int = 4
-    # Number of packed sequences with similar image load that follow each other in a step; use the data-parallel size or a
-    # multiple. It is not derived from the number of ranks, so that the data order does not depend on it.
+    # Number of packed sequences with similar image load that follow each other in a step; use the largest data-parallel
+    # size that you intend to use. It is not derived from the number of ranks, so that the data order does not depend on it.
     balance_width: int = 8
 
     def __post_init__(self) -> None:

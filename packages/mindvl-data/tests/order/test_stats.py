@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindvl_data import DataConfig, Loader
-from mindvl_data.order.stats import order_stats
+from mindvl_data.order.stats import expected_imbalance, order_stats
 
 MakeConfig = Callable[..., DataConfig]
 
@@ -89,3 +89,16 @@ def test_waits_are_measured_and_stay_below_their_limit(make_config: MakeConfig) 
 def test_all_values_can_be_written_as_json(make_config: MakeConfig) -> None:
     figures = order_stats(make_config(), num_packs=8, dp_size=2, microbatches=2)
     assert json.loads(json.dumps(figures)) == figures
+
+
+def test_the_expected_imbalance_falls_with_a_group_as_wide_as_the_ranks(make_config: MakeConfig) -> None:
+    narrow, wide = expected_imbalance(make_config(), num_packs=32, global_batch_size=128, dp_size=16, widths=(2, 16))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow[0] > 0.02 > wide[0] > 0
+    assert wide[1] >= wide[0]
+
+
+def test_data_without_images_have_no_imbalance(make_config: MakeConfig) -> None:
+    text = make_config(text_share=1.0)
+    assert expected_imbalance(text, num_packs=8, global_batch_size=16, dp_size=4, widths=(1,)) == [None]

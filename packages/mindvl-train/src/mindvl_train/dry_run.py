@@ -63,6 +63,7 @@ class DryRun:
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # source of the weights and of the position
     data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
+    warnings: tuple[str, ...]  # settings that make the run slower than it could be
     problems: tuple[str, ...]  # reasons why the run could not start on this machine
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             groups = groups or ranks_by_group
             stages.append(_count(run, models, predicted[rank], rank=rank))
     trained, all_parameters = _trained(config, model_config)
+    has_data = not any(one.startswith("data.") for one in problems)
     return DryRun(
         phase=config.phase,
         out=str(config.out),
@@ -114,7 +116,8 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
         start=_start(config, from_stage),
-        data=None if any(one.startswith("data.") for one in problems) else _first_step(run),
+        data=_first_step(run) if has_data else None,
+        warnings=tuple(_narrow_balance(run) if has_data else ()),
         problems=tuple(problems),
     )
 
@@ -327,3 +330,27 @@ def _first_step(run: ResolvedRun) -> dict[str, Any]:
         return order_stats(config.data, num_packs=packs, dp_size=run.dp_size, microbatches=run.num_microbatches)
     data = replace(config.data, packing=replace(packing, balance_steps=1))
     return order_stats(data, num_packs=1, dp_size=1, microbatches=min(packs, most))
+
+
+def _narrow_balance(run: ResolvedRun) -> Iterator[str]:
+    """A warning if the images of the data are not balanced over as many ranks as the layout has."""
+    packing, dp_size = run.config.data.packing, run.dp_size
+    if dp_size <= packing.balance_width or packing.balance_steps == 1:
+        return
+    from mindvl_data.order.stats import expected_imbalance
+
+    now, then = expected_imbalance(
+        run.config.data,
+        num_packs=max(1, min(run.config.global_batch_size, _MAX_TOKENS // packing.seq_length)),
+        global_batch_size=run.config.global_batch_size,
+        dp_size=dp_size,
+        widths=(packing.balance_width, dp_size),
+    )
+    if now is None or then is None:
+        return
+    yield (
+        f"data.packing.balance_width: {packing.balance_width} is less than the data-parallel size {dp_size}: the rank with "
+        f"the most images has {now[0]:.1%} more of them than the average rank in a step, with {dp_size} it would have "
+        f"{then[0]:.1%} (estimated from the first packed sequences). Set data.packing.balance_width={dp_size} in a new "
+        "run; it changes the data order."
+    )

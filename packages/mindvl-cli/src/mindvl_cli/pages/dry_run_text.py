@@ -35,9 +35,10 @@ def show_dry_run(stages: "Sequence[Stage]", num_processes: int | None, *, as_jso
 
 
 def dry_run_text(name: str, report: "DryRun") -> str:
-    """One run in a few lines, its problems last."""
+    """One run in a few lines, warnings and problems last."""
     lines = [f"{name}: {report.phase} into {report.out}"]
     lines += [f"  {head:<12}{text}" for head, text in _facts(report)]
+    lines += [f"  warning     {warning}" for warning in report.warnings]
     lines += [f"  problem     {problem}" for problem in report.problems]
     return "\n".join(lines)
 

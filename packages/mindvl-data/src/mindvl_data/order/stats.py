@@ -6,12 +6,14 @@ Nothing is decoded, so a thousand packs take seconds.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.config import DataConfig
+from mindvl_data.order.balance import balance_order
 from mindvl_data.order.data_order import DataOrder, OrderedSample, Pack, packs_of_rank
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.shards.files import ShardFiles
@@ -80,6 +82,37 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
         "sources": _by_source(sources, data_order.shares, figures),
         "weight_unit": config.weight_unit,
     }
+
+
+def expected_imbalance(
+    config: DataConfig, *, num_packs: int, global_batch_size: int, dp_size: int, widths: Sequence[int]
+) -> list[tuple[float, float] | None]:
+    """(rank, lock-step) imbalance as in `order_stats` for each `packing.balance_width`, for steps of any size.
+
+    Only `num_packs` packs are built. The balance window of a whole step is filled with packs that are drawn from them
+    with a fixed seed, so the result is an estimate. None where no pack has an image.
+    """
+    sample = replace(config, packing=replace(config.packing, balance_steps=1))
+    files = ShardFiles(config.store)
+    try:
+        tokenizer = load_tokenizer(config.tokenizer)
+        sources = [SourceIndex(source, sample, tokenizer, files) for source in config.sources]
+        step = DataOrder(sample, sources, global_batch_size=num_packs).next_step()
+    finally:
+        files.close()
+    packs = [pack for pack in step.packs if pack] if step is not None else []
+    seen = np.array([sum(one.patches for one in pack) for pack in packs] or [0], np.int64)
+    count = config.packing.balance_steps * global_batch_size
+    loads = np.random.default_rng(0).choice(seen, count)
+    found = []
+    for width in widths:
+        is_balanced = config.packing.balance_steps > 1
+        order = (
+            balance_order(loads, global_batch_size=global_batch_size, width=width) if is_balanced else np.arange(count)
+        )
+        rank, lockstep = _imbalance(loads[order].reshape(-1, global_batch_size), dp_size)
+        found.append(None if rank is None or lockstep is None else (rank, lockstep))
+    return found
 
 
 def _imbalance(load: NDArray[np.int64], dp_size: int) -> tuple[float | None, float | None]:
