@@ -190,7 +190,9 @@ def test_the_changelog_has_a_section_for_every_package_at_its_version(root: Path
         project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
         section = re.search(rf"^## {project['name']}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
         assert section, f"CHANGELOG.md has no section {project['name']}"
-        assert f"### {project['version']}" in section.group(1), f"{project['name']} {project['version']} is not told"
+        assert f"### {project['version']}" in section.group(1), (
+            f"{project['name']} {project['version']} is not in the changelog"
+        )
 
 
 def test_the_doctor_wants_what_the_pins_install(root: Path) -> None:

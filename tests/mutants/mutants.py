@@ -347,7 +347,7 @@ MUTANTS = (
         f"{_TRAIN}/checkpoints/restore.py",
         'set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])',
         "set_optimizer_steps(state.optimizer, 0)",
-        _tests("train", "test_run.py", "goes_on_later"),
+        _tests("train", "test_run.py", "continues_later"),
     ),
     Mutant(
         "a resumed run restarts at the first sample",
@@ -355,7 +355,7 @@ MUTANTS = (
         f"{_TRAIN}/checkpoints/restore.py",
         "        state.source.load_state_dict(ledger, ",
         "        (lambda *_, **__: None)(ledger, ",
-        _tests("train", "test_run.py", "goes_on_later", "ledger_of_a_run"),
+        _tests("train", "test_run.py", "continues_later", "ledger_of_a_run"),
     ),
     Mutant(
         "counters of tokens start from 0 after a resume",
@@ -371,6 +371,6 @@ MUTANTS = (
         f"{_TRAIN}/checkpoints/restore.py",
         "_load(checkpoint, state.models, state.optimizer)",
         "_load(checkpoint, state.models, None)",
-        _tests("train", "test_run.py", "goes_on_later"),
+        _tests("train", "test_run.py", "continues_later"),
     ),
 )

@@ -76,7 +76,7 @@ def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (
             OSError(errno.ENOSPC, "No space left on device"),
@@ -90,9 +90,11 @@ def test_an_error_shows_neither_secrets_nor_control_characters(capsys: pytest.Ca
         (OSError("stale"), "operating system: stale. Check the path and the disk, and start the same command again."),
     ],
 )
-def test_an_operating_system_error_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operating_system_error_is_one_line(
+    error: OSError, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _raising(error) == 1
-    assert capsys.readouterr().err == f"error: {said}\n"
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_a_reader_that_ends_early_is_no_traceback() -> None:

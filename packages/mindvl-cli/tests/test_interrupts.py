@@ -145,8 +145,8 @@ def test_a_demo_ends_within_its_stage(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.terminate()
         assert process.wait(60) == 75
-    said = (tmp_path / "log").read_text()
-    assert said.rstrip().endswith("mindvl: stopped by SIGTERM. Start the same command again to continue.")
-    assert "Traceback" not in said
+    log = (tmp_path / "log").read_text()
+    assert log.rstrip().endswith("mindvl: stopped by SIGTERM. Start the same command again to continue.")
+    assert "Traceback" not in log
     assert (tmp_path / "demo/stages/tokenizer.json").is_file()
     assert not (tmp_path / "demo/stages/data.json").exists()

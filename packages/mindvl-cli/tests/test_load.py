@@ -295,7 +295,7 @@ def test_what_is_dumped_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("schedule.peak_lr=.nan", "schedule.peak_lr: nan is not a finite number. Write a finite number."),
         ("schedule.peak_lr=1e999", "schedule.peak_lr: inf is not a finite number. Write a finite number."),
@@ -314,8 +314,8 @@ def test_what_is_dumped_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
         (f"sources.{'9' * 400}.path=x", "is not an index of a list with 2 entries"),
     ],
 )
-def test_what_no_setting_can_mean_is_one_sentence(recipe: Path, override: str, said: str) -> None:
+def test_what_no_setting_can_mean_is_one_sentence(recipe: Path, override: str, message: str) -> None:
     (problem,) = _problems(recipe, GOOD, override)
-    assert said in problem
+    assert message in problem
     assert problem.startswith("command line: ")
     assert len(problem) < 1000

@@ -62,7 +62,7 @@ def test_debug_lines_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "shown\n"
 
 
-def test_other_libraries_are_heard_from_warnings_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_libraries_are_logged_from_warnings_on(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(verbose=True)
     logging.getLogger("some_library").info("chatter")
     logging.getLogger("some_library").warning("trouble")
@@ -93,8 +93,8 @@ def test_a_log_on_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.Ca
     set_up_logging(rank=0, log_dir=tmp_path)
     logger.info("one")
     logger.info("two")
-    said = capsys.readouterr().err
-    assert said.endswith(
+    logged = capsys.readouterr().err
+    assert logged.endswith(
         "cannot be written (No space left on device). The command continues without this log; free space on the disk.\n"
     )
-    assert len(said.splitlines()) == 1
+    assert len(logged.splitlines()) == 1

@@ -57,7 +57,7 @@ def test_the_second_run_asks_nothing(model_directory, items, tmp_path, monkeypat
     assert second.predict(questions) == expected
 
 
-def test_a_killed_run_goes_on_with_the_same_answers(model_directory, items, tmp_path):
+def test_a_killed_run_continues_with_the_same_answers(model_directory, items, tmp_path):
     whole = _predictor(model_directory, batch_size=2)
     questions = whole.questions(items, min_pixels=None, max_pixels=None)
     expected = whole.predict(questions)

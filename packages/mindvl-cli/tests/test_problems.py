@@ -39,6 +39,6 @@ def test_a_problem_reads_where_what_and_what_to_do() -> None:
 
 
 def test_a_config_error_shows_every_problem() -> None:
-    error = ConfigError([Problem("a", "x", "is bad", "Mend it."), Problem("b", "y", "is worse", "Drop it.")])
+    error = ConfigError([Problem("a", "x", "is bad", "Correct it."), Problem("b", "y", "is worse", "Drop it.")])
 
-    assert str(error) == "a: x: is bad. Mend it.\nb: y: is worse. Drop it."
+    assert str(error) == "a: x: is bad. Correct it.\nb: y: is worse. Drop it."

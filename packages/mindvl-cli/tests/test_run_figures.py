@@ -97,11 +97,11 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert [one["step"] for one in read_run(tmp_path).lines] == [1, 2]
 
 
-@pytest.mark.parametrize(("text", "told"), [(None, "no metrics.jsonl"), ("", "is empty"), ('{"st', "is empty")])
-def test_a_directory_without_reports_is_refused_with_what_to_do(tmp_path: Path, text: str | None, told: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [(None, "no metrics.jsonl"), ("", "is empty"), ('{"st', "is empty")])
+def test_a_directory_without_reports_is_refused_with_what_to_do(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(CliError, match=told):
+    with pytest.raises(CliError, match=message):
         read_run(tmp_path)
 
 

@@ -67,7 +67,7 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (BOMB, "more than 100,000 keys and list entries"),
         ("&a [*a]", "contains itself"),
@@ -88,11 +88,11 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("a: 1\n" * 700_000, "characters are more than"),
     ],
 )
-def test_what_would_cost_without_end_is_refused(text: str, said: str) -> None:
+def test_what_would_cost_without_end_is_refused(text: str, message: str) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
         parse_document(text)
 
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_alias_stands_for_what_it_names() -> None:

@@ -154,7 +154,7 @@ def test_a_file_that_is_no_audit_log_is_not_shortened(make_config: MakeConfig, t
     assert log.read_text() == "mine"
 
 
-def test_a_run_that_goes_on_in_a_new_log_says_which_steps_are_elsewhere(
+def test_a_run_that_continues_in_a_new_log_says_which_steps_are_elsewhere(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
     state = state_after(make_config(), packs=6)
@@ -183,7 +183,7 @@ def test_a_log_that_cannot_be_written_loses_no_pack_and_no_step(make_config: Mak
         assert loader._state["step"] == 1
 
 
-def test_a_state_that_the_log_cannot_go_on_from_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_state_that_the_log_cannot_continue_from_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     with Loader(make_config(), global_batch_size=2, position_kind="rope") as loader:
         expected = [next(loader).samples for _ in range(7)]

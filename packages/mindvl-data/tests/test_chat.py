@@ -66,7 +66,7 @@ def test_every_assistant_turn_and_its_end_token_has_loss_and_nothing_else() -> N
     )  # type: ignore[union-attr]
 
 
-def test_the_same_words_in_question_and_answer_are_told_apart() -> None:
+def test_the_same_words_in_question_and_answer_are_distinguished() -> None:
     pieces = template(CHATML).chat_pieces(
         talk(("user", "yes"), ("assistant", "yes"), ("user", "yes"), ("assistant", "yes")), []
     )

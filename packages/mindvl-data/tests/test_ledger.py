@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 MakeConfig = Callable[..., DataConfig]
 Sealed = dict[str, Any]
 
-PACKS = 30  # of a step: can be dealt to 2, 3 and 5 ranks
+PACKS = 30  # of a step: can be distributed over 2, 3 and 5 ranks
 STEPS = 6
 
 
@@ -37,7 +37,7 @@ def digest(batch: Batch) -> str:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def train(config: DataConfig, directory: Path, rank: int, size: int, synced: Any, told: int, run: int) -> None:
+def train(config: DataConfig, directory: Path, rank: int, size: int, synced: Any, reported: int, run: int) -> None:
     """One process of a run: packs, a meeting in place of the optimizer's, sometimes a checkpoint."""
     state = directory / "state.json"
     mine = os.open(directory / f"packs-{run}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -49,7 +49,7 @@ def train(config: DataConfig, directory: Path, rank: int, size: int, synced: Any
             for number in range(PACKS // size):
                 batch = next(loader)
                 os.write(mine, f"{batch.step} {number * size + rank} {digest(batch)}\n".encode())
-                os.write(told, b".")
+                os.write(reported, b".")
             synced.wait(30)
             step += 1
             if rank == 0 and step % 2 == 0:
@@ -70,8 +70,8 @@ def run_until_killed(config: DataConfig, directory: Path, size: int, run: int, p
         process.start()
     os.close(write_end)
     seen = 0
-    while (packs is None or seen < packs) and (told := os.read(read_end, 1)):
-        seen += len(told)
+    while (packs is None or seen < packs) and (reported := os.read(read_end, 1)):
+        seen += len(reported)
     for process in ranks:
         if packs is not None and process.pid is not None:
             os.kill(process.pid, signal.SIGKILL)
@@ -183,7 +183,7 @@ def lose_a_sample(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda lines: lines.pop(2), "step 3 is missing, the log continues with step 4"),
         (lambda lines: lines.insert(2, lines[1]), "step 2 follows 2, the log continues with step 2"),
@@ -199,13 +199,13 @@ def lose_a_sample(lines: list[dict[str, Any]]) -> None:
     ],
 )
 def test_what_is_not_as_planned_is_named(
-    finished: tuple[DataConfig, Path, Sealed], change: Callable[[list[dict[str, Any]]], None], said: str
+    finished: tuple[DataConfig, Path, Sealed], change: Callable[[list[dict[str, Any]]], None], message: str
 ) -> None:
     config, log, state = finished
     assert problems(config, log, state) == []
     change_lines(log, change)
     found = problems(config, log, state)
-    assert any(re.fullmatch(f"{said}.*", problem) for problem in found), found
+    assert any(re.fullmatch(f"{message}.*", problem) for problem in found), found
 
 
 def test_another_configuration_or_checkpoint_does_not_fit_the_log(finished: tuple[DataConfig, Path, Sealed]) -> None:
@@ -218,7 +218,7 @@ def test_another_configuration_or_checkpoint_does_not_fit_the_log(finished: tupl
     assert any("the newest checkpoint is at another position of the data order" in problem for problem in found)
 
 
-def test_a_log_ahead_of_the_newest_checkpoint_is_no_problem_but_is_said(
+def test_a_log_ahead_of_the_newest_checkpoint_is_no_problem_but_is_reported(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
     log = tmp_path / "audit.jsonl"
@@ -285,7 +285,7 @@ def forge_own_log(mark: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forge", "said"),
+    ("forge", "message"),
     [
         (forget_parent, r"audit\.jsonl:1: the branch names no parent log with steps 1 to 20"),
         (
@@ -297,11 +297,11 @@ def forge_own_log(mark: dict[str, Any]) -> None:
     ],
 )
 def test_a_branch_that_cannot_be_followed_is_no_proof(
-    branch: tuple[DataConfig, Path, Path, Sealed], forge: Callable[[dict[str, Any]], None], said: str
+    branch: tuple[DataConfig, Path, Path, Sealed], forge: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     config, log, _, state = branch
     change_lines(log, lambda lines: forge(lines[0]))
-    assert any(re.search(said, problem) for problem in problems(config, log, state)), problems(config, log, state)
+    assert any(re.search(message, problem) for problem in problems(config, log, state)), problems(config, log, state)
 
 
 def test_a_deleted_log_is_no_branch(finished: tuple[DataConfig, Path, Sealed], make_config: MakeConfig) -> None:
@@ -343,7 +343,7 @@ def lose_a_shard(directory: Path) -> None:
     index_directory(directory)
 
 
-def test_changed_data_go_on_once_accepted_and_the_log_says_who_and_what(changing: tuple[DataConfig, Path]) -> None:
+def test_changed_data_continue_once_accepted_and_the_log_says_who_and_what(changing: tuple[DataConfig, Path]) -> None:
     config, log = changing
     state = run(config, num_packs=20)
     lose_a_shard(config.sources[0].path)  # type: ignore[arg-type]
@@ -369,7 +369,7 @@ def test_changed_data_go_on_once_accepted_and_the_log_says_who_and_what(changing
     assert report["verified"]["finished_epochs"]["images"] >= 2
     assert report["changes"] == [change]
     assert "data of images changed after step 10, accepted by me@here" in report["verified"]["notes"][0]
-    again = run(config, num_packs=2, state=changed)  # needs nobody to accept it any more
+    again = run(config, num_packs=2, state=changed)  # needs no further acceptance
     assert again["changes"] == [change]
 
 

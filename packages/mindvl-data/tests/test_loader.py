@@ -367,7 +367,7 @@ def test_ranks_together_read_the_bytes_of_the_samples_used_and_no_more(
 ) -> None:
     config = make_config(max_epochs=1)
     with Loader(config, global_batch_size=4, position_kind="rope") as loader:
-        list(loader)  # measures lengths, if nobody did
+        list(loader)  # measures lengths, if they are not stored
     read, extents, together = 0, 0, []
     indexes = {name: open_index(directory) for name, directory in shard_directories.items()}
     shards = {(name, shard.name): shard for name, index in indexes.items() for shard in index.shards}
@@ -383,22 +383,22 @@ def test_ranks_together_read_the_bytes_of_the_samples_used_and_no_more(
 
 
 def test_restoring_plans_no_more_than_a_fresh_start(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    planners, steps, packs = [], [], []
+    orders, steps, packs = [], [], []
     plan, pack = DataOrder._pack_window, DataOrder._next_pack
     init = DataOrder.__init__
-    monkeypatch.setattr(DataOrder, "__init__", lambda *a, **k: (planners.append(1), init(*a, **k))[1])
+    monkeypatch.setattr(DataOrder, "__init__", lambda *a, **k: (orders.append(1), init(*a, **k))[1])
     monkeypatch.setattr(DataOrder, "_pack_window", lambda self: (steps.append(1), plan(self))[1])
     monkeypatch.setattr(DataOrder, "_next_pack", lambda self: (packs.append(1), pack(self))[1])
     config = make_config(num_threads=0)
 
     def cost(state: dict[str, Any] | None) -> tuple[int, int, int]:
-        for counted in (planners, steps, packs):
+        for counted in (orders, steps, packs):
             counted.clear()
         with Loader(config, global_batch_size=2, position_kind="rope") as loader:
             if state is not None:
                 loader.load_state_dict(state)
             next(loader)
-        return len(planners), len(steps), len(packs)
+        return len(orders), len(steps), len(packs)
 
     fresh = cost(None)
     assert fresh[0] == 1
@@ -547,7 +547,7 @@ def test_two_thousand_shards_stay_within_few_files_and_a_gigabyte(
     assert figures["peak_mb"] < 1000
 
 
-def test_packs_that_cannot_be_dealt_to_the_ranks_are_refused(make_config: MakeConfig) -> None:
+def test_packs_that_cannot_be_distributed_to_the_ranks_are_refused(make_config: MakeConfig) -> None:
     with pytest.raises(DataError, match="multiple of dp_size"):
         Loader(make_config(), global_batch_size=3, dp_size=2, position_kind="rope")
     with pytest.raises(DataError, match="dp_size=0"):

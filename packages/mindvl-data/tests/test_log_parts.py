@@ -75,13 +75,13 @@ def test_parts_are_planned_in_several_processes_with_the_same_verdict(
     parts: tuple[DataConfig, Path, State, list[Any]],
 ) -> None:
     config, log, state, _ = parts
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     one, two = (
-        verify(config, log, global_batch_size=2, state=state, num_processes=n, progress=lambda *at: told.append(at))
+        verify(config, log, global_batch_size=2, state=state, num_processes=n, progress=lambda *at: reported.append(at))
         for n in (1, 2)
     )
     assert one == two
-    assert told[-1] == (30, 30)
+    assert reported[-1] == (30, 30)
     text = gzip.decompress(closed_parts(log)[1].read_bytes()).decode()
     lines = [json.loads(line) for line in text.splitlines()]
     lines[1]["packs"][0][0][3] += 1  # a sample is another one
@@ -161,7 +161,9 @@ def test_a_kill_at_any_call_that_changes_a_file_leaves_a_log_that_verifies(
         last = max((step for step, _, _ in steps_of(log)), default=0)
         assert [step for step, _, _ in steps_of(log)] == list(range(1, last + 1)), allowed
         assert problems(config, log, None) == [], allowed
-        state = run(config, 8, state=saved if last >= 4 else None)  # the next start goes on as if nothing had been
+        state = run(
+            config, 8, state=saved if last >= 4 else None
+        )  # the next start continues as if nothing had happened
         assert problems(config, log, state) == [], allowed
     assert 20 < allowed < 200
 

@@ -66,7 +66,7 @@ def test_the_end_of_the_data_is_the_loaders(make_config: MakeConfig, num_workers
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 0), (2, 3)])
-def test_a_run_stopped_after_any_pack_goes_on_after_its_last_complete_step(
+def test_a_run_stopped_after_any_pack_continues_after_its_last_complete_step(
     config: DataConfig, before: int, after: int
 ) -> None:
     all_packs = first_packs(config, 12)

@@ -48,7 +48,7 @@ def mixed(tmp_path: Path) -> Path:
         ("user", [image, "Where is the <red> car?"]), ("assistant", ["It is at ", box, "."]),
         ("tool", "the car is parked"), ("assistant", "It stands still."),
         ("user", [video, "And here?"]), ("assistant", "It moves to the right."),
-        ("user", "Why? " * 40), ("assistant", "Nobody knows."),
+        ("user", "Why? " * 40), ("assistant", "It is unknown."),
     ]  # fmt: skip
     record = {"messages": [{"role": role, "content": content} for role, content in turns]}
     with tarfile.open(tmp_path / "shard-000000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:

@@ -55,7 +55,9 @@ def in_fork(uses: dict[str, Callable[[], Any]]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_a_loader_is_refused_in_a_fork_and_goes_on_where_it_was_made(make_config: MakeConfig, num_threads: int) -> None:
+def test_a_loader_is_refused_in_a_fork_and_continues_where_it_was_made(
+    make_config: MakeConfig, num_threads: int
+) -> None:
     with Loader(make_config(num_threads=num_threads), global_batch_size=2, position_kind="rope") as loader:
         first, state = next(loader), loader.state_dict()
         found = in_fork(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples: what a record may say, and what it is told when it says something else."""
+"""Samples: which records are valid, and the errors for all others."""
 
 import json
 import time

@@ -378,8 +378,8 @@ def test_a_model_directory_that_carries_code_gives_its_tokenizer_without_asking(
     tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(tokenizer_directory, tmp_path / "model")
-    told = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.UnheardOf"}}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(told))
+    document = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.UnheardOf"}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(document))
     (tmp_path / "model" / "configuration.py").write_text("raise SystemExit('run without being asked')")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the directory's code"))
     assert load_tokenizer(tmp_path / "model").identity == load_tokenizer(tokenizer_directory).identity

@@ -158,7 +158,7 @@ def test_changed_data_can_be_accepted_by_somebody() -> None:
     assert opened.order == ORDER | {"derived": None}  # other data ask for other figures
 
 
-def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
+def test_sources_may_come_and_continuece_somebody_accepts_it() -> None:
     both = {**NAMES, "settings of b": "weight=1.0", "index of b": "77"}
     order = ORDER | {
         "drawn_at": [[2, 7], [0, 9]],
@@ -190,7 +190,7 @@ def test_sources_may_come_and_go_once_somebody_accepts_it() -> None:
     }
 
 
-def test_max_epochs_may_be_raised_once_somebody_accepts_it_and_the_source_goes_on_where_it_stands() -> None:
+def test_max_epochs_may_be_raised_once_somebody_accepts_it_and_the_source_continues_where_it_stands() -> None:
     capped = NAMES | {"settings of a": "weight=1.0 max_epochs=1"}
     sealed = seal_state(ORDER, capped, sources=["a"])
     for raised in ("weight=1.0 max_epochs=3", "weight=1.0"):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 @pytest.fixture
 def make_directory(tmp_path):
-    """Writes a directory: `make_directory(name, tensors, shards=1)`; tensors are dealt to the shards in turn."""
+    """Writes a directory: `make_directory(name, tensors, shards=1)`; tensors are distributed over the shards in turn."""
 
     def make(name, tensors, shards=1, config=None):
         path = tmp_path / name

@@ -30,5 +30,5 @@ def test_wrong_values_are_refused(values, message):
         MergeConfig(**{"models": TWO, "out": Path("c"), **values})
 
 
-def test_another_sum_is_accepted_when_told():
+def test_another_sum_is_accepted_when_requested():
     assert MergeConfig(models=TWO, out=Path("c"), weights=(1.0, 1.0), any_weight_sum=True).model_weights == (1.0, 1.0)

@@ -55,7 +55,7 @@ def test_an_output_on_an_input_is_refused(tmp_path, make_directory, random_tenso
     assert model.exists()
 
 
-def test_an_existing_output_is_kept_unless_told(tmp_path, make_directory, random_tensors):
+def test_an_existing_output_is_kept_unless_requested(tmp_path, make_directory, random_tensors):
     model = make_directory("a", random_tensors(0))
     _merge(tmp_path, [model])
     (tmp_path / "out" / "note").write_text("mine")

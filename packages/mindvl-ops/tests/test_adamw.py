@@ -39,7 +39,7 @@ def test_state_has_the_shape_that_megatron_expects():
     assert {frozenset(entry) for entry in state["state"].values()} == {frozenset({"exp_avg", "exp_avg_sq"})}
 
 
-def test_stop_and_go_on_equals_never_stopping_bit_for_bit():
+def test_stop_and_continue_equals_never_stopping_bit_for_bit():
     whole = _params()
     optimizer = AdamW(whole, lr=0.1, weight_decay=0.01)
     _train(optimizer, whole, 3, seed=0)

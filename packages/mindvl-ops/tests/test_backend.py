@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing backends: explicit, whole-process, reversible, and told."""
+"""Choosing backends: explicit, whole-process, reversible, and reported."""
 
 import pytest
 

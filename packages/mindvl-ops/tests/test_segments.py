@@ -27,7 +27,7 @@ def test_bounds_that_are_not_cumulative_are_refused(bounds):
         Segments.from_cu_seqlens(torch.tensor(bounds, dtype=torch.int32))
 
 
-def test_queries_are_the_last_keys_unless_told():
+def test_queries_are_the_last_keys_unless_requested():
     segments = Segments([2, 3], [5, 3])
     assert (segments.offsets, segments.key_total, segments.max_key_length) == ((3, 0), 8, 5)
     assert (segments.at_end, segments.is_self) == (True, False)

@@ -89,7 +89,7 @@ class Step(TorchDispatchMode):
 
 
 def one_of(value: Tensor) -> bool | float | int:
-    """What the device might have told the host."""
+    """What the device might have reported to the host."""
     return True if value.dtype == torch.bool else 1.0 if value.dtype.is_floating_point else 1
 
 

@@ -81,7 +81,7 @@ def equal_packs(size: str, rounds: int, quick: bool) -> list[Figure]:
 
 
 def padded_batches(size: str, rounds: int, quick: bool) -> list[Figure]:
-    """The mixture of the packing benchmark: packed packs against batches of 8 padded to their longest."""
+    """The mixture of the packing benchmark: packed sequences against batches of 8 padded to their longest."""
     found = measure(("packed", "padded"), size, rounds, quick)
     return [
         Figure(
@@ -105,8 +105,8 @@ def measure(names: tuple[str, ...], size: str, rounds: int, quick: bool) -> dict
             command = [sys.executable, __file__, "--way", name, size, *(["--quick"] if quick else [])]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
-            said = f"{size} {name}, round {turn + 1} of {rounds}: {runs[name][-1]['tokens_per_s']:,.0f} tokens/s"
-            print(said, file=sys.stderr, flush=True)  # rounds take minutes
+            message = f"{size} {name}, round {turn + 1} of {rounds}: {runs[name][-1]['tokens_per_s']:,.0f} tokens/s"
+            print(message, file=sys.stderr, flush=True)  # rounds take minutes
     return {name: {key: median(run[key] for run in found) for key in found[0]} for name, found in runs.items()}
 
 

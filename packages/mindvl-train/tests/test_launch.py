@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 WRITE_PLACE = """
 import os, pathlib, sys
-said = " ".join(os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"))
-pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(said)
+values = " ".join(os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"))
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(values)
 """
 
 TRAIN_FOREVER = """
@@ -81,7 +81,7 @@ def test_no_process_outlives_its_launcher(tmp_path: Path, number: signal.Signals
         time.sleep(0.1)
     children = [int(path.read_text()) for path in tmp_path.iterdir()]
 
-    os.kill(launcher.pid, number)  # to the launcher alone: its children must be told, or notice by themselves
+    os.kill(launcher.pid, number)  # to the launcher alone: it must forward the signal to its children
 
     assert launcher.wait(timeout=60) == exit_code
     while any(_runs(child) for child in children):
@@ -138,8 +138,8 @@ def test_starts_by_torchrun_are_distinguished_if_its_counts_are_reliable(monkeyp
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_the_caller_of_the_launcher_receives_the_signal(tmp_path: Path, ends_well: bool) -> None:
     """A check of several layouts must not start the next one."""
-    told: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     ask = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
     if ends_well:
         ask = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {ask}"
@@ -151,4 +151,4 @@ def test_the_caller_of_the_launcher_receives_the_signal(tmp_path: Path, ends_wel
                 launch([sys.executable, "-c", ask], 1, threads_per_process=1)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert told == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]

@@ -26,7 +26,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     from mindvl_train.step import StepReport
 
     def run(config: RunConfig, *, start: int = 0, stop_after: int | None = None) -> dict[str, Any]:
-        seen: dict[str, Any] = {"rates": [], "packs": [], "saved": [], "told": [], "parts": []}
+        seen: dict[str, Any] = {"rates": [], "packs": [], "saved": [], "reported": [], "parts": []}
 
         def count(
             *_: Any, num_microbatches: int, learning_rate: float, should_stop: Callable[[], bool], **__: Any
@@ -51,7 +51,7 @@ def run_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
                 ranks,
                 CountingSaver(config.out / "checkpoints", config.checkpoints, {}),
                 begin=lambda part, step: seen["parts"].append((step, part)),
-                on_step=lambda step, loss: seen["told"].append((step, loss)),
+                on_step=lambda step, loss: seen["reported"].append((step, loss)),
                 should_stop=lambda: stop_after is not None and state.step + 1 >= stop_after,
             )
         return seen
@@ -69,7 +69,7 @@ def test_it_saves_on_schedule_and_at_the_end_with_counters_of_that_step(
     )
     seen = run_loop(config)
     assert seen["saved"] == [(2, 16), (4, 32), (5, 40)]
-    assert seen["told"] == [(1, None), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+    assert seen["reported"] == [(1, None), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
     assert seen["packs"] == [2] * 5
     assert seen["parts"][:3] == [(1, "report"), (2, "report"), (2, "checkpoint")]
     assert seen["last"] == config.out / "checkpoints" / "5"

@@ -202,11 +202,11 @@ def test_packs_with_and_without_images_train_as_in_one_process_in_any_layout(tmp
         for trained in (ALL, ("projector",))
     }
     for (name, layout), by_rank in zip(LAYOUTS.items(), start(tasks, tmp_path, processes=4), strict=True):
-        for step, (expected, *told) in enumerate(zip(alone[layout[2]], *by_rank, strict=True)):
+        for step, (expected, *reported) in enumerate(zip(alone[layout[2]], *by_rank, strict=True)):
             loss, labels, norm = expected
-            assert sum(one[0] for one in told) == pytest.approx(loss, rel=1e-5), (name, step)
-            assert sum(one[1] for one in told) == labels, (name, step)
-            assert [one[2] for one in told] == [pytest.approx(norm, rel=1e-5)] * len(told), (name, step)
+            assert sum(one[0] for one in reported) == pytest.approx(loss, rel=1e-5), (name, step)
+            assert sum(one[1] for one in reported) == labels, (name, step)
+            assert [one[2] for one in reported] == [pytest.approx(norm, rel=1e-5)] * len(reported), (name, step)
 
 
 def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

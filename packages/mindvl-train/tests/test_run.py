@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs: phases train what they name, stop when asked, refuse what cannot go on."""
+"""Whole runs: phases train what they name, stop when asked, refuse what cannot continue."""
 
 import gc
 import json
@@ -42,15 +42,15 @@ def weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_a_run_learns_and_reports_what_it_used(
     make_config: Callable[..., RunConfig], read_losses: Callable[[RunConfig], list[tuple[int, float, float]]]
 ) -> None:
-    told: list[tuple[int, float | None]] = []
+    reported: list[tuple[int, float | None]] = []
     config = make_config(steps=20, metrics=MetricsConfig(every_steps=5, tensorboard=True))
-    result = run_training(config, on_step=lambda step, loss: told.append((step, loss)))
+    result = run_training(config, on_step=lambda step, loss: reported.append((step, loss)))
     assert result.finished
     losses = read_losses(config)
     assert [step for step, _, _ in losses] == [3, 5, 6, 9, 10, 12, 15, 18, 20]  # reports, and before every checkpoint
     assert losses[-1][1] < losses[0][1] - 0.1
-    assert [step for step, _ in told] == list(range(1, 21))
-    assert [(step, loss) for step, loss in told if loss is not None] == [(step, loss) for step, loss, _ in losses]
+    assert [step for step, _ in reported] == list(range(1, 21))
+    assert [(step, loss) for step, loss in reported if loss is not None] == [(step, loss) for step, loss, _ in losses]
     assert set(result.data["samples_by_source"]) == {"pages", "photos", "text"}
     assert [path.name for path in sorted((config.out / "checkpoints").iterdir())] == ["step-00000018", "step-00000020"]
     assert list((config.out / "tensorboard").iterdir())
@@ -96,7 +96,7 @@ def test_the_next_phase_starts_from_the_weights_of_the_last(
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
 
 
-def test_sigterm_saves_and_the_run_goes_on_later(
+def test_sigterm_saves_and_the_run_continues_later(
     make_config: Callable[..., RunConfig], read_tensors: Read, read_losses: Callable[[RunConfig], object]
 ) -> None:
     straight = run_training(make_config("straight"))

@@ -22,7 +22,7 @@ def test_a_signal_is_remembered_inside_the_block_and_handled_as_before_after_it(
             for _ in range(2):  # a second one changes nothing
                 os.kill(os.getpid(), number)
                 assert asked()
-        assert seen == [number]  # told once, when the block is over
+        assert seen == [number]  # reported once, when the block is over
         os.kill(os.getpid(), number)
         assert seen == [number, number]
         with stop_requests(forward=False):

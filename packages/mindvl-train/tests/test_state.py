@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopping and going on equals never stopping, bit for bit."""
+"""Stopping and resuming equals never stopping, bit for bit."""
 
 import json
 from collections.abc import Callable

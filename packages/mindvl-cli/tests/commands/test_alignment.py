@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]
 
     monkeypatch.setattr(alignment, "check_alignment", both)
     monkeypatch.chdir(tmp_path)
-    for name in ("shards", "tokenizer"):  # the recipe's; nobody reads them here
+    for name in ("shards", "tokenizer"):  # the recipe's; not read here
         (tmp_path / name).mkdir()
     return seen
 

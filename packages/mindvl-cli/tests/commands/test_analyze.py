@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `mindvl analyze routing`: a checkpoint with experts over packed packs; refusals."""
+"""Tests of `mindvl analyze routing`: a checkpoint with experts over packed sequences; refusals."""
 
 import json
 from pathlib import Path

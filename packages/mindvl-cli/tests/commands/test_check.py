@@ -45,7 +45,7 @@ def test_the_json_holds_errors_and_reasons_and_leaves_the_choice_as_it_was() -> 
     assert backend_table() == before
 
 
-def test_a_twin_that_is_too_far_off_or_fails_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_is_too_far_off_or_fails_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("no such kernel")
 

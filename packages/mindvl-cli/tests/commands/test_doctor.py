@@ -93,7 +93,7 @@ def test_each_check_knows_ok_from_warn_from_fail(row: Row, status: str) -> None:
     assert bool(row.advice) == (status != "ok")
 
 
-def test_a_host_with_npus_is_told_its_variables_and_cores(tmp_path: Path) -> None:
+def test_a_host_with_npus_is_reported_its_variables_and_cores(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     node = tmp_path / "sys/devices/system/node/node0"
     node.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_a_host_with_npus_is_told_its_variables_and_cores(tmp_path: Path) -> Non
     assert list(module.check_runtime({}, tmp_path / "nothing")) == []
 
 
-def test_an_untested_version_is_told_with_what_is_expected_and_what_was_found() -> None:
+def test_an_untested_version_is_reported_with_what_is_expected_and_what_was_found() -> None:
     row = module.check_version("megatron-core", "0.19.0")
     assert row.advice == "Use megatron-core>=0.16.1,<0.16.2 instead of 0.19.0: others are known to break."
     assert "'megatron-core>=0.16.1,<0.16.2'" in module.check_version("megatron-core", None).advice

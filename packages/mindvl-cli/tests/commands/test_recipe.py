@@ -102,7 +102,7 @@ def test_mapped_sources_are_yaml_that_a_recipe_can_hold(root, tmp_path):
         run("show", "multitask", "--map", mapping, "--renormalize", "--out", out)
 
 
-def test_a_root_is_mapped_by_directory_names_and_what_is_missing_or_left_over_is_said(root):
+def test_a_root_is_mapped_by_directory_names_and_what_is_missing_or_left_over_is_reported(root):
     result = run("show", "multitask", "--root", root, "--renormalize")
     assert [line for line in result.stdout.splitlines() if "name:" in line] == [
         "  - name: WTQ",
@@ -113,7 +113,7 @@ def test_a_root_is_mapped_by_directory_names_and_what_is_missing_or_left_over_is
     assert "not in the data mixture: directory holidays" in result.stderr
 
 
-def test_a_missing_source_is_an_error_unless_the_rest_may_go_on(root):
+def test_a_missing_source_is_an_error_unless_the_rest_may_continue(root):
     with pytest.raises(DataError, match="326 of 328 sources have no directory"):
         run("show", "multitask", "--root", root)
 

@@ -57,7 +57,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(report, [str(tmp_path)], catch_exceptions=False)
 
 
-def test_of_the_work_itself_no_gain_is_told() -> None:
+def test_of_the_work_itself_no_gain_is_reported() -> None:
     part = {"seconds": 1.0, "share": 0.5, "gain_if_zero": 1.0}
     assert gain("language", part) == ""
     assert gain("data_wait", part) == "+100.0 %"

@@ -51,7 +51,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("schedule.stepz=5", "steps"),
         ("schedule.steps=0", "steps: must be between 1 and"),
@@ -61,11 +61,11 @@ def recipe(tmp_path: Path) -> Path:
         ("phase=sleep", "warmup"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name_before_anything_is_made(recipe: Path, override: str, said: str) -> None:
+def test_a_wrong_value_is_refused_by_name_before_anything_is_made(recipe: Path, override: str, message: str) -> None:
     result = CliRunner().invoke(train, [str(recipe), override])
 
     assert isinstance(result.exception, ConfigError)
-    assert said in str(result.exception)
+    assert message in str(result.exception)
     assert not (recipe.parent / "run").exists()
 
 
@@ -105,22 +105,22 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
 ) -> None:
     monkeypatch.chdir(tiny_place)
     out = f"out={tmp_path}"
-    told: list[str] = []
+    started: list[str] = []
     real = train_module._train_here
 
     def watched(config: RunConfig, *arguments: Any, **options: Any) -> dict[str, Any]:
-        told.append(config.out.name)
-        if config.out.name == "multitask" and told.count("multitask") == 1:
+        started.append(config.out.name)
+        if config.out.name == "multitask" and started.count("multitask") == 1:
             return real(config, *arguments, **options) | {"asked_to_stop": True}  # in its last step
         return real(config, *arguments, **options)
 
     monkeypatch.setattr(train_module, "_train_here", watched)
     stopped = run_pipeline(tmp_path, out)
-    assert (stopped.exit_code, told) == (75, ["warmup", "multitask"])
+    assert (stopped.exit_code, started) == (75, ["warmup", "multitask"])
     # That stage has finished all the same: only the others are left.
     result = run_pipeline(tmp_path, out, "--json")
     assert result.exit_code == 0
-    assert told == ["warmup", "multitask", "sft-256", "sft-512", "sft-1024"]
+    assert started == ["warmup", "multitask", "sft-256", "sft-512", "sft-1024"]
     document = json.loads(result.stdout)
     assert document["finished"]
     assert [stage["step"] for stage in document["stages"]] == [2] * 5
@@ -128,7 +128,7 @@ def test_a_plan_trains_every_phase_skips_what_has_finished_and_refuses_a_changed
     assert manifest["parents"] == [str(tmp_path / "multitask")]
     again = run_pipeline(tmp_path, out)
     assert again.exit_code == 0
-    assert len(told) == 5
+    assert len(started) == 5
     assert again.stdout.startswith("warmup: finished at step 2")
 
     changed = run_pipeline(tmp_path, out, "schedule.peak_lr=0.5")
@@ -174,7 +174,7 @@ def test_a_dry_run_of_a_plan_needs_no_stage_to_have_run(
     assert "problem" not in text
 
 
-def test_restarts_need_a_run_that_goes_on_from_its_newest_checkpoint(recipe: Path) -> None:
+def test_restarts_need_a_run_that_continues_from_its_newest_checkpoint(recipe: Path) -> None:
     result = CliRunner().invoke(train, [str(recipe), "--nproc", "2", "--max-restarts", "1", "--resume", "never"])
     assert (result.exit_code, "cannot be combined with --resume never" in result.output) == (2, True)
 

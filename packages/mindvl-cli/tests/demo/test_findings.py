@@ -32,7 +32,7 @@ def test_a_large_loss_is_called_a_loss(results: Results) -> None:
     assert "ahead of 0 of 3" in merge
 
 
-def test_a_missed_promise_is_told_with_its_size(results: Results) -> None:
+def test_a_missed_promise_is_reported_with_its_size(results: Results) -> None:
     headline = findings(replace(results, headline=replace(results.headline, score=0.85)))[0]
 
     assert "misses by 5.0 points" in headline

@@ -64,7 +64,7 @@ def test_every_stage_leaves_its_part_of_the_report(first: tuple[Path, dict[str, 
     assert str(out) not in json.dumps(document)  # nothing of the machine
 
 
-def test_a_run_that_was_cut_off_goes_on_and_ends_with_the_same_figures(
+def test_a_run_that_was_cut_off_continues_and_ends_with_the_same_figures(
     first: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the records that let a demo go on where it stopped."""
+"""Tests of the records that let a demo continue where it stopped."""
 
 from pathlib import Path
 from typing import Any

@@ -23,7 +23,7 @@ from mindvl_cli.demo.tasks import (
 
 
 @pytest.mark.parametrize("task", [*BENCHMARK_TASKS, "digit", "caption", "read3"])
-def test_a_question_has_one_mark_for_each_page(task: Task) -> None:
+def test_a_question_has_one_placeholder_for_each_page(task: Task) -> None:
     for index in range(10):
         example = make_example(task, split="train", seed=1, index=index)
         assert example.question.count(IMAGE_MARK) == len(example.pages)
@@ -75,7 +75,7 @@ def test_test_reading_uses_unseen_three_digit_numbers() -> None:
         assert number_split(number) == "test"
 
 
-def test_tasks_are_dealt_by_exact_shares() -> None:
+def test_tasks_are_distributed_by_exact_shares() -> None:
     assigned = list(assign_tasks({"read": 3, "count": 1}, 40))
     assert assigned.count("read") == 30
     assert assigned[:4].count("count") == 1
@@ -104,9 +104,9 @@ def test_a_text_source_has_no_images(tmp_path: Path) -> None:
 
 
 def test_progress_hears_of_every_sample(tmp_path: Path) -> None:
-    heard: list[int] = []
-    write_source(tmp_path, shares={"copy": 1}, num_samples=5, seed=8, progress=heard.append)
-    assert sum(heard) == 5
+    counts: list[int] = []
+    write_source(tmp_path, shares={"copy": 1}, num_samples=5, seed=8, progress=counts.append)
+    assert sum(counts) == 5
 
 
 def test_a_benchmark_row_can_be_scored_from_the_file_alone(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_benchmark_row_can_be_scored_from_the_file_alone(tmp_path: Path) -> No
         assert top < bottom
 
 
-def test_tokenizer_texts_have_no_image_marks() -> None:
+def test_tokenizer_texts_have_no_image_placeholders() -> None:
     texts = sample_texts(num_samples=14, seed=0)
     assert len(texts) == 28
     assert all(IMAGE_MARK not in text for text in texts)

@@ -37,7 +37,7 @@ def test_any_text_survives_the_way_there_and_back(tokenizer: PreTrainedTokenizer
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_template_gives_an_image_its_three_marks(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_template_gives_an_image_its_three_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     messages = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "\nRead the number."}]},
         {"role": "assistant", "content": "4071"},

@@ -103,7 +103,7 @@ REPORT = DryRun(
         "problem     data.tokenizer: gone does not exist. Create it.",
     ],
 )
-def test_a_run_is_told_in_numbers_a_person_reads(line: str) -> None:
+def test_a_run_is_reported_in_numbers_a_person_reads(line: str) -> None:
     assert line in dry_run_text("first", REPORT)
 
 
@@ -111,7 +111,7 @@ def test_a_device_has_its_article() -> None:
     assert "(as on a cpu)" in dry_run_text("first", replace(REPORT, layout=REPORT.layout | {"device": "cpu"}))
 
 
-def test_where_a_run_begins_is_told() -> None:
+def test_where_a_run_begins_is_reported() -> None:
     resumed = replace(REPORT, start=REPORT.start | {"resumes": "runs/w/checkpoints/step-00000100"})
     assert "weights     resumes from runs/w/checkpoints/step-00000100" in dry_run_text("first", resumed)
     later = replace(REPORT, start=REPORT.start | {"from_stage": "warmup", "at_random": []})
@@ -203,7 +203,7 @@ def test_any_value_of_any_field_is_answered(
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("model.language.num_heads=0", "num_heads: must be between 1 and"),
         ("model.vision.num_heads=0", "num_heads: must be between 1 and"),
@@ -227,12 +227,12 @@ def test_what_was_a_traceback_or_took_for_ever_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     override: str,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tiny_place)
     result = dry_run(documents["qwen3"], override, tiny_place, tmp_path)
     assert is_answered(result)
-    assert said in str(result.exception)
+    assert message in str(result.exception)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_bars_are_as_long_as_their_share_of_the_device() -> None:
     assert "of its activations: decoder 15.0 GB, head 5.0 GB" in text
 
 
-def test_misses_room_and_days_are_said_in_words() -> None:
+def test_misses_room_and_days_are_written_in_words() -> None:
     text = found(_document())
     assert "needs 40.0 GB of 60.0 GB" in text
     assert "3 x heads" in text

@@ -108,7 +108,7 @@ def test_a_full_page_is_well_formed_fetches_nothing_and_shows_every_section() ->
         "Loss", "Update", "Speed", "Step time", "Experts", "Data", "Skipped steps", "Run card",
     ]  # fmt: skip
     assert all(f">{name.replace('_', ' ')}</li>" in html for name in SPLIT_PARTS)
-    for told in (
+    for expected in (
         "376 TFLOP/s per device in bf16",
         "tp size 2",
         "weights 7",
@@ -116,7 +116,7 @@ def test_a_full_page_is_well_formed_fetches_nothing_and_shows_every_section() ->
         "abc123",
         "the loss is nan",
     ):
-        assert told in html
+        assert expected in html
     assert "pages &amp; more" in html
     assert "models/&lt;vit&gt;" in html
     assert "pages & more" not in html

@@ -50,14 +50,14 @@ def test_our_to_records_and_unknown_ones_stay_as_they_are() -> None:
         assert to_record(record, ["image"]) == record
 
 
-def test_marks_in_messages_count_only_where_they_are_the_images() -> None:
-    def said(text: str) -> dict[str, Any]:
+def test_placeholders_in_messages_count_only_where_they_are_the_images() -> None:
+    def turn_of(text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "red"}]}
 
-    marked = to_record(said("<image>Which?"), ["image"])
+    marked = to_record(turn_of("<image>Which?"), ["image"])
     assert marked["messages"][0]["content"] == [IMAGE, {"type": "text", "text": "Which?"}]
     for media in ([], ["image", "image"]):
-        assert to_record(said("<image>Which?"), media) == said("<image>Which?")
+        assert to_record(turn_of("<image>Which?"), media) == turn_of("<image>Which?")
     mixed = texts(("user", [IMAGE, {"type": "text", "text": "what does <image> mean?"}]))
     assert to_record(mixed, ["image"]) == mixed
 

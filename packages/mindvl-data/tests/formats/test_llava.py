@@ -28,7 +28,7 @@ def row(value: str, **more: Any) -> dict[str, Any]:
     return {"conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "ok"}], **more}
 
 
-def test_marks_become_parts_in_place(tmp_path: Path) -> None:
+def test_placeholders_become_parts_in_place(tmp_path: Path) -> None:
     boxes = [[1, 2, 3, 4], {"image": 1, "xyxy": [5, 6, 7, 8]}]
     text = "<image><image>\nIs <box:1> left of <point:0>?"
     (record,) = read(tmp_path / "r.json", [row(text, image=["a", "b"], boxes=boxes, points=[[9, 9]])])
@@ -50,7 +50,7 @@ def test_a_text_only_row_needs_no_image(tmp_path: Path) -> None:
     assert record.media == ()
 
 
-def test_a_video_stands_where_its_mark_is(tmp_path: Path) -> None:
+def test_a_video_stands_where_its_placeholder_is(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "r.json", [row("<video>then<image>", image="a.png", video=["b.mp4"])])
     assert record.media == (tmp_path / "b.mp4", tmp_path / "a.png")
     assert [part["type"] for part in record.body["messages"][0]["content"]] == ["video", "text", "image"]

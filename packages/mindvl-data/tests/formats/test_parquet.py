@@ -77,7 +77,7 @@ def test_files_of_a_directory_are_read_in_name_order_and_bad_rows_are_named(tmp_
     assert str(bad.origin).endswith("a.parquet row 2")
 
 
-def test_videos_stand_in_the_order_of_their_marks(tmp_path: Path) -> None:
+def test_videos_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "<video><image>"}, {"from": "gpt", "value": "yes"}]
     assert one(tmp_path, image=b"i", video=b"v", conversations=turns).media == (b"v", b"i")
 

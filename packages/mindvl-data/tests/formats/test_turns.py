@@ -4,7 +4,7 @@
 from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 
 
-def test_marks_become_parts_and_all_else_stays() -> None:
+def test_placeholders_become_parts_and_all_else_stays() -> None:
     assert parts_of_text("", {}) == [{"type": "text", "text": ""}]
     assert parts_of_text("a<video><box:0>", {"boxes": [[1, 2, 3, 4]]}) == [
         {"type": "text", "text": "a"},

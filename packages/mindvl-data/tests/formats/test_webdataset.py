@@ -257,7 +257,7 @@ def test_braces_that_cannot_be_meant_are_refused(address: str, tmp_path: Path) -
         write_shards(address, tmp_path / "out", format="webdataset")
 
 
-def test_a_stopped_write_goes_on_with_an_address_and_not_with_a_pipeline(shards: Path, tmp_path: Path) -> None:
+def test_a_stopped_write_continues_with_an_address_and_not_with_a_pipeline(shards: Path, tmp_path: Path) -> None:
     source, out = f"{shards}/part-{{000..002}}.tar", tmp_path / "out"
     damaged = shards / "part-002.tar"
     content, times = damaged.read_bytes(), damaged.stat()

@@ -67,7 +67,7 @@ def records(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def judge(config: DataConfig, run: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The figures without times, and every sentence that was said."""
+    """The figures without times, and every message."""
     try:
         state = json.loads((run / "ledger.json").read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -152,8 +152,8 @@ def with_value(choose: random.Random, line: bytes, is_state: bool) -> bytes:
 
 def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records: Records, tmp_path: Path) -> None:
     config, run = records
-    quiet, said = judge(config, run)
-    assert said == []
+    quiet, messages = judge(config, run)
+    assert messages == []
     assert quiet is not None
     assert quiet["skipped"]["failed to decode"] == 2
     whole = tmp_path / "whole"
@@ -166,11 +166,13 @@ def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records
         path = choose.choice(sorted(path for path in run.iterdir() if path.is_file()))
         kind = mutate(choose, path)
         what = f"{number}: {kind} of {path.name}"
-        figures, said = judge(config, run)
-        different += bool(said)
-        if said:
-            assert all("\n" not in text and len(text) < 1500 for text in said), what
-            assert any(re.search(rf"{FILES}|^step|^steps|^epoch|checkpoint|ledger state", text) for text in said), said
+        figures, messages = judge(config, run)
+        different += bool(messages)
+        if messages:
+            assert all("\n" not in text and len(text) < 1500 for text in messages), what
+            assert any(re.search(rf"{FILES}|^step|^steps|^epoch|checkpoint|ledger state", text) for text in messages), (
+                messages
+            )
         else:
             same = {name: value for name, value in quiet.items() if name not in ("began", "ended", "failed_samples")}
             left = {name: value for name, value in (figures or {}).items() if name in same}
@@ -179,7 +181,7 @@ def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records
 
 
 def without_bad(figures: dict[str, Any]) -> dict[str, Any]:
-    """Causes may be told otherwise: a reason is free text."""
+    """The wording of causes may differ: a reason is free text."""
     sources = {
         name: {k: v for k, v in one.items() if k != "failed_samples"} for name, one in figures["sources"].items()
     }

@@ -11,7 +11,7 @@ from mindvl_data.order.balance import balance_order
 
 
 def waits(steps: NDArray[np.int64], dp_size: int) -> tuple[float, float]:
-    """(rank, lock-step) imbalance of [num_steps, global_batch_size] loads, packs dealt one by one to `dp_size` ranks."""
+    """(rank, lock-step) imbalance of [num_steps, global_batch_size] loads, packs assigned one by one to `dp_size` ranks."""
     rank, lock_step = [], []
     for step in steps.tolist():
         sums = [sum(step[number::dp_size]) for number in range(dp_size)]

@@ -39,7 +39,7 @@ def test_each_epoch_holds_every_sample_once(source: SourceIndex) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 15, 16, 59, 60, 101, 179, 180])
-def test_it_goes_on_from_any_position(source: SourceIndex, at: int) -> None:
+def test_it_continues_from_any_position(source: SourceIndex, at: int) -> None:
     whole = stream(Cursor(source, seed=1, window=20))
     cursor = Cursor(source, seed=1, window=20)
     cursor.seek(at // 60, at % 60)

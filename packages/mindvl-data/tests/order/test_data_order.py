@@ -113,7 +113,7 @@ def test_a_plan_can_be_taken_up_from_any_state(
         assert again.state() == steps[-1].state_after
 
 
-def test_a_state_does_not_change_when_the_plan_goes_on(
+def test_a_state_does_not_change_when_the_order_continues(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
     data_order = make_data_order(make_config())
@@ -221,7 +221,7 @@ def test_first_and_fraction_use_the_same_samples_in_every_epoch(
 
 
 @pytest.mark.parametrize("done", [2, 4, 5, 7])  # inside windows and between them
-def test_a_changed_source_goes_on_with_its_next_epoch_and_the_others_lose_nothing(
+def test_a_changed_source_continues_with_its_next_epoch_and_the_others_lose_nothing(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig, done: int
 ) -> None:
     config = make_config(max_epochs=3)
@@ -265,9 +265,9 @@ def test_a_changed_source_without_a_next_epoch_ends(
 def test_a_step_has_the_same_packs_for_any_number_of_ranks() -> None:
     packs = tuple((number,) for number in range(8))
     for dp_size in (1, 2, 4, 8):
-        dealt = [packs_of_rank(packs, dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]  # type: ignore[arg-type]
-        assert {len(mine) for mine in dealt} == {8 // dp_size}
-        assert sorted(pack for mine in dealt for pack in mine) == sorted(packs)
+        assigned = [packs_of_rank(packs, dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]  # type: ignore[arg-type]
+        assert {len(mine) for mine in assigned} == {8 // dp_size}
+        assert sorted(pack for mine in assigned for pack in mine) == sorted(packs)
 
 
 def test_no_pack_passes_the_patch_limit(make_data_order: Callable[..., DataOrder], make_config: MakeConfig) -> None:

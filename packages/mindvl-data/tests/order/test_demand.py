@@ -80,7 +80,7 @@ def test_what_was_found_is_kept_and_not_looked_for_again(
     for damaged in (b"{broken", b"[]", b"\xff", seal({}), seal({"samples": 1}), b"[" * 100_000, b'{"samples":1}'):
         kept.write_bytes(damaged)
         assert source_demand(make_sources(config)[0], config) == found
-    # An edit that nobody sealed is damage too: this rank would compute another order than the others.
+    # An edit without a new checksum is damage too: this rank would compute another order than the others.
     kept.write_text(kept.read_text().replace(f'"tokens": {found.tokens}', '"tokens": 77'))
     assert source_demand(make_sources(config)[0], config) == found
     other = replace(config, packing=replace(config.packing, seq_length=16))

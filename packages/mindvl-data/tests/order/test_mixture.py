@@ -37,7 +37,7 @@ def test_hundreds_of_sources_keep_their_shares_also_when_some_end(num_sources: i
             ended = int(generator.choice(np.flatnonzero(active)))
             mixture.exhaust(ended)
             active[ended] = False
-            # What it was still owed, or had too much of, is shared by those that go on.
+            # What it was still owed, or had too much of, is shared by the sources that continue.
             target += np.where(active, weights, 0) / weights[active].sum() * (target - counts)[ended]
             target[ended] = counts[ended]
         source = mixture.next_source()

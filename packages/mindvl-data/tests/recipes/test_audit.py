@@ -189,17 +189,17 @@ def test_a_sum_of_rounded_shares_may_be_off_by_half_a_unit_for_each_row():
 def test_numbers_in_the_text_are_compared_at_their_own_precision():
     table = _table(("a", 3, "30.0"), ("b", 7, "70.0"))
 
-    def said(kind, printed, what=""):
+    def found(kind, printed, what=""):
         statement = Statement(kind=kind, what=what, printed=Decimal(printed), where="text")
         return [finding.recomputed for finding in audit(_recipe(table, statements=(statement,)))]
 
-    assert said("samples", "10") == []
-    assert said("samples", "1E1") == []
-    assert said("samples", "9") == [10]
-    assert said("samples", "2E1") == [10]  # 10 and 20 differ even when known to tens only
-    assert said("categories", "2") == [1]
-    assert said("share", "1E2", what="A") == []
-    assert said("share", "5E1", what="A") == [Decimal("100.00")]
+    assert found("samples", "10") == []
+    assert found("samples", "1E1") == []
+    assert found("samples", "9") == [10]
+    assert found("samples", "2E1") == [10]  # 10 and 20 differ even when known to tens only
+    assert found("categories", "2") == [1]
+    assert found("share", "1E2", what="A") == []
+    assert found("share", "5E1", what="A") == [Decimal("100.00")]
 
 
 def test_a_missing_row_shows_in_the_numbers_of_the_rows():

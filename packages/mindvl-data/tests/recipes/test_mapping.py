@@ -28,7 +28,7 @@ def test_sources_weigh_what_the_paper_counts_in_the_order_of_the_paper(recipe, t
     assert "WTQ" not in missing
 
 
-def test_a_missing_source_is_refused_with_its_name_unless_the_rest_may_go_on(tmp_path):
+def test_a_missing_source_is_refused_with_its_name_unless_the_rest_may_continue(tmp_path):
     recipe = load_recipe("warmup")
     mapping = {source.name: tmp_path for source in recipe.sources if source.name not in ("README", "HiVision")}
     with pytest.raises(DataError, match=r"2 of 37 sources have no directory: HiVision, README\."):
@@ -75,7 +75,7 @@ def test_a_source_without_a_printed_count_needs_the_users_own(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("counts", [{"Web2Code": 0}, {"Web2code": 5}])
-def test_a_count_of_nothing_or_for_nobody_is_refused(recipe, counts):
+def test_a_count_of_nothing_or_for_no_one_is_refused(recipe, counts):
     with pytest.raises(DataError):
         with_samples(recipe, counts)
 

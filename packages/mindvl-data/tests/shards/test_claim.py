@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: one process at a time writes into a directory of shards; the others are told who does."""
+"""Claim: one process at a time writes into a directory of shards; the others get an error that names it."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_nobody_else_writes_meanwhile_and_nothing_stays_behind(tmp_path: Path) -> None:
+def test_no_one_else_writes_meanwhile_and_nothing_stays_behind(tmp_path: Path) -> None:
     refused = pytest.raises(DataError, match=rf"process {os.getpid()} on .* is writing or indexing .* directory\. Wait")
     with claimed(tmp_path), refused, claimed(tmp_path):
         pass
@@ -56,11 +56,11 @@ def test_a_second_index_run_is_refused_and_the_first_is_whole(shards: Path, monk
 
 
 def test_the_claim_of_a_killed_process_is_gone(tmp_path: Path) -> None:
-    ready, told = os.pipe()
+    ready, reported = os.pipe()
     child = os.fork()
     if not child:
         with claimed(tmp_path):
-            os.write(told, b"x")
+            os.write(reported, b"x")
             signal.pause()
     os.read(ready, 1)
     with pytest.raises(DataError, match=f"process {child} on"), claimed(tmp_path):

@@ -72,7 +72,7 @@ def test_a_shard_that_shrinks_vanishes_or_is_no_file_is_named(shard: Path, tmp_p
         files.read(tmp_path, 0, 1)
 
 
-def test_a_slow_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_read_holds_no_one_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / name for name in ("slow", "fast")]
     for path in paths:
         path.write_bytes(b"content")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexing a directory: what it leaves on disk, how it goes on, and what no damage may do."""
+"""Indexing a directory: what it leaves on disk, how it continues, and what no damage may do."""
 
 import io
 import json
@@ -101,7 +101,7 @@ def test_only_shards_that_changed_are_read_again(tmp_path: Path) -> None:
     assert len(calls) == 5  # other rules, so everything is looked at again
 
 
-def test_a_stopped_index_goes_on_and_until_then_there_is_none(tmp_path: Path) -> None:
+def test_a_stopped_index_continues_and_until_then_there_is_none(tmp_path: Path) -> None:
     directory = tmp_path / "s"
     for name in "abc":
         write(directory / f"{name}.tar", (f"{name}.txt", b"x"))
@@ -257,7 +257,7 @@ places = st.integers(0, len(SOUND) - 1)
 
 
 def index_or_refusal(directory: Path, **options: bool) -> dict[str, Any] | str:
-    """The manifest, or what was said instead; any other error than a DataError ends the test."""
+    """The manifest, or the error message instead; any other error than a DataError ends the test."""
     try:
         return index_directory(directory, **options)  # type: ignore[arg-type]
     except DataError as error:
@@ -345,7 +345,7 @@ def test_what_is_left_of_a_damaged_shard_is_exactly_what_is_whole(
         assert isinstance(manifest, dict) or "has a valid sample" in manifest
         found = records(directory) if isinstance(manifest, dict) else {}
         assert found.items() <= {key: RECORDS[key] for key in whole}.items()
-        assert whole - found.keys() <= CAPTIONS  # they may have lost an image, which nobody can tell
+        assert whole - found.keys() <= CAPTIONS  # they may have lost an image, which cannot be detected
         with pytest.raises(DataError, match=r"s\.tar at byte"):
             index_directory(directory)
 
@@ -368,7 +368,7 @@ def test_members_in_any_order_are_whole_samples_or_named(order: list[int]) -> No
         assert found == {key: RECORDS[key] for key in together}
 
 
-def test_an_index_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+def test_an_index_killed_at_any_moment_continues(tmp_path: Path) -> None:
     for number in range(30):
         write(tmp_path / f"s/{number:02d}.tar", *((f"{number}-{n}.txt", b"x" * 99) for n in range(40)))
     shutil.copytree(tmp_path / "s", tmp_path / "t")
@@ -423,9 +423,9 @@ def test_a_loader_over_shards_damaged_after_indexing_keeps_lengths_and_ranks_equ
         wanted, alone = batches(sound), batches(damaged)
         by_rank = [batches(damaged, rank, 2) for rank in range(2)]
         together = [batch for step in zip(*by_rank, strict=True) for batch in step]
-    for planned, met, dealt in zip(wanted, alone, together, strict=True):
-        assert planned.cu_seqlens.tolist() == met.cu_seqlens.tolist() == dealt.cu_seqlens.tolist()
-        assert met.input_ids.tolist() == dealt.input_ids.tolist()
+    for planned, met, divided in zip(wanted, alone, together, strict=True):
+        assert planned.cu_seqlens.tolist() == met.cu_seqlens.tolist() == divided.cu_seqlens.tolist()
+        assert met.input_ids.tolist() == divided.input_ids.tolist()
         for number, segment in enumerate(met.samples):
             assert (segment.source, segment.sample_index) == (
                 planned.samples[number].source,

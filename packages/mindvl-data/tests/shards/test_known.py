@@ -33,7 +33,7 @@ def stop_after(directory: Path, num_shards: int) -> Path:
     return directory / "indexing.jsonl"
 
 
-def test_a_stopped_call_goes_on_where_it_was(directory: Path) -> None:
+def test_a_stopped_call_continues_where_it_was(directory: Path) -> None:
     stopped = stop_after(directory, 2)
     assert sorted(known_entries(directory, RULES)) == ["shard-000000.tar", "shard-000001.tar"]
     stopped.write_bytes(stopped.read_bytes()[:-20])
@@ -48,7 +48,7 @@ def test_an_entry_whose_counts_are_not_those_of_the_index_file_is_read_again(dir
     assert not is_current(path, entry)
 
 
-def test_lines_that_nobody_could_write_again_are_not_thrown_away(directory: Path) -> None:
+def test_lines_that_no_one_could_write_again_are_not_thrown_away(directory: Path) -> None:
     excluded = directory / "excluded.jsonl"
     excluded.write_text('{"file": "a.json", "row": 3, "reason": "x"}\n[1]\n')
     with pytest.raises(DataError, match=r"excluded\.jsonl:2: the line must be an object, got list\. Restore"):

@@ -16,7 +16,7 @@ def mark(directory: Path, files: int = 1, **options: object) -> WriteMark:
     return WriteMark(directory, {"files": files}, {"format": "text", **options})
 
 
-def test_a_mark_says_where_to_go_on_and_refuses_another_write_by_name(tmp_path: Path) -> None:
+def test_a_mark_says_where_to_continue_and_refuses_another_write_by_name(tmp_path: Path) -> None:
     assert mark(tmp_path).load() == Done()
     mark(tmp_path).save(DONE)
     assert mark(tmp_path).load() == DONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of reading samples: against tarfile's own reading, damage told by sample, bytes counted over ranks."""
+"""Tests of reading samples: against tarfile's own reading, damage reported by sample, bytes counted over ranks."""
 
 import json
 import os

@@ -237,9 +237,9 @@ def test_s3_ranges_refusals_and_ends(s3: Any, waits: list[float]) -> None:
     for offset, there in ((4990, 10), (6000, 0)):
         with pytest.raises(DataError, match=f"expected 20 bytes, got {there}"):
             store.read("s3://bucket/plain/a b+c.tar", offset, 20)
-    nobody = {**s3.options, "endpoint_url": "http://127.0.0.1:9"}
+    no_server = {**s3.options, "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(DataError, match="2 attempts to read from the store failed"):
-        counted(options={"s3": nobody}, retries=1)[0].read("s3://bucket/a.tar", 0, 1)
+        counted(options={"s3": no_server}, retries=1)[0].read("s3://bucket/a.tar", 0, 1)
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_lengths_measured_before_the_upload_spare_measuring_from_the_store(
     assert far["bytes_read"] == near["bytes_read"]
 
 
-def test_a_run_goes_on_without_its_store_as_far_as_the_cache_reaches(
+def test_a_run_continues_without_its_store_as_far_as_the_cache_reaches(
     http: Any,
     waits: list[float],
     tmp_path: Path,

@@ -111,7 +111,7 @@ def test_what_cannot_be_used_is_refused_by_name_or_left_out(
     assert message.strip("'") in line["reason"].replace("'", "") or message in line["reason"]
 
 
-def test_a_key_that_comes_again_is_left_out_and_scattered_parts_belong_to_nobody(tmp_path: Path) -> None:
+def test_a_key_that_comes_again_is_left_out_and_scattered_parts_belong_to_no_one(tmp_path: Path) -> None:
     path = shard(tmp_path, ("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3"))
     with pytest.raises(DataError, match=r"at byte 2048: .*duplicate key 'a', already at byte 0"):
         validate(path)

@@ -137,7 +137,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_a_stopped_write_is_refused_by_the_index_and_goes_on_after_its_last_whole_shard(tmp_path: Path) -> None:
+def test_a_stopped_write_is_refused_by_the_index_and_continues_after_its_last_whole_shard(tmp_path: Path) -> None:
     rows, out = source(tmp_path / "raw"), tmp_path / "out"
     write_shards(rows, tmp_path / "whole/out", format="llava", samples_per_shard=2)
     stop(rows, out, after=3)
@@ -183,7 +183,7 @@ def test_a_write_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path)
     assert whole.samples + whole.excluded == 200
 
 
-def test_a_stopped_write_does_not_go_on_with_something_else(tmp_path: Path) -> None:
+def test_a_stopped_write_does_not_continue_with_something_else(tmp_path: Path) -> None:
     rows, out = source(tmp_path / "raw"), tmp_path / "out"
     stop(rows, out, after=3)
     with pytest.raises(DataError, match=r"out/writing: .*options samples_per_shard was 2, got 3.*--fresh"):

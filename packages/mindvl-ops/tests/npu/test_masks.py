@@ -8,7 +8,7 @@ from mindvl_ops import OpsError, Segments, mask_bytes_saved
 from mindvl_ops.npu.masks import NO_LIMIT, describe, shared_mask
 
 
-def _told(segments, causal=True, window=None):
+def _mode(segments, causal=True, window=None):
     (found,) = describe(segments, causal=causal, window=window)
     return found.sparse_mode, found.pre_tokens, found.next_tokens
 
@@ -36,7 +36,7 @@ def test_a_row_of_many_segments_is_cut_between_two_of_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("segments", "causal", "window", "told"),
+    ("segments", "causal", "window", "expected"),
     [
         (Segments([4, 9]), False, None, (0, NO_LIMIT, NO_LIMIT)),
         (Segments([4, 9]), False, (-1, -1), (0, NO_LIMIT, NO_LIMIT)),
@@ -50,8 +50,8 @@ def test_a_row_of_many_segments_is_cut_between_two_of_them(monkeypatch):
         (Segments([4, 9, 5], [9, 9, 9], offsets=[3, 0, 0]), True, None, (8, NO_LIMIT, -2)),
     ],
 )
-def test_the_mode_follows_from_the_segments(segments, causal, window, told):
-    assert _told(segments, causal, window) == told
+def test_the_mode_follows_from_the_segments(segments, causal, window, expected):
+    assert _mode(segments, causal, window) == expected
 
 
 def test_what_the_kernel_cannot_say_is_refused():

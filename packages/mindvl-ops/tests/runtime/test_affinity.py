@@ -48,7 +48,7 @@ def test_a_cpuset_of_four_cores_is_never_left() -> None:
     plan = assign_cores(kunpeng(allowed="0-3"), range(8), kind="npu")
     assert parts(plan) == ["", "", "", "", "0-1", "2-3", "", ""]
     assert plan.why[0] == "npu 0: no core of its node (144-167) is free for this process"
-    assert cpu_affinity_conf(plan, range(8)) is None  # torch_npu would skip all of it without a word
+    assert cpu_affinity_conf(plan, range(8)) is None  # torch_npu would silently skip all of it
     alone = assign_cores(kunpeng(allowed="0-3"), [4], kind="npu")
     assert cpu_affinity_conf(alone, [4]) == "1,npu4:0-3"  # too few cores for one to each thread
 

@@ -56,7 +56,7 @@ def test_a_cpu_process_is_bound_only_where_it_matters() -> None:
     ("files", "kind"),
     [([], "cpu"), (["nvidia0", "nvidiactl"], "cuda"), (["davinci_manager"], "cpu"), (["davinci3", "nvidia0"], "npu")],
 )
-def test_the_kind_of_device_is_told_by_its_files(tmp_path: Path, files: list[str], kind: str) -> None:
+def test_the_kind_of_device_is_reported_by_its_files(tmp_path: Path, files: list[str], kind: str) -> None:
     (tmp_path / "dev").mkdir()
     for name in files:
         (tmp_path / "dev" / name).touch()

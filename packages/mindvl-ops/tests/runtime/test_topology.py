@@ -55,9 +55,9 @@ def test_a_node_that_the_firmware_does_not_know_is_asked_of_npu_smi(make_host: M
     root = make_host(nodes=[f"{24 * n}-{24 * n + 23}" for n in range(8)], npu=[-1] * 8)
     silent = read_topology(root, allowed=range(192))
     assert all(not device.near for device in silent.devices)
-    told = read_topology(root, allowed=range(192), npu_smi=NPU_SMI)
-    assert told.devices[0].near == frozenset(range(144, 168))
-    assert told.devices[0].bus_id == silent.devices[0].bus_id
+    reported = read_topology(root, allowed=range(192), npu_smi=NPU_SMI)
+    assert reported.devices[0].near == frozenset(range(144, 168))
+    assert reported.devices[0].bus_id == silent.devices[0].bus_id
 
 
 def test_other_devices_of_the_bus_are_left_out(make_host: MakeHost) -> None:

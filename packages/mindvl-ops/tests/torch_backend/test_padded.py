@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padded batches of a packed row: every segment in one, little padding, the way back."""
+"""Padded batches of a packed sequence: every segment in one, little padding, the way back."""
 
 import pytest
 import torch

@@ -29,9 +29,9 @@ def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     result = run_training(make_config(steps=1))
     directory = tmp_path / "model"
     export_checkpoint(result.out, directory, max_pixels=28 * 28 * 3)
-    twin = AutoModelForImageTextToText.from_pretrained(directory, trust_remote_code=True)
+    loaded = AutoModelForImageTextToText.from_pretrained(directory, trust_remote_code=True)
     stored = read_tensors(result.checkpoint)
-    assert torch.equal(twin.lm_head.weight, stored["language.output_layer.weight"])
+    assert torch.equal(loaded.lm_head.weight, stored["language.output_layer.weight"])
     processor = AutoProcessor.from_pretrained(directory, trust_remote_code=True)
     assert processor.image_processor.size["shortest_edge"] == 28 * 28
     assert processor.image_processor.size["longest_edge"] == 28 * 28 * 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run goes on from the newest checkpoint that is whole and its own, and says what is wrong with others."""
+"""A run continues from its newest intact checkpoint, and reports what is wrong with others."""
 
 import errno
 import json
@@ -187,7 +187,7 @@ def test_weights_of_another_model_are_refused_by_the_next_phase(saved: tuple[Run
         run_training(following)
 
 
-def test_another_phase_does_not_go_on_in_the_directory_of_the_last(saved: tuple[RunConfig, Path]) -> None:
+def test_another_phase_does_not_continue_in_the_directory_of_the_last(saved: tuple[RunConfig, Path]) -> None:
     config, _ = saved
     with pytest.raises(CheckpointError, match="saved by a run with phase=sft, but this run has phase=warmup"):
         run_training(replace(config, phase="warmup", schedule=replace(config.schedule, steps=4)))

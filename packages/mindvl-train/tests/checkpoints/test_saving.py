@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints appear whole or not at all, in the foreground and beside training; old ones are pruned."""
+"""Checkpoints appear whole or not at all, synchronously and asynchronously; old ones are pruned."""
 
 import errno
 import os
@@ -262,9 +262,9 @@ def test_a_full_disk_is_an_error_that_leaves_older_checkpoints_and_nothing_half(
         timeout=200,
     )
     assert child.returncode == 0, child.stderr[-3000:]
-    said = child.stdout.strip().splitlines()
-    assert len(said) == 2, child.stdout
-    for config, line in zip(configs, said, strict=True):
+    lines = child.stdout.strip().splitlines()
+    assert len(lines) == 2, child.stdout
+    for config, line in zip(configs, lines, strict=True):
         assert "step-00000002: could not be saved" in line
         assert "File too large" in line
         assert "the run can resume from step-00000001" in line

@@ -35,7 +35,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "some_work"
 
 
-def test_every_rank_gets_the_task_and_is_heard(program: str, tmp_path: Path) -> None:
+def test_every_rank_gets_the_task_and_is_logged(program: str, tmp_path: Path) -> None:
     found = run_job(program, {"a": 1}, tmp_path / "job", processes=2, num_cores=2)
     assert found == [({"a": 1}, 0, "2"), ({"a": 1}, 1, "2")]
     with pytest.raises(TrainError, match="ValueError: the second one cannot"):

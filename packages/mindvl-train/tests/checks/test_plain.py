@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed pack taken apart again: every sample with its own images, and an update that leaves frozen parts alone."""
+"""A packed sequence split into samples again: every sample with its own images, and an update that leaves frozen parts alone."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad steps end the run or are left out and written down; kills at any moment change nothing in the end."""
+"""Anomalous steps end the run or are skipped and logged; kills at any moment change nothing in the end."""
 
 import json
 import os
@@ -161,8 +161,8 @@ def test_too_many_consecutive_anomalous_steps_end_the_run(tmp_path: Path, ranks:
     assert decide(state, config, tmp_path, ranks, [(NAN, 1.0), (NAN, 1.0), (2.0, 1.0), (NAN, 1.0), (NAN, 1.0)]) == [
         *(False, False, True, False, False)
     ]
-    said = r"step 6: the loss is nan, after 2 consecutive skipped steps.*or raise faults\.max_skipped\."
-    with pytest.raises(TrainError, match=said):
+    message = r"step 6: the loss is nan, after 2 consecutive skipped steps.*or raise faults\.max_skipped\."
+    with pytest.raises(TrainError, match=message):
         decide(state, config, tmp_path, ranks, [(NAN, 1.0)])
 
 
@@ -260,7 +260,7 @@ CHAOS = """
         return codes
 
     assert reap(start(quiet, 1), 300) == [0]
-    told = []
+    kills = []
     steps = quiet.schedule.steps
     for target in sorted(choose.choices(range(steps - 1), k=num_kills)):
         world = choose.choice([1, 2, 2, 4])
@@ -277,9 +277,9 @@ CHAOS = """
         for child in victims:
             os.kill(child, signal.SIGKILL)
         codes = reap(children, 1.0)
-        told.append([world, "start" if starting else target + 1, len(victims), codes])
+        kills.append([world, "start" if starting else target + 1, len(victims), codes])
     assert reap(start(restless, 2), 300) == [0, 0]
-    print(json.dumps(told))
+    print(json.dumps(kills))
 """
 
 
@@ -311,11 +311,11 @@ def test_kills_at_any_moment_with_any_number_of_processes_change_nothing_in_the_
     )
     logs = "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.rank*")))
     assert done.returncode == 0, f"{logs}\n{done.stderr[-3000:]}"
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == num_kills
-    assert all(-signal.SIGKILL in codes for _, _, _, codes in told), told
+    kills = json.loads(done.stdout.splitlines()[-1])
+    assert len(kills) == num_kills
+    assert all(-signal.SIGKILL in codes for _, _, _, codes in kills), kills
 
-    print(f"kills as [processes, step, killed, exit codes]: {told}")
+    print(f"kills as [processes, step, killed, exit codes]: {kills}")
     orders = [(config.out / "audit.jsonl").read_text().splitlines() for config in (quiet, restless)]
     assert len(orders[0]) == 3 * num_kills
     assert list(map(_order, orders[0])) == list(map(_order, orders[1]))
@@ -332,5 +332,5 @@ def test_kills_at_any_moment_with_any_number_of_processes_change_nothing_in_the_
 
 def _order(line: str) -> dict[str, Any]:
     """A line of the audit log without the time it was written."""
-    said: dict[str, Any] = json.loads(line)
-    return {name: value for name, value in said.items() if name != "when"}
+    fields: dict[str, Any] = json.loads(line)
+    return {name: value for name, value in fields.items() if name != "when"}

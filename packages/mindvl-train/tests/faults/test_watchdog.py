@@ -64,7 +64,7 @@ def beat(rank: int, step: int, part: str, modified: float = 100.0) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("beats", "said"),
+    ("beats", "message"),
     [
         (
             [beat(0, 5, "reduce"), beat(1, 5, "data"), beat(2, 5, "reduce")],
@@ -80,8 +80,8 @@ def beat(rank: int, step: int, part: str, modified: float = 100.0) -> dict[str, 
         ([beat(n, 3, "data" if n else "update") for n in range(12)], "last seen in part 'data' of step 3 and 3 more."),
     ],
 )
-def test_the_rank_that_others_wait_for_is_found_in_the_heartbeats(beats: list[dict[str, Any]], said: str) -> None:
-    assert said in behind(beats, silent_s=30)
+def test_the_rank_that_others_wait_for_is_found_in_the_heartbeats(beats: list[dict[str, Any]], message: str) -> None:
+    assert message in behind(beats, silent_s=30)
 
 
 def test_without_a_limit_nothing_is_watched_or_written(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_a_heartbeat_says_what_the_process_does(tmp_path: Path) -> None:
         assert json.loads(path.read_text())["part"] == "start"
         watchdog.begin("update", 17)
         deadline = time.monotonic() + 60
-        while (said := json.loads(path.read_text()))["part"] == "start":
+        while (heartbeat := json.loads(path.read_text()))["part"] == "start":
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    assert (said["rank"], said["pid"], said["step"], said["part"]) == (3, os.getpid(), 17, "update")
+    assert (heartbeat["rank"], heartbeat["pid"], heartbeat["step"], heartbeat["part"]) == (3, os.getpid(), 17, "update")
 
 
 def test_a_part_that_takes_too_long_ends_the_process_with_its_stacks(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any layout goes on from what any other saved, over gloo on loopback, as if one process had never stopped."""
+"""Any layout continues from what any other saved, over gloo on loopback, as if one process had never stopped."""
 
 import pickle
 import textwrap
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 Read = Callable[[Path], dict[str, torch.Tensor]]
 Losses = Callable[[RunConfig], list[tuple[int, float, float]]]
 
-# Each goes on where the one before stopped, after two steps.
+# Each continues where the one before stopped, after two steps.
 DENSE = (
     ParallelConfig(tp_size=2),
     ParallelConfig(pp_size=2),
@@ -46,7 +46,7 @@ WORKER = """
 
     for config, last in pickle.loads(Path(sys.argv[1]).read_bytes()):
         def on_step(step, loss):
-            if step == last - 1:  # heard in the next step
+            if step == last - 1:  # handled in the next step
                 os.kill(os.getpid(), signal.SIGTERM)
 
         assert run_training(config, on_step=on_step).step == last
@@ -79,7 +79,7 @@ def weights_of(checkpoint: Path, directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.multi
-def test_every_layout_goes_on_from_every_other_with_its_optimizer(
+def test_every_layout_continues_from_every_other_with_its_optimizer(
     make_config: Callable[..., RunConfig], read_tensors: Read, read_losses: Losses, tmp_path: Path
 ) -> None:
     deep = smallest_config(vocab_size=264)
@@ -103,7 +103,7 @@ def test_every_layout_goes_on_from_every_other_with_its_optimizer(
     run_in_two([run for _, many, layouts in runs for run in chain(many, layouts)], tmp_path)
     for one, many, layouts in runs:
         straight = run_training(one)
-        run_training(many)  # one process goes on from the last of the layouts
+        run_training(many)  # one process continues from the last of the layouts
         for (step, loss, norm), expected in zip(read_losses(many), read_losses(one), strict=True):
             assert step == expected[0]
             assert loss == pytest.approx(expected[1], rel=1e-5), (many.out, step)

@@ -13,25 +13,25 @@ from mindvl_train.parallel_state import process_groups
 
 
 def test_a_collective_and_the_wait_for_it_are_detected_and_those_of_another_thread_are_not() -> None:
-    told: list[str] = []
+    events: list[str] = []
     values = torch.ones(3)
     with process_groups(set_up_device(), seed=0):
-        restore = watch_collectives(told.append, lambda: told.append("end"))
+        restore = watch_collectives(events.append, lambda: events.append("end"))
         dist.all_reduce(values)
-        assert told == ["communication", "end"] * 2  # the call and the wait
-        told.clear()
+        assert events == ["communication", "end"] * 2  # the call and the wait
+        events.clear()
         handle = dist.broadcast(values, 0, async_op=True)
-        assert told == ["communication", "end"]
+        assert events == ["communication", "end"]
         assert handle is not None
         handle.wait()
-        assert told == ["communication", "end"] * 2
-        told.clear()
+        assert events == ["communication", "end"] * 2
+        events.clear()
         thread = threading.Thread(target=dist.all_reduce, args=(values,))
         thread.start()
         thread.join()
         restore()
         dist.all_reduce(values)
-        assert told == []
+        assert events == []
 
 
 def test_torch_is_left_as_it_was() -> None:

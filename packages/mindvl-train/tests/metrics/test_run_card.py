@@ -34,9 +34,9 @@ def test_the_card_holds_sizes_by_part_sources_and_where_the_peak_is_from(make_co
 
 def test_a_cpu_has_no_peak_unless_the_recipe_says_one(make_config: Callable[..., RunConfig]) -> None:
     assert run_facts(make_config(), smallest_config(), CPU).peak_tflops is None
-    told = run_facts(make_config(metrics=MetricsConfig(peak_tflops=2.5)), smallest_config(), CPU)
-    assert told.peak_tflops == 2.5
-    assert told.sources == ("pages", "photos", "text")
+    facts = run_facts(make_config(metrics=MetricsConfig(peak_tflops=2.5)), smallest_config(), CPU)
+    assert facts.peak_tflops == 2.5
+    assert facts.sources == ("pages", "photos", "text")
 
 
 def test_a_password_in_the_address_of_a_source_stays_out_of_the_card(make_config: Callable[..., RunConfig]) -> None:

@@ -48,7 +48,7 @@ def test_an_asynchronous_message_holds_a_rank_only_at_its_wait(world, collective
 
 
 def test_messages_of_one_group_run_in_their_order(world, collective):
-    """Rank 1 awaits the second message of group a only, but that runs after the first, which needs rank 0 to go on."""
+    """Rank 1 awaits the second message of group a only, but that runs after the first, which needs rank 0 to continue."""
     first, second = collective("all_reduce", "a", is_async=True), collective("all_gather", "a")
     b = collective("broadcast", "b", peer=0)
     groups = {"a": [0, 1], "b": [0, 1]}

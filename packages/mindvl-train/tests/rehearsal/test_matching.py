@@ -124,7 +124,7 @@ def test_a_rank_without_a_rehearsed_class_is_not_compared(world, collective):
     assert find_mismatches(world({0: [collective("send", "pp", peer=1)]}, {"pp": [0, 1]})) == []
 
 
-def test_two_groups_of_one_name_are_told_apart(world, three):
+def test_two_groups_of_one_name_are_distinguished(world, three):
     groups = {"tp/a": [0, 1], "tp/b": [0, 1]}
     first = [replace(three[0], group="tp/a"), replace(three[1], group="tp/b")]
     assert find_mismatches(world({0: first, 1: first[::-1]}, groups)) == []

@@ -65,7 +65,7 @@ def test_what_the_simulator_reads_is_its_own_matter(fake_npu):
     assert fake_npu.syncs == []
 
 
-def test_once_per_step_is_told_from_once_per_layer(fake_npu):
+def test_once_per_step_is_reported_from_once_per_layer(fake_npu):
     query, ends = torch.ones(4, 1, 8), torch.tensor([1, 4])
 
     def layer(list_of_ends):
