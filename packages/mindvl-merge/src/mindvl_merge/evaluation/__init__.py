@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .benchmark import Benchmark, Item, load_benchmarks
+    from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
     from .resolution import Cell, ResolutionGrid
     from .run import Evaluation, evaluate, search_model
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "benchmark": ("Benchmark", "Item", "load_benchmarks"),
+    "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
     "resolution": ("Cell", "ResolutionGrid"),
     "run": ("Evaluation", "evaluate", "search_model"),
@@ -35,6 +37,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "METRICS",
     "Benchmark",
     "Box",
     "Cell",
@@ -48,10 +51,13 @@ __all__ = [
     "ResolutionGrid",
     "ResolutionSearch",
     "Scorer",
+    "aggregate",
     "box_of",
     "choose_cell",
     "evaluate",
+    "find_metric",
     "load_benchmarks",
+    "score",
     "search_model",
     "search_resolution",
 ]
