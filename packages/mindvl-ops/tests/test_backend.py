@@ -7,6 +7,7 @@ from mindvl_ops import OpsConfig, OpsError, UnknownBackend, backend, backend_tab
 from mindvl_ops.backend import chosen
 from mindvl_ops.npu import extension
 from mindvl_ops.registry import _ENTRIES, lookup
+from mindvl_ops.triton_backend import installed
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +24,34 @@ def test_torch_is_the_default():
     assert {row.chosen for row in backend_table()} == {"torch"}
 
 
-def test_auto_is_npu_on_an_npu_and_torch_elsewhere(fake_npu, monkeypatch):
-    for kind, expected in (("npu", "npu"), ("cuda", "torch"), ("cpu", "torch")):
+def test_auto_is_npu_on_an_npu_and_torch_on_a_processor(fake_npu, monkeypatch):
+    for kind, expected in (("npu", "npu"), ("cpu", "torch")):
         select_backends(OpsConfig(), kind)
         assert {row.chosen for row in backend_table()} == {expected}
         monkeypatch.setattr(backend, "device_kind", lambda kind=kind: kind)
         select_backends(OpsConfig(overrides={"swiglu": "reference"}))
         table = _table()
         assert (table["attention"].chosen, table["swiglu"].chosen) == (expected, "reference")
+
+
+def test_auto_on_cuda_takes_the_triton_kernels_that_exist_and_the_table_shows_it():
+    select_backends(OpsConfig(overrides={"swiglu": "torch"}), "cuda")
+    table = _table()
+    fused = {"add_rms_norm", "rms_norm", "rotary", "rotary_qkv"}
+    assert {name for name, row in table.items() if row.chosen == "triton"} == fused
+    assert {row.chosen for name, row in table.items() if name not in fused} == {"torch"}
+    assert table["rotary"].why_not["torch"] == "the Triton kernel is chosen"
+    assert table["swiglu"].why_not["triton"] == "override asks for torch"
+    assert table["attention"].why_not["triton"] == "not implemented"
+
+
+def test_without_triton_auto_on_cuda_is_torch_and_the_table_says_why(monkeypatch):
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    select_backends(OpsConfig(), "cuda")
+    assert {row.chosen for row in backend_table()} == {"torch"}
+    assert _table()["swiglu"].why_not["triton"] == "triton is not installed"
+    with pytest.raises(OpsError, match=r"ops\.overrides: backend triton: triton is not installed"):
+        select_backends(OpsConfig(overrides={"swiglu": "triton"}), "cuda")
 
 
 def test_auto_on_an_npu_that_cannot_be_used_is_refused_and_not_replaced(monkeypatch):
@@ -68,7 +89,7 @@ def test_use_backend_can_name_operators():
 
 def test_a_backend_that_lacks_an_operator_is_refused_and_nothing_changes(monkeypatch):
     monkeypatch.delitem(_ENTRIES["swiglu"], "torch")
-    with pytest.raises(UnknownBackend, match="Use one of reference, npu"):
+    with pytest.raises(UnknownBackend, match="Use one of reference, triton, npu"):
         select_backends(OpsConfig(backend="torch", overrides={"attention": "reference"}))
     with pytest.raises(UnknownBackend, match="operator 'atention' does not exist"):
         select_backends(OpsConfig(overrides={"atention": "torch"}))

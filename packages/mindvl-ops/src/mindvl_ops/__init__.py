@@ -19,15 +19,18 @@ from .npu import kernels as kernels
 from .npu.masks import mask_bytes_saved
 from .patch_embed import conv_as_matmul, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 from .rope import rotary
+from .rotary_qkv import HeadNorms, rotary_qkv
 from .segments import Segments
 from .staging import to_device
 from .swiglu import swiglu
+from .triton_backend import elementwise as elementwise
 from .vocabulary import VocabularyShard
 
 __all__ = [
     "AdamW",
     "BackendRow",
     "CheckRow",
+    "HeadNorms",
     "OpsConfig",
     "OpsError",
     "RuntimeConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "patch_embed",
     "rms_norm",
     "rotary",
+    "rotary_qkv",
     "rotary_tables",
     "scaled_masked_softmax",
     "select_backends",

@@ -19,6 +19,7 @@ from .config import BackendName, OpsConfig
 from .errors import OpsError
 from .npu import extension
 from .runtime.start import device_kind
+from .triton_backend import installed
 
 _DEFAULT = OpsConfig(backend="torch")
 _chosen_config: OpsConfig = _DEFAULT
@@ -42,18 +43,32 @@ def select_backends(config: OpsConfig, device_type: str | None = None) -> None:
 
     Raises:
         UnknownBackend: An override names no operator, or the backend lacks the operator.
-        OpsError: The npu backend is asked for where no NPU can be used.
+        OpsError: The npu backend is asked for where no NPU can be used, or triton where it is not installed.
     """
     global _chosen_config, _chosen
     if config.backend == "auto":
-        config = replace(config, backend="npu" if (device_type or device_kind()) == "npu" else "torch")
+        config = _for_device(config, device_type or device_kind())
     for operator in config.overrides:
         registry.backends_of(operator)  # an unknown name raises and lists what exists
     wanted = {operator: _backend_for(config, operator) for operator in registry.operators()}
     functions = {operator: registry.lookup(operator, backend) for operator, backend in wanted.items()}
     if "npu" in wanted.values() and (reason := extension.why_not()) is not None:
         raise OpsError(f"ops: backend npu: {reason}. Choose backend torch, or see `mindvl doctor`.")
+    if "triton" in wanted.values() and (reason := installed.why_not()) is not None:
+        raise OpsError(f"ops.overrides: backend triton: {reason}. Install it, or choose backend torch.")
     _chosen, _chosen_config = functions, config
+
+
+def _for_device(config: OpsConfig, device_type: str) -> OpsConfig:
+    """What `auto` means on a device. The table of operators shows it, and the reason where triton is not installed."""
+    if device_type == "npu":
+        return replace(config, backend="npu")
+    fused: dict[str, BackendName] = {}
+    if device_type == "cuda" and installed.why_not() is None:
+        fused = dict.fromkeys(
+            (name for name in registry.operators() if "triton" in registry.backends_of(name)), "triton"
+        )
+    return replace(config, backend="torch", overrides={**fused, **config.overrides})
 
 
 def configuration() -> OpsConfig:
@@ -63,12 +78,14 @@ def configuration() -> OpsConfig:
 
 @contextmanager
 def use_backend(backend: BackendName, *operators: str) -> Iterator[None]:
-    """Run a block with another backend, for all operators or only the named ones; the earlier choice comes back."""
+    """Run a block with another backend, for all operators that have it or only the named ones; the earlier choice comes back."""
     before = _chosen_config
-    config = replace(before, backend=backend, overrides={})
-    if operators:
-        only: dict[str, BackendName] = dict.fromkeys(operators, backend)
+    if operators or backend == "triton":  # triton kernels exist for some operators only
+        named = operators or tuple(name for name in registry.operators() if backend in registry.backends_of(name))
+        only: dict[str, BackendName] = dict.fromkeys(named, backend)
         config = replace(before, overrides={**before.overrides, **only})
+    else:
+        config = replace(before, backend=backend, overrides={})
     select_backends(config)
     try:
         yield
@@ -117,5 +134,9 @@ def _why_not(operator: str, backend: str, no_npu: str | None) -> str:
         return "not implemented"
     if backend == "npu" and no_npu is not None:
         return no_npu
-    asked_by = "override" if operator in _chosen_config.overrides else "configuration"
-    return f"{asked_by} asks for {_backend_for(_chosen_config, operator)}"
+    if backend == "triton" and (reason := installed.why_not()) is not None:
+        return reason
+    name = _backend_for(_chosen_config, operator)
+    if name == "triton":  # by the device or by an override
+        return "the Triton kernel is chosen"
+    return f"{'override' if operator in _chosen_config.overrides else 'configuration'} asks for {name}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-BackendName = Literal["reference", "torch", "npu"]
+BackendName = Literal["reference", "torch", "triton", "npu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,12 @@ class RuntimeConfig:
 class OpsConfig:
     """Backend of all operators, and exceptions by operator name."""
 
-    # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere
-    backend: BackendName | Literal["auto"] = "auto"
+    # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere, on
+    # CUDA with the triton kernels of the operators that have one
+    backend: Literal["reference", "torch", "npu", "auto"] = "auto"
     overrides: Mapping[str, BackendName] = field(
         default_factory=dict
-    )  # Backend by operator name, such as {attention: reference}.
+    )  # Backend by operator name, such as {swiglu: torch}.
     # Implementation of the patch embedding; which one is faster depends on the CANN version.
     patch_embed: Literal["matmul", "convolution"] = "matmul"
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # CPU binding and environment variables.

@@ -13,7 +13,7 @@ from .errors import UnknownBackend
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
 
-BACKENDS = ("reference", "torch", "npu")
+BACKENDS = ("reference", "torch", "triton", "npu")
 
 _ENTRIES: dict[str, dict[str, Operator]] = {}
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch backend of attention equals the reference for random shapes, layouts and flags."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+import torch.nn.attention.varlen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindvl_ops import Segments, attention, use_backend
 from mindvl_ops.testing import assert_close, assert_parity
+from mindvl_ops.torch_backend import attention as attention_module
 from mindvl_ops.torch_backend.attention import _sums
 
 layouts = st.one_of(
@@ -133,3 +137,43 @@ def test_the_variable_length_kernel_is_called_as_its_schema_wants(segments, wind
     assert (sums.shape, sums.dtype, sums.requires_grad) == ((segments.total, 4), torch.float32, False)
     assert "varlen" in output.grad_fn.name()
     assert "varlen" in plain.grad_fn.name()
+
+
+def varlen_by_hand(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa):
+    """What the variable-length kernel computes, one segment at a time; refuses the shapes that the kernel refuses."""
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
+    assert query.shape[-1] % 8 == 0
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert window_size == (-1, 0)
+    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
+    group, outputs = query.shape[1] // key.shape[1], []
+    for first, last in pairwise(cu_seq_q.tolist()):
+        q, k, v = (x[first:last].transpose(0, 1) for x in (query, key, value))
+        logits = (q @ k.repeat_interleave(group, 0).transpose(1, 2)).float() * scale
+        logits = logits.masked_fill(torch.ones(logits.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+        outputs.append((logits.softmax(-1).to(v.dtype) @ v.repeat_interleave(group, 0)).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("widths", [(192, 128), (16, 16), (8, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_values_give_the_attention_of_the_variable_length_kernel(monkeypatch, widths, dtype):
+    monkeypatch.setattr(attention_module, "_varlen_fits", lambda query, segments: True)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_by_hand)
+    segments = Segments([9, 1, 14])
+    query, key, value = (
+        torch.randn(24, heads, width).to(dtype) for heads, width in ((4, widths[0]), (2, widths[0]), (2, widths[1]))
+    )
+    assert attention(query, key, value, segments, causal=True).shape == (24, 4, widths[1])
+    assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), (query, key, value))
+
+
+def test_latent_attention_on_cuda_calls_the_variable_length_kernel_with_padded_values():
+    """The shapes of DeepSeek-V3 on fake CUDA tensors, whose schema and shape rules are the real ones."""
+    with FakeTensorMode():
+        options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
+        query, key = torch.empty(24, 4, 192, **options), torch.empty(24, 4, 192, **options)
+        output = attention(query, key, torch.empty(24, 4, 128, **options), Segments([9, 1, 14]), causal=True)
+    assert (output.shape, output.dtype) == ((24, 4, 128), torch.bfloat16)
+    assert "Slice" in output.grad_fn.name()
+    assert "varlen" in output.grad_fn.next_functions[0][0].name()

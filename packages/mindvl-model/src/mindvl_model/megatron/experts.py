@@ -16,12 +16,11 @@ from megatron.core.tensor_parallel.mappings import all_to_all
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 import mindvl_ops as ops
 from mindvl_model.megatron.router import Router
-from mindvl_model.megatron.spec import SwiGLU
+from mindvl_model.megatron.spec import PreNormLayer, SwiGLU
 
 
 class GroupedLinear(torch.nn.Module):
@@ -150,8 +149,8 @@ class ExpertLayer(MegatronModule):
         return sizes
 
 
-class ExpertTransformerLayer(TransformerLayer):
-    """Transformer layer of megatron-core that passes the packed sequence to its router."""
+class ExpertTransformerLayer(PreNormLayer):
+    """Transformer layer that passes the packed sequence to its router."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.mlp.router.pack = kwargs["packed_seq_params"]

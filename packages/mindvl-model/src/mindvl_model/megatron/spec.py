@@ -14,7 +14,6 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -38,8 +37,22 @@ class RMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return ops.rms_norm(hidden_states, self.weight, self.epsilon)
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
+        """Return the norm of the hidden states [T, 1, H]; with a residual the norm of their sum, and the sum."""
+        if residual is None:
+            return ops.rms_norm(hidden_states, self.weight, self.epsilon)
+        return ops.add_rms_norm(hidden_states, residual, self.weight, self.epsilon)
+
+
+class HeadNorm(RMSNorm):
+    """RMS norm of query or key heads, which is part of the operator that splits and rotates them.
+
+    Without heads the call returns the weight. It goes through the module, because forward pre-hooks of megatron-core wait
+    for the parameters of the module that is called.
+    """
+
+    def forward(self, hidden_states: Tensor | None = None, residual: Tensor | None = None) -> Any:
+        return self.weight if hidden_states is None else super().forward(hidden_states)
 
 
 class SwiGLU(MegatronModule):
@@ -111,14 +124,43 @@ class PackedSelfAttention(SelfAttention):
         self._pack = kwargs["packed_seq_params"]
         return super().forward(hidden_states, attention_mask, **kwargs)
 
-    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = super().get_query_key_value_tensors(*args, **kwargs)
+    def get_query_key_value_tensors(
+        self, hidden_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[T/tp, 1, H] -> query [T, 1, N/tp, D], key and value [T, 1, Nkv/tp, D]."""
         cos, sin = self._pack.cos, self._pack.sin
         assert cos is not None
         assert sin is not None
-        query = ops.rotary(query.squeeze(1), cos, sin).unsqueeze(1)
-        key = ops.rotary(key.squeeze(1), cos, sin).unsqueeze(1)
-        return query, key, value
+        if self.config.num_query_groups < self.world_size:  # several ranks share a key-value head
+            query, key, value = super().get_query_key_value_tensors(hidden_states, *args, **kwargs)
+            query = ops.rotary(query.squeeze(1), cos, sin).unsqueeze(1)
+            return query, ops.rotary(key.squeeze(1), cos, sin).unsqueeze(1), value
+        qkv = self.linear_qkv(hidden_states)[0]  # [T, 1, Nkv/tp * (N/Nkv + 2) * D]
+        norms = None
+        if self.q_layernorm is not None:
+            norms = ops.HeadNorms(self.q_layernorm(), self.k_layernorm(), self.q_layernorm.epsilon)
+        groups = self.num_query_groups_per_partition
+        query, key, value = ops.rotary_qkv(qkv.view(qkv.shape[0], groups, -1), cos, sin, norms)
+        return query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+
+
+class PreNormLayer(TransformerLayer):
+    """Transformer layer of megatron-core in which a residual sum and the norm that follows it are one operator.
+
+    Covers what transformer_config configures: no dropout, no cross attention, no recomputation of single modules.
+    """
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """[T/tp, 1, H] -> [T/tp, 1, H], and None for the context of cross attention."""
+        attended, bias = self.self_attention(
+            self.input_layernorm(hidden_states), attention_mask, packed_seq_params=kwargs["packed_seq_params"]
+        )
+        if bias is not None:
+            attended = attended + bias
+        normed, hidden_states = self.pre_mlp_layernorm(attended, hidden_states)
+        return self._forward_post_mlp(self.mlp(normed), hidden_states), None
 
 
 def layer_spec(
@@ -127,7 +169,7 @@ def layer_spec(
     query_key_norm: bool,
     attention: ModuleSpec | None = None,
     experts: type[MegatronModule] | None = None,
-    module: type[TransformerLayer] = TransformerLayer,
+    module: type[PreNormLayer] = PreNormLayer,
 ) -> ModuleSpec:
     """Build the spec of a pre-norm transformer layer.
 
@@ -139,7 +181,7 @@ def layer_spec(
         module: Class of the layer.
     """
     mask = AttnMaskType.causal if causal else AttnMaskType.no_mask
-    head_norm = RMSNorm if query_key_norm else IdentityOp
+    head_norm = HeadNorm if query_key_norm else None
     default_attention = ModuleSpec(
         module=PackedSelfAttention,
         params={"attn_mask_type": mask},
@@ -160,7 +202,6 @@ def layer_spec(
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=attention or default_attention,
-            self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=experts or dense_mlp,
             mlp_bda=get_bias_dropout_add,

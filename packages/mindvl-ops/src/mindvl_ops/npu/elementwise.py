@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import OpsError
 from ..registry import register
+from ..rotary_qkv import HeadNorms, Heads, one_after_the_other
 from ..torch_backend.derivatives import without_second_derivative
 from .extension import torch_npu
 
@@ -61,6 +62,12 @@ def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
         rotary_mode="interleave" if interleaved else "half",
     )
     return without_second_derivative(turned, "npu rotary").to(x.dtype)
+
+
+@register("rotary_qkv", "npu")
+def rotary_qkv_npu(qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None = None) -> Heads:
+    """Norm and rotation of queries and of keys: the wheel has no kernel for the three steps with gradients."""
+    return one_after_the_other(rms_norm_npu, rotary_npu, qkv, cos, sin, norms)
 
 
 @register("swiglu", "npu")

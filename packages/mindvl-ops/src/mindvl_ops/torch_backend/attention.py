@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention on scaled_dot_product_attention and on the variable-length flash kernel.
 
-On CUDA in 16 bit the kernel of `torch.nn.attention.varlen` takes the packed sequence as it is. Elsewhere its segments
+On CUDA in 16 bit the kernel of `torch.nn.attention.varlen` takes the packed sequence as it is; values that are narrower than
+keys (multi-latent attention) are padded with zeros, because it wants one head size. Elsewhere its segments
 are gathered into a few right-padded batches of similar length, one call each, and scattered back; a split pack (more keys
 than queries) is computed segment by segment. Decisions and measurements: `docs/design/operators.md`.
 """
@@ -45,16 +46,16 @@ def attention_torch(
 ) -> Result:
     """The fastest PyTorch path for this pack on this device."""
     width, flags = value.shape[-1], Flags(causal, window, scale, return_logsumexp)
-    if _varlen_fits(query, value, segments):
-        return _varlen(query, key, value, segments, flags)
     query, key, value = _one_width(query, key, value)
-    if segments.is_self:
+    if _varlen_fits(query, segments):
+        output, sums = _varlen(query, key, value, segments, flags)
+    elif segments.is_self:
         index = segments.derived(("padded", query.device), lambda: padded_index(segments, query.device))
         compute = _whole if index.is_view else _gathered
         output, sums = compute(index, query, key, value, segments, flags)
     else:
         output, sums = _by_segment(query, key, value, segments, flags)
-    return output[..., :width], sums
+    return output if output.shape[-1] == width else output[..., :width], sums
 
 
 def _whole(
@@ -164,11 +165,11 @@ def _one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return query, key, value
 
 
-def _varlen_fits(query: Tensor, value: Tensor, segments: Segments) -> bool:
+def _varlen_fits(query: Tensor, segments: Segments) -> bool:
     return (
         query.device.type == "cuda"
         and query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] == value.shape[-1] <= 256
+        and query.shape[-1] <= 256
         and query.shape[-1] % 8 == 0
         and segments.at_end  # the kernel puts the last query at the last key
     )

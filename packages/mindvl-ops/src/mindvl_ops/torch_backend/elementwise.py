@@ -11,6 +11,7 @@ from ..masked_softmax import BLOCKED_LOGIT
 from ..norm import rms_norm_reference
 from ..precision import compute_dtype
 from ..registry import register
+from ..rotary_qkv import HeadNorms, Heads, one_after_the_other
 from ..swiglu import swiglu_reference
 from .derivatives import gradients_of_reference, is_differentiated_again
 
@@ -43,6 +44,12 @@ def rotary_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False)
     """Three passes over the heads and one autograd node."""
     rotated: Tensor = _Rotary.apply(x, cos, sin, interleaved)
     return rotated
+
+
+@register("rotary_qkv", "torch")
+def rotary_qkv_torch(qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None = None) -> Heads:
+    """Views of the projection where possible, then norm and rotation."""
+    return one_after_the_other(rms_norm_torch, rotary_torch, qkv, cos, sin, norms)
 
 
 @register("swiglu", "torch")
