@@ -29,27 +29,26 @@ WORKLOAD_PACK = 4096
 Result = dict[str, float]
 
 
-def ours(directory: Path, size: str, quick: bool) -> Result:
+def ours(directory: Path, size: str, steps: int) -> Result:
     """run_training on full packs: loader, loop, schedule, metrics and all."""
-    return _train(_equal(directory, size, quick))
+    return _train(_equal(directory, size, steps))
 
 
-def packed(directory: Path, size: str, quick: bool) -> Result:
+def packed(directory: Path, size: str, steps: int) -> Result:
     """run_training on the packed workload."""
-    return _train(_workload(directory, size, quick))
+    return _train(_workload(directory, size, steps))
 
 
-def transformers(directory: Path, size: str, quick: bool) -> Result:
+def transformers(directory: Path, size: str, steps: int) -> Result:
     """transformers' model on the same full packs."""
-    config = _equal(directory, size, quick)
+    config = _equal(directory, size, steps)
     plain = _plain(config, directory)
-    steps = list(_steps(config))
-    return _timed(plain.model, steps, lambda packs: plain.step(packs, 1e-4))
+    return _timed(plain.model, list(_steps(config)), lambda packs: plain.step(packs, 1e-4))
 
 
-def bare(directory: Path, size: str, quick: bool) -> Result:
+def bare(directory: Path, size: str, steps: int) -> Result:
     """Our model on the same full packs: forward, backward, clip, torch's AdamW."""
-    config = _equal(directory, size, quick)
+    config = _equal(directory, size, steps)
     device = set_up_device().device()
     from mindvl_model.megatron.process import single_process
     from mindvl_train.weights import build_models
@@ -72,9 +71,9 @@ def bare(directory: Path, size: str, quick: bool) -> Result:
         return _timed(model, list(_steps(config)), step)
 
 
-def padded(directory: Path, size: str, quick: bool) -> Result:
+def padded(directory: Path, size: str, steps: int) -> Result:
     """transformers' model on the workload's samples in their order, each batch padded to its longest."""
-    config = _workload(directory, size, quick)
+    config = _workload(directory, size, steps)
     plain = _plain(config, directory)
     samples = [sample for packs in _steps(config) for pack in packs for sample in samples_of(pack, plain.config)]
     whole = len(samples) // PADDED_BATCH * PADDED_BATCH
@@ -96,7 +95,7 @@ def padded(directory: Path, size: str, quick: bool) -> Result:
     return {"tokens_per_s": real / seconds, "padding": 1 - real / computed}
 
 
-WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
+WAYS: dict[str, Callable[[Path, str, int], Result]] = {
     "ours": ours,
     "transformers": transformers,
     "bare": bare,
@@ -105,19 +104,20 @@ WAYS: dict[str, Callable[[Path, str, bool], Result]] = {
 }
 
 
-def _equal(directory: Path, size: str, quick: bool) -> RunConfig:
+def _equal(directory: Path, size: str, steps: int) -> RunConfig:
+    """Full packs for `steps` measured steps."""
     _, _, _, seq_length, global_batch_size = SIZES[size]
-    steps = WARM_UP + (5 if quick else {"5M": 12, "20M": 7, "100M": 7}[size])
+    steps += WARM_UP
     count = 4 * global_batch_size * (steps + 8)  # the packer reads ahead
     write_samples(directory, [seq_length] * count, [seq_length // 2] * count)
     return run_of(directory, size, steps, seq_length=seq_length, global_batch_size=global_batch_size)
 
 
-def _workload(directory: Path, size: str, quick: bool) -> RunConfig:
-    steps = WARM_UP + (3 if quick else {"5M": 4, "20M": 2}[size])
+def _workload(directory: Path, size: str, steps: int) -> RunConfig:
+    """The mixed workload for `steps` measured steps."""
     tokens, visual = draw("issue", 1024, WORKLOAD_PACK, seed=0)
     write_samples(directory, tokens.tolist(), visual.tolist())
-    return run_of(directory, size, steps, seq_length=WORKLOAD_PACK, global_batch_size=1)
+    return run_of(directory, size, WARM_UP + steps, seq_length=WORKLOAD_PACK, global_batch_size=1)
 
 
 def _train(config: RunConfig) -> Result:

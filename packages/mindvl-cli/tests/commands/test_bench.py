@@ -48,6 +48,15 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The count of the step benchmark as a module."""
+    monkeypatch.syspath_prepend(str(benchmarks_directory("mindvl_train")))
+    yield importlib.import_module("layers")
+    for name in ("layers", "figures"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The packing benchmark as a module."""
     monkeypatch.syspath_prepend(str(benchmarks_directory("mindvl_data")))
@@ -85,6 +94,15 @@ def test_the_table_names_target_rival_and_processor(monkeypatch: pytest.MonkeyPa
         ["size", "1.5", "MB", ">=", "2", "x", "rival", "absent"],
     ]
     assert module.cpu_model() in lines[-1]
+
+
+def test_only_step_runs_in_full(small_benchmark: Path) -> None:
+    (small_benchmark / "step.py").write_text((small_benchmark / "packing.py").read_text().replace("--quick", "--full"))
+    CliRunner().invoke(bench, ["step", "--full"], catch_exceptions=False)
+    for options in (["packing", "--full"], ["step", "--full", "--quick"]):
+        result = CliRunner().invoke(bench, options)
+        assert result.exit_code == 2
+        assert "--full: only `mindvl bench step` has it" in result.stderr
 
 
 def test_outside_of_a_checkout_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +156,23 @@ def test_rivals_lose_no_sample_and_overfill_no_row(packing: ModuleType) -> None:
         rows = [row for row, _ in rival(lengths, 100, 64)]
         assert sorted(number for row in rows for number in row) == list(range(500))
         assert max(sum(lengths[number] for number in row) for row in rows) <= 100
+
+
+def test_the_layers_that_are_counted_multiply_the_same_and_the_kernels_move_the_least(layers: ModuleType) -> None:
+    by_layer = layers.counted()
+    for counters in by_layer.values():
+        flops = {name: counter.total("matmul").flops for name, counter in counters.items()}
+        assert len(set(flops.values())) == 1, flops
+        attention = {name: counter.total("attention").bytes for name, counter in counters.items()}
+        assert len(set(attention.values())) == 1, attention
+        moved = {name: counter.total("other").bytes for name, counter in counters.items()}
+        assert min(moved, key=lambda name: moved[name]) == "mindvl on CUDA", moved
+    # By hand, for Qwen3-8B at 8,192 tokens, in units of [T, H] bfloat16: forward norm 2, heads 3 + tables, sum and norm 4,
+    # SwiGLU 9, sum 3; backward SwiGLU 15, norm and sum 4, heads 4.5 + tables, norm 3, sum 3. Gradients of weights are small.
+    unit, tables = layers.TOKENS * 4096 * 2, 2 * layers.TOKENS * 128 * 4
+    expected = (2 + 3 + 4 + 9 + 3 + 15 + 4 + 4.5 + 3 + 3) * unit + 2 * tables
+    found = by_layer[layers.QWEN3_8B]["mindvl on CUDA"].total("other").bytes
+    assert found == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("figure", ["attention", "patches", "loss"])

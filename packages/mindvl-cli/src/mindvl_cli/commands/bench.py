@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,21 @@ NAMES = {  # script name -> package
 @click.command(epilog="Example: mindvl bench packing --quick   or   mindvl bench loader")
 @click.argument("name", type=click.Choice(list(NAMES)))
 @click.option("--quick", is_flag=True, help="Run smaller inputs and fewer rounds; the figures are not reliable.")
+@click.option("--full", is_flag=True, help="Run more sizes and steps, for hours; step only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-def bench(name: str, quick: bool, as_json: bool) -> None:
+def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
     """Measure packing, loader, scale, ops, step, start or merge on this machine.
 
     packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
-    samples. ops: time and memory of operators. step: training step time of small models, compared with transformers and with
-    a minimal training loop. start: import time of one training process. merge: processor time and memory of a merge, compared
-    with plain reading and writing.
+    samples. ops: time and memory of operators. step: traffic of a layer by counting, and training step time of a small model,
+    compared with transformers and with minimal code, in ten minutes. start: import time of one training process. merge:
+    processor time and memory of a merge, compared with plain reading and writing.
     """
+    if full and (quick or name != "step"):
+        raise click.UsageError("--full: only `mindvl bench step` has it, without --quick. Leave it out.")
     report = {"benchmark": name, "quick": quick, "machine": describe_machine()}
-    report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", quick=quick)
+    options = [option for option, given in (("--quick", quick), ("--full", full)) if given]
+    report |= run_script(benchmarks_directory(NAMES[name]) / f"{name}.py", options)
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -69,13 +74,13 @@ def benchmarks_directory(package: str) -> Path:
     return directory
 
 
-def run_script(script: Path, *, quick: bool) -> dict[str, Any]:
+def run_script(script: Path, options: Sequence[str]) -> dict[str, Any]:
     """The JSON that a benchmark prints on standard output; its progress goes to standard error.
 
     Raises:
         CliError: The benchmark fails.
     """
-    command = [sys.executable, str(script), "--json", *(["--quick"] if quick else [])]
+    command = [sys.executable, str(script), "--json", *options]
     one_core = os.environ | {"OMP_NUM_THREADS": "1"}  # figures are per core
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=one_core)
     if done.returncode:
