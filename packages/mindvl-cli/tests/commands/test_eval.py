@@ -39,3 +39,22 @@ def test_json_is_one_document(model, tmp_path):
     result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
     document = json.loads(result.stdout)
     assert (document["overall"], document["min_pixels"], document["max_pixels"]) == (0.5, 784, 1568)
+
+
+def test_a_tsv_is_scored_as_its_benchmark_and_the_reason_is_shown(model, tmp_path):
+    path = tmp_path / "ChartQA_TEST.tsv"
+    path.write_text("index\tquestion\tanswer\tsplit\n1\tsum?\t1.96\thuman\n2\tmean?\t9\taugmented\n")
+    arguments = [str(model), "-b", str(path), "--json", "--compat", "lmms-eval"]
+    result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    document = json.loads(result.stdout)
+    assert document["metrics"] == {"ChartQA_TEST": {"overall": 50.0, "human": 100.0, "augmented": 0.0}}
+    assert (document["overall"], document["compat"]) == (0.5, "lmms-eval")
+    assert "scored as ChartQA_TEST (relaxed_accuracy), because of the name 'ChartQA_TEST'" in result.stderr
+
+
+def test_a_benchmark_that_needs_a_judge_is_refused_before_a_question_is_asked(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Predictor, "_answer", lambda self, questions: pytest.fail("asked"))
+    (tmp_path / "vet.tsv").write_text("index\tquestion\tanswer\n1\tq\ta\n")
+    arguments = [str(model), "-b", str(tmp_path / "vet.tsv"), "--kind", "mmvet"]
+    result = CliRunner().invoke(evaluate, arguments)
+    assert "mmvet needs a judge" in str(result.exception)

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     "eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores --trust-remote-code"
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@answering_options(benchmark="JSONL file", out="report, pages and answers")
+@answering_options(benchmark="TSV, parquet or JSONL file", out="report, pages and answers")
 @count_option("--min-pixels", help="Minimum image area in pixels; default: that of the processor.")
 @count_option("--max-pixels", help="Maximum image area in pixels; default: that of the processor.")
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],
+    kind: str | None,
+    compat: str,
     out: Path | None,
     min_pixels: int | None,
     max_pixels: int | None,
@@ -42,14 +44,18 @@ def evaluate(
     from mindvl_cli.predictor import make_predictor
     from mindvl_merge import evaluation
 
-    benchmarks = [benchmark for path in paths for benchmark in evaluation.load_benchmarks(path)]
+    benchmarks = [
+        benchmark for path in paths for benchmark in evaluation.load_benchmarks(path, kind=kind, compat=compat)
+    ]
+    for note in (note for benchmark in benchmarks for note in benchmark.notes):
+        click.echo(note, err=True)
     config = evaluation.PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     predictor = make_predictor(
         model, config=config, cache=out / CACHE_NAME if out else None, trust_remote_code=trust_remote_code
     )
     with reported_progress("eval", unit="answers") as report:
         result = evaluation.evaluate(
-            predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, progress=report
+            predictor, benchmarks, min_pixels=min_pixels, max_pixels=max_pixels, compat=compat, progress=report
         )
     if out:
         write_evaluation(out, result, benchmarks, predictor)

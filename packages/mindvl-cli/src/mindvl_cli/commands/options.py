@@ -72,7 +72,7 @@ def count_option(*names: str, help: str, default: int | None = None, least: int 
 def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
     """Add the options for benchmarks, generation and the output directory.
 
-    The command receives `paths`, `out`, `device`, `batch_size`, `max_new_tokens`, `trust_remote_code` and
+    The command receives `paths`, `kind`, `compat`, `out`, `device`, `batch_size`, `max_new_tokens`, `trust_remote_code` and
     `as_json`.
 
     Args:
@@ -87,7 +87,18 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
             type=click.Path(exists=True, path_type=Path),
             multiple=True,
             required=True,
-            help=f"{benchmark}, or a directory of such files; may be repeated. docs/guides/evaluate.md has the format.",
+            help=f"{benchmark}, or a directory of such files; may be repeated. docs/guides/evaluate.md has the formats.",
+        ),
+        click.option(
+            "--kind",
+            help="Benchmark or metric of TSV and parquet files, such as mmbench; default: found from names and columns.",
+        ),
+        click.option(
+            "--compat",
+            type=click.Choice(["vlmevalkit", "lmms-eval", "strict"]),
+            default="vlmevalkit",
+            show_default=True,
+            help="Project whose prompts and metrics are used; strict has neither project's defects.",
         ),
         click.option(
             "--out",

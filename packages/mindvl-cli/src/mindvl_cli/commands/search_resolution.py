@@ -16,7 +16,7 @@ from mindvl_cli.progress import reported_progress
     epilog='Example: mindvl search-resolution model --benchmark validation --grid "4,16x64,128" --out search --apply',
 )
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@answering_options(benchmark="JSONL file of validation items", out="scores, plots and answers")
+@answering_options(benchmark="TSV, parquet or JSONL file of validation items", out="scores, plots and answers")
 @click.option(
     "--grid",
     "grid_text",
@@ -31,6 +31,8 @@ from mindvl_cli.progress import reported_progress
 def search_resolution(
     model: Path,
     paths: tuple[Path, ...],
+    kind: str | None,
+    compat: str,
     grid_text: str,
     out: Path | None,
     apply_here: bool,
@@ -58,13 +60,18 @@ def search_resolution(
     if apply_here and copy_to:
         raise click.UsageError("--apply: cannot be combined with --copy-to. Remove one of the two.")
     grid = ResolutionGrid.parse(grid_text)
-    items = [item for path in paths for benchmark in load_benchmarks(path) for item in benchmark.items]
+    items = [
+        item
+        for path in paths
+        for benchmark in load_benchmarks(path, kind=kind, compat=compat)
+        for item in benchmark.items
+    ]
     config = PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     predictor = make_predictor(
         model, config=config, cache=out / CACHE_NAME if out else None, trust_remote_code=trust_remote_code
     )
     with reported_progress("search", unit="answers") as report:
-        result = search_model(predictor, items, grid, progress=report)
+        result = search_model(predictor, items, grid, compat=compat, progress=report)
     if out:
         write_search(result, out, model=str(model))
     chosen = result.chosen

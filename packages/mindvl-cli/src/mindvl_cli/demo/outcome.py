@@ -6,6 +6,7 @@ Comes after pipeline.py, before report.py.
 
 import datetime
 import platform
+from pathlib import Path
 from typing import Any
 
 from mindvl_cli import machine
@@ -186,7 +187,7 @@ def _examples(work: DemoRun, chosen: dict[str, Any]) -> tuple[Example, ...]:
             shown.append(
                 Example(
                     task=item.task,
-                    images=item.images,
+                    images=tuple(image for image in item.images if isinstance(image, Path)),
                     question=item.question,
                     answer=prediction.answer,
                     truth=item.answer if item.box is None else f"inside {list(item.box)}",

@@ -10,17 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .benchmark import Benchmark, Item, load_benchmarks
+    from .benchmark import Benchmark, EmbeddedImage, Item
     from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
+    from .readers import load_benchmarks
     from .resolution import Cell, ResolutionGrid
     from .run import Evaluation, evaluate, search_model
     from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
 
 _MODULES = {
-    "benchmark": ("Benchmark", "Item", "load_benchmarks"),
+    "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
+    "readers": ("load_benchmarks",),
     "resolution": ("Cell", "ResolutionGrid"),
     "run": ("Evaluation", "evaluate", "search_model"),
     "search": (
@@ -42,6 +44,7 @@ __all__ = [
     "Box",
     "Cell",
     "CellScore",
+    "EmbeddedImage",
     "Evaluation",
     "Item",
     "PredictConfig",

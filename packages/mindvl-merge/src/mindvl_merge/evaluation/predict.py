@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindvl_merge.errors import EvaluationError
-from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
+from mindvl_merge.evaluation.benchmark import IMAGE_MARK, EmbeddedImage, ImageSource, Item
 from mindvl_merge.evaluation.cache import AnswerCache
 from mindvl_merge.evaluation.grounding import Size
 
@@ -177,9 +177,9 @@ class Predictor:
                 f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item."
             ) from error
 
-    def image_size(self, path: Path) -> Size:
+    def image_size(self, image: ImageSource) -> Size:
         """Height and width of an image as it is shown, from its header."""
-        return _image_size(path, path.stat().st_mtime_ns, self.decoder)
+        return _image_size(image, _version(image), self.decoder)
 
     def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
         """Answer every question, from the cache if possible; the order is kept."""
@@ -208,7 +208,7 @@ class Predictor:
 
     def _key(self, question: Question) -> str:
         item = question.item
-        images = [_file_hash(path, path.stat().st_mtime_ns) for path in item.images]
+        images = [_file_hash(image, _version(image)) for image in item.images]
         sizes = self.sizes(item, question.min_pixels, question.max_pixels)
         parts = [_DECODER, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -291,7 +291,7 @@ class Predictor:
         return prompt
 
 
-def open_image(path: Path, decoder: ImageDecoder) -> Any:
+def open_image(image: ImageSource, decoder: ImageDecoder) -> Any:
     """The image as training decodes it, in RGB, for the processor and for pages.
 
     Raises:
@@ -299,25 +299,30 @@ def open_image(path: Path, decoder: ImageDecoder) -> Any:
     """
     from PIL import Image
 
-    return Image.fromarray(_of_image(path, decoder.decode))
+    return Image.fromarray(_of_image(image, decoder.decode))
 
 
 @lru_cache(maxsize=100_000)
-def _image_size(path: Path, modified_ns: int, decoder: ImageDecoder) -> Size:
-    return _of_image(path, decoder.read_size)
+def _image_size(image: ImageSource, modified_ns: int, decoder: ImageDecoder) -> Size:
+    return _of_image(image, decoder.read_size)
 
 
 @lru_cache(maxsize=100_000)
-def _file_hash(path: Path, modified_ns: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _file_hash(image: ImageSource, modified_ns: int) -> str:
+    return hashlib.sha256(image.read_bytes()).hexdigest()
 
 
-def _of_image(path: Path, read: Callable[[bytes], Any]) -> Any:
+def _version(image: ImageSource) -> int:
+    """Changes when a file does; the bytes of an embedded image are part of its identity."""
+    return 0 if isinstance(image, EmbeddedImage) else image.stat().st_mtime_ns
+
+
+def _of_image(image: ImageSource, read: Callable[[bytes], Any]) -> Any:
     try:
-        return read(path.read_bytes())
+        return read(image.read_bytes())
     except OSError as error:
         raise EvaluationError(
-            f"{path}: the image cannot be read ({error.strerror}). Replace the file or remove the item."
+            f"{image}: the image cannot be read ({error.strerror}). Replace the file or remove the item."
         ) from error
     except EvaluationError as error:
-        raise EvaluationError(f"{path}: {error}. Replace the file or remove the item.") from error
+        raise EvaluationError(f"{image}: {error}. Replace the file or remove the item.") from error

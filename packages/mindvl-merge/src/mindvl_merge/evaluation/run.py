@@ -6,10 +6,14 @@ Comes after benchmark.py and predict.py; the commands write reports and pages fr
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
+from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import Benchmark, Item
-from mindvl_merge.evaluation.grounding import Scores, gather, score_answer
+from mindvl_merge.evaluation.grounding import Scores, TaskScore, gather, score_answer
+from mindvl_merge.evaluation.metrics import aggregate, find_metric, score
+from mindvl_merge.evaluation.metrics.judged import Judge
 from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
 from mindvl_merge.evaluation.resolution import ResolutionGrid
 from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
@@ -19,20 +23,25 @@ from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_res
 class Evaluation:
     """Scores and answers of a model."""
 
+    compat: str
+
     min_pixels: int
     max_pixels: int
     scores: Scores  # over all benchmarks
     by_benchmark: dict[str, Scores]
+    metrics: dict[str, dict[str, float]]  # by benchmark: scores from 0 to 100, or points, by name
     predictions: tuple[Prediction, ...]  # in the order of benchmarks and items
     item_scores: tuple[float, ...]  # of each prediction
 
     def report(self) -> dict[str, Any]:
         """The result as JSON values."""
         return {
+            "compat": self.compat,
             "min_pixels": self.min_pixels,
             "max_pixels": self.max_pixels,
             **asdict(self.scores),
             "by_benchmark": {name: asdict(scores) for name, scores in self.by_benchmark.items()},
+            "metrics": self.metrics,
         }
 
 
@@ -42,35 +51,54 @@ def evaluate(
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
+    compat: str = "vlmevalkit",
+    judge: Judge | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer and score all items.
 
     Args:
         min_pixels, max_pixels: Limits of the image area in pixels; None means those of the processor.
+        compat: Project whose rules score the answers.
+        judge: Answers the prompts of the metrics that need a judge.
+
+    Raises:
+        EvaluationError: A benchmark needs a judge and there is none.
     """
+    _require_judge(benchmarks, judge)
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
     predictions = predictor.predict(questions, progress=progress)
-    scores = [score_prediction(prediction) for prediction in predictions]
+    scores = [score_prediction(prediction, compat=compat, judge=judge) for prediction in predictions]
     by_benchmark: dict[str, Scores] = {}
+    metrics: dict[str, dict[str, float]] = {}
     start = 0
     for benchmark in benchmarks:
         stop = start + len(benchmark.items)
         by_benchmark[benchmark.name] = gather(benchmark.items, scores[start:stop])
+        if benchmark.kind is not None:
+            metrics[benchmark.name] = _aggregated(benchmark, benchmark.kind, scores[start:stop], compat)
+            by_benchmark[benchmark.name] = _as_task(benchmark, metrics[benchmark.name]["overall"])
         start = stop
     return Evaluation(
+        compat=compat,
         min_pixels=questions[0].min_pixels,
         max_pixels=questions[0].max_pixels,
-        scores=gather(items, scores),
+        scores=_joined(list(by_benchmark.values())),
         by_benchmark=by_benchmark,
+        metrics=metrics,
         predictions=tuple(predictions),
         item_scores=tuple(scores),
     )
 
 
-def score_prediction(prediction: Prediction) -> float:
-    """1.0 if the answer is correct, else 0.0."""
+def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit", judge: Judge | None = None) -> float:
+    """Score of an answer from 0 to 1."""
+    item = prediction.item
+    if item.metric is not None:
+        references = item.answer if item.references is None else item.references
+        asked = {"judge": judge} if find_metric(item.metric).needs_judge else {}
+        return score(item.metric, prediction.answer, references, compat, **item.options, **asked)
     has_images = bool(prediction.original)
     return score_answer(
         prediction.item,
@@ -80,11 +108,44 @@ def score_prediction(prediction: Prediction) -> float:
     )
 
 
+def _require_judge(benchmarks: Sequence[Benchmark], judge: Judge | None) -> None:
+    for benchmark in benchmarks:
+        judged = {item.metric for item in benchmark.items if item.metric and find_metric(item.metric).needs_judge}
+        if judged and judge is None:
+            raise EvaluationError(
+                f"{benchmark.name}: {sorted(judged)[0]} needs a judge. Evaluate this benchmark with a judge endpoint."
+            )
+
+
+def _aggregated(benchmark: Benchmark, kind: str, scores: Sequence[float], compat: str) -> dict[str, float]:
+    records = [{**item.fields, "score": score} for item, score in zip(benchmark.items, scores, strict=True)]
+    return aggregate(kind, records, compat)
+
+
+def _as_task(benchmark: Benchmark, overall: float) -> Scores:
+    task = TaskScore(score=overall / 100, num_items=len(benchmark.items))
+    return Scores(overall=task.score, by_task={benchmark.name: task})
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    """The unweighted mean over the tasks of all benchmarks; a task in several benchmarks is joined by its items."""
+    joined: dict[str, TaskScore] = {}
+    for name, task in ((name, task) for part in parts for name, task in part.by_task.items()):
+        other = joined.get(name)
+        if other is not None:
+            count = other.num_items + task.num_items
+            total = other.score * other.num_items + task.score * task.num_items
+            task = TaskScore(score=total / count, num_items=count)
+        joined[name] = task
+    return Scores(overall=fmean(task.score for task in joined.values()), by_task=joined)
+
+
 class PredictorScorer:
     """Implements search.Scorer with a Predictor."""
 
-    def __init__(self, predictor: Predictor, progress: Progress | None = None) -> None:
+    def __init__(self, predictor: Predictor, compat: str = "vlmevalkit", progress: Progress | None = None) -> None:
         self.predictor = predictor
+        self.compat = compat
         self.progress = progress
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
@@ -94,12 +155,19 @@ class PredictorScorer:
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
         """Answer and score all requests."""
         questions = [Question(item=r.item, min_pixels=r.min_pixels, max_pixels=r.max_pixels) for r in requests]
-        return [score_prediction(p) for p in self.predictor.predict(questions, progress=self.progress)]
+        return [
+            score_prediction(p, compat=self.compat) for p in self.predictor.predict(questions, progress=self.progress)
+        ]
 
 
 def search_model(
-    predictor: Predictor, items: Sequence[Item], grid: ResolutionGrid, *, progress: Progress | None = None
+    predictor: Predictor,
+    items: Sequence[Item],
+    grid: ResolutionGrid,
+    *,
+    compat: str = "vlmevalkit",
+    progress: Progress | None = None,
 ) -> ResolutionSearch:
     """Score every cell of the grid on held-out items, each distinct resize once, and choose one."""
-    scorer = PredictorScorer(predictor, progress)
+    scorer = PredictorScorer(predictor, compat, progress)
     return search_resolution(scorer, items, grid, tasks=[item.task for item in items])

@@ -5,6 +5,7 @@ Comes after registry.py. A record is the score of one item with the fields that 
 of VLMEvalKit's columns.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -52,8 +53,7 @@ def aggregate(benchmark: str, records: Sequence[Record], compat: str = "vlmevalk
 
 
 def _kind(benchmark: str) -> str:
-    key = benchmark.lower()
-    return "mme" if key.replace("_", "").startswith("mme") else find_metric(benchmark).name
+    return "mme" if re.match(r"mme(?![a-z])", benchmark.lower()) else find_metric(benchmark).name
 
 
 def _mean_by_category(records: Sequence[Record], compat: Compat) -> dict[str, float]:
