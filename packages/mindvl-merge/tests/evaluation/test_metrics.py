@@ -27,6 +27,7 @@ CASES = [
     ("anls", "", "", {}, 1.0, 1.0, 1.0),
     ("anls", "Pans", "Paris", {"threshold": 0.9}, 0.0, 0.0, 0.0),
     # five edits over the 105 characters before white space is removed
+    ("anls", "wrong" + " " * 20, "Paris", {}, 0.8, 0.8, 0.0),  # five edits over 25 characters
     ("anls", "wrong" + " " * 100, "Paris", {}, 1 - 5 / 105, 1 - 5 / 105, 0.0),
     # 5 % of 100 either way, inclusive; percent signs divide; text in any case
     ("relaxed_accuracy", "105", "100", {}, 1, 1, 1),

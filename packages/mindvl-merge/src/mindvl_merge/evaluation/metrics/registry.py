@@ -57,7 +57,7 @@ METRICS = {
         Metric(name="vqa_accuracy", apply=vqa.vqa_accuracy, has_lists=True, aliases=("vqa", "vqa_score", "vqav2", "vqa_acc")),
         Metric(name="textvqa", apply=vqa.textvqa, has_lists=True, aliases=("vizwiz", "vizwiz_vqa", "okvqa")),
         Metric(
-            name="yes_no", apply=yes_no.yes_no, aliases=("mme", "yorn", "y/n", "yes_or_no", "amber", "mme_accuracy")
+            name="yes_no", apply=yes_no.yes_no, aliases=("mme", "yorn", "yn", "yes_or_no", "amber", "mme_accuracy")
         ),
         Metric(name="pope", apply=yes_no.pope),
         Metric(name="hallusionbench", apply=yes_no.hallusionbench, aliases=("hallusion", "hallusion_bench_image")),
