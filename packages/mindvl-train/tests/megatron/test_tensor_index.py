@@ -15,7 +15,8 @@ from torch.distributed.checkpoint import FileSystemReader, filesystem, metadata
 from mindvl_model import set_up_device
 
 set_up_device()
-from mindvl_train.megatron.tensor_index import INDEX, Chunk, read_index, write_index  # noqa: E402 - megatron-core
+from mindvl_train.checkpoints.chunk_table import TABLE, Chunk  # noqa: E402
+from mindvl_train.megatron.tensor_index import INDEX, read_index, write_index  # noqa: E402 - megatron-core
 
 CHUNKS = [
     Chunk("decoder.weight", [3, 4], "bfloat16", [row, 0], [1, 4], f"__0_{row}.distcp", 100 * row, 77, 0xFFFFFFFF - row)
@@ -31,6 +32,8 @@ def test_what_was_written_is_read_and_torch_reads_the_same(tmp_path: Path) -> No
         "head.scale": ((), torch.float32),
     }
     assert [chunk for tensor in tensors.values() for chunk in tensor.chunks] == CHUNKS
+    (tmp_path / TABLE).unlink()  # a checkpoint of an earlier version has torch's index only
+    assert [chunk for tensor in read_index(tmp_path).values() for chunk in tensor.chunks] == CHUNKS
     theirs: Any = FileSystemReader(tmp_path).read_metadata()
     assert theirs.state_dict_metadata["decoder.weight"].size == torch.Size((3, 4))
 
@@ -79,6 +82,7 @@ def test_names_inside_an_allowed_module_are_not_followed(tmp_path: Path) -> None
 )
 def test_a_box_in_an_impossible_place_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     write_index(tmp_path, CHUNKS)
+    (tmp_path / TABLE).unlink()
     index: Any = pickle.loads((tmp_path / INDEX).read_bytes())
     next(iter(index.storage_data.values())).__dict__.update(change)
     (tmp_path / INDEX).write_bytes(pickle.dumps(index, protocol=4))
@@ -92,9 +96,12 @@ def test_a_box_outside_of_its_tensor_is_refused(tmp_path: Path) -> None:
         read_index(tmp_path)
 
 
-def test_random_damage_is_one_kind_of_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "at_least"), [(TABLE, 500), (INDEX, 1000)])
+def test_random_damage_is_one_kind_of_error(name: str, at_least: int, tmp_path: Path) -> None:
     write_index(tmp_path, CHUNKS)
-    whole = (tmp_path / INDEX).read_bytes()
+    if name == INDEX:
+        (tmp_path / TABLE).unlink()
+    whole = (tmp_path / name).read_bytes()
     random_bytes = random.Random(7)
     refused = 0
     for _ in range(1500):
@@ -103,9 +110,9 @@ def test_random_damage_is_one_kind_of_error(tmp_path: Path) -> None:
             damaged[random_bytes.randrange(len(damaged))] = random_bytes.randrange(256)
         file = io.BytesIO(damaged)
         file.truncate(random_bytes.choice((len(whole), random_bytes.randrange(len(whole)))))
-        (tmp_path / INDEX).write_bytes(file.getvalue())
+        (tmp_path / name).write_bytes(file.getvalue())
         try:
             read_index(tmp_path)
         except ValueError:
             refused += 1
-    assert refused > 1000
+    assert refused > at_least

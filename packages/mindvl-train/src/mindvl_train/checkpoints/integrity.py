@@ -13,7 +13,12 @@ from typing import Any
 
 FILES = "files.json"
 _LARGE = ".distcp"
-_READ = ("manifest.json", "ledger.json", "tensors/.metadata")  # must be listed in files.json if they exist
+_READ = (
+    "manifest.json",
+    "ledger.json",
+    "tensors/chunks.index",
+    "tensors/.metadata",
+)  # must be listed in files.json if they exist
 
 
 def seal(directory: Path) -> None:

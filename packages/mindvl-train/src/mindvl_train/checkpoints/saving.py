@@ -21,13 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindvl_train.checkpoints.chunk_table import ChunkTable
 from mindvl_train.checkpoints.directory import complete_checkpoints, manifest_of
 from mindvl_train.checkpoints.integrity import seal, sync, write_json
+from mindvl_train.checkpoints.torch_index import join_lists
 from mindvl_train.config import CheckpointConfig
 from mindvl_train.errors import CheckpointError
 from mindvl_train.megatron.checkpoint import Piece, optimizer_steps, owned_pieces
 from mindvl_train.megatron.tensor_files import ChunkWriter
-from mindvl_train.megatron.tensor_index import read_list, write_index, write_list
+from mindvl_train.megatron.tensor_index import write_megatron_files
 from mindvl_train.parallel_state import first_message
 from mindvl_train.state import TrainState
 
@@ -244,7 +246,7 @@ class _Writing:
         with ChunkWriter(self.unfinished / "tensors", self.rank) as writer:
             for piece in pieces:
                 writer.add(piece)
-        write_list(self.lists / f"{self.rank:05d}.json", writer.chunks)
+        ChunkTable.of(writer.chunks).write(self.lists / f"{self.rank:05d}.index")
 
     def _wait_for_lists(self) -> None:
         while (found := len(list(self.lists.glob("*.json")))) < self.world_size:
@@ -256,8 +258,9 @@ class _Writing:
         """Join the lists of all ranks, rename the directory, remove checkpoints that are no longer kept."""
         if not self.is_first:
             return
-        lists = [read_list(self.lists / f"{rank:05d}.json") for rank in range(self.world_size)]
-        write_index(self.unfinished / "tensors", [chunk for chunks in lists for chunk in chunks])
+        tensors = self.unfinished / "tensors"
+        join_lists(self.lists, tensors, self.world_size)
+        write_megatron_files(tensors)
         shutil.rmtree(self.lists)
         for name, document in documents.items():
             write_json(self.unfinished / name, document)

@@ -22,8 +22,9 @@ from torch import Tensor
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.megatron.blocks import BuildConfig
 from mindvl_model.parameters import named_tensors
+from mindvl_train.checkpoints.chunk_table import SUFFIX, Chunk
 from mindvl_train.megatron.checkpoint import MASTER, Piece
-from mindvl_train.megatron.tensor_index import SUFFIX, Chunk, StoredTensor, read_index, write_index
+from mindvl_train.megatron.tensor_index import StoredTensor, read_index, write_index
 
 
 @dataclass(frozen=True)
@@ -202,14 +203,18 @@ class TensorReader:
             if stored.shape != whole:
                 raise ForeignTensorsError(f"{key} has shape {list(stored.shape)} instead of {list(whole)}")
             filled = 0
-            for chunk in stored.chunks:
-                touched = [(piece, both) for piece in sharing if (both := _overlap(piece, chunk)) is not None]
-                if touched:
-                    content = self._load(chunk)
-                    for piece, (starts, ends) in touched:
-                        taken = content[_slices(starts, ends, chunk.offset)]
-                        piece.content[_slices(starts, ends, piece.offset)] = taken.to(piece.content.device)
-                        filled += taken.numel()
+            touched: dict[int, list[Piece]] = {}  # by chunk
+            for piece in sharing:
+                for row in stored.overlapping(piece.offset, piece.content.shape):
+                    touched.setdefault(row, []).append(piece)
+            for row in sorted(touched):
+                chunk = stored.table.chunk(row)
+                content = self._load(chunk)
+                for piece in touched[row]:
+                    starts, ends = _intersection(piece, chunk)
+                    taken = content[_slices(starts, ends, chunk.offset)]
+                    piece.content[_slices(starts, ends, piece.offset)] = taken.to(piece.content.device)
+                    filled += taken.numel()
             needed = sum(piece.content.numel() for piece in sharing)
             if filled != needed:
                 raise ValueError(f"{key}: number of stored values must be {needed}, got {filled}")
@@ -237,14 +242,14 @@ class TensorReader:
         return tensor
 
 
-def _overlap(piece: Piece, chunk: Chunk) -> tuple[list[int], list[int]] | None:
-    """Intersection of piece and chunk in the global tensor: start and end along each axis; None if it is empty."""
+def _intersection(piece: Piece, chunk: Chunk) -> tuple[list[int], list[int]]:
+    """Start and end of the elements that piece and chunk share, along each axis of the global tensor."""
     starts = [max(one, other) for one, other in zip(piece.offset, chunk.offset, strict=True)]
     ends = [
         min(a + length, b + other)
         for a, length, b, other in zip(piece.offset, piece.content.shape, chunk.offset, chunk.sizes, strict=True)
     ]
-    return None if any(start >= end for start, end in zip(starts, ends, strict=True)) else (starts, ends)
+    return starts, ends
 
 
 def _slices(starts: Sequence[int], ends: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:

@@ -1,36 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of a checkpoint's tensors/: the file of each chunk of each tensor.
 
-Comes after chunks are written (tensor_files.py) and before any is read. The index is torch's `.metadata`, so that the
-loaders of torch and megatron-core can read our checkpoints. That file is a pickle, which can execute arbitrary code when
-loaded. It is read here with an allow-list of opcodes and names: numbers, text, and the few classes that the writer uses.
+Comes after chunks are written (tensor_files.py) and before any is read. mindvl reads the table of
+checkpoints/chunk_table.py. Beside it lies torch's `.metadata`, for the loaders of torch and megatron-core; earlier versions
+wrote nothing else. That file is a pickle, which can execute arbitrary code when loaded. It is read here with an allow-list of
+opcodes and names: numbers, text, and the few classes that the writer uses.
 """
 
 import io
-import json
-import os
 import pickle
 import pickletools
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from numpy.typing import NDArray
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-INDEX = ".metadata"
-SUFFIX = ".distcp"  # of files with chunks
-_PROTOCOL = 4  # the opcodes below are of this protocol; pickle's default depends on the Python version
+from mindvl_train.checkpoints.chunk_table import SUFFIX, TABLE, Chunk, ChunkTable
+from mindvl_train.checkpoints.torch_index import INDEX, write_torch_index
+
 _OPCODES = frozenset(
     (
         *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -39,6 +33,8 @@ _OPCODES = frozenset(
         *("EMPTY_DICT", "SETITEM", "SETITEMS", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD"),
     )
 )
+_DTYPE_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+DTYPES = {name: getattr(torch, name) for name in _DTYPE_NAMES}
 _NAMES = {
     metadata.__name__: frozenset(
         (
@@ -47,26 +43,9 @@ _NAMES = {
         )
     ),
     filesystem.__name__: frozenset(("_StorageInfo",)),
-    "torch": frozenset(
-        ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-    ),
+    "torch": frozenset(("Size", *_DTYPE_NAMES)),
     "torch.serialization": frozenset(("_get_layout",)),
 }
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A written box of a tensor and its position in a file."""
-
-    key: str
-    whole: list[int]
-    dtype: str  # such as "float32"
-    offset: list[int]
-    sizes: list[int]
-    file: str
-    start: int  # offset in the file in bytes
-    length: int
-    crc32: int
 
 
 @dataclass(frozen=True)
@@ -75,40 +54,35 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    chunks: list[Chunk] = field(default_factory=list)
+    table: ChunkTable
+    rows: NDArray[np.int64]  # of the table
+    offsets: NDArray[np.int64]  # [chunks, axes]
+    ends: NDArray[np.int64]  # [chunks, axes]
 
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Every chunk, in the order of the index."""
+        return [self.table.chunk(row) for row in self.rows.tolist()]
 
-def write_list(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Write the list of chunks of one rank atomically."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps([asdict(chunk) for chunk in chunks]))
-    os.replace(unfinished, path)
-
-
-def read_list(path: Path) -> list[Chunk]:
-    """Read a list written by write_list."""
-    return [Chunk(**chunk) for chunk in json.loads(path.read_text())]
+    def overlapping(self, offset: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Rows of the table whose chunks share elements with a box of the tensor."""
+        start = np.array(offset, np.int64)
+        end = start + np.array(sizes, np.int64)
+        shared = (np.maximum(self.offsets, start) < np.minimum(self.ends, end)).all(axis=1)
+        found: list[int] = self.rows[shared].tolist()
+        return found
 
 
 def write_index(directory: Path, chunks: Iterable[Chunk]) -> None:
-    """Write the index of the chunks of all ranks."""
-    tensors: dict[str, TensorStorageMetadata] = {}
-    stored: dict[MetadataIndex, _StorageInfo] = {}
-    for chunk in chunks:
-        described = tensors.setdefault(
-            chunk.key,
-            TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, chunk.dtype)), torch.Size(chunk.whole), chunks=[]
-            ),
-        )
-        offset = torch.Size(chunk.offset)
-        described.chunks.append(ChunkStorageMetadata(offset, torch.Size(chunk.sizes)))
-        info = _StorageInfo(chunk.file, chunk.start, chunk.length)
-        info.__dict__["crc32"] = chunk.crc32  # an additional attribute, ignored by torch's reader
-        stored[MetadataIndex(chunk.key, offset)] = info
-    content = pickle.dumps(Metadata(dict(tensors), storage_data=stored), protocol=_PROTOCOL)
-    (directory / INDEX).write_bytes(content)
-    # Files that megatron-core's loader requires in addition to torch's index.
+    """Write the indexes of the chunks of a single process."""
+    table = ChunkTable.of(chunks)
+    table.write(directory / TABLE)
+    write_torch_index(directory, table)
+    write_megatron_files(directory)
+
+
+def write_megatron_files(directory: Path) -> None:
+    """Write the files that megatron-core's loader requires in addition to torch's index."""
     save_config(CheckpointingConfig("torch_dist"), str(directory))
     empty = io.BytesIO()  # torch.save into a file raises RuntimeError on a full disk
     torch.save({}, empty)
@@ -119,14 +93,31 @@ def read_index(directory: Path) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint by key; executes no code of the file.
 
     Raises:
-        ValueError: The file was not written by `write_index`.
+        ValueError: The index is damaged, or was not written by mindvl.
     """
+    table = (
+        ChunkTable.read(directory / TABLE)
+        if (directory / TABLE).exists()
+        else ChunkTable.of(_chunks_of_torch_index(directory))
+    )
+    tensors = {}
+    for key, rows in table.tensor_rows().items():
+        dtype, shape = table.keys[key]
+        if dtype not in DTYPES:
+            raise ValueError(f"{TABLE}: is not the index of a mindvl checkpoint: {key} has no valid dtype")
+        offsets, sizes = table.boxes(key, rows)
+        tensors[key] = StoredTensor(shape, DTYPES[dtype], table, rows, offsets, offsets + sizes)
+    return tensors
+
+
+def _chunks_of_torch_index(directory: Path) -> list[Chunk]:
+    """The chunks of a checkpoint that has torch's index only, as earlier versions wrote them."""
     content = (directory / INDEX).read_bytes()
     try:
         for opcode, _, _ in pickletools.genops(content):
             if opcode.name not in _OPCODES:
                 raise pickle.UnpicklingError(f"it contains the pickle opcode {opcode.name}, which is not allowed")
-        return _tensors_of(_AllowListUnpickler(io.BytesIO(content)).load())
+        return _chunks_of(_AllowListUnpickler(io.BytesIO(content)).load())
     except Exception as error:  # the unpickler can raise any exception on invalid input
         raise ValueError(f"{INDEX}: is not the index of a mindvl checkpoint: {error}") from error
 
@@ -138,30 +129,31 @@ class _AllowListUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it contains the name {module}.{name}, which is not allowed")
 
 
-def _tensors_of(index: Any) -> dict[str, StoredTensor]:
+def _chunks_of(index: Any) -> list[Chunk]:
     """Convert the unpickled index after a check of its structure."""
     _require(isinstance(index, Metadata), "it contains no Metadata")
-    tensors: dict[str, StoredTensor] = {}
+    chunks: dict[str, list[Chunk]] = {}
     for key, entry in index.state_dict_metadata.items():
         _require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is not a tensor")
         _require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no valid dtype")
-        tensors[key] = StoredTensor(_sizes(entry.size), entry.properties.dtype)
+        chunks[key] = []
     for entry_index, info in index.storage_data.items():
         key = entry_index.fqn
-        _require(key in tensors, f"{key!r} is stored, but not described")
-        tensors[key].chunks.append(_chunk(key, tensors[key], _sizes(entry_index.offset), info))
+        _require(key in chunks, f"{key!r} is stored, but not described")
+        entry = index.state_dict_metadata[key]
+        chunks[key].append(_chunk(key, _sizes(entry.size), entry.properties.dtype, _sizes(entry_index.offset), info))
     for key, entry in index.state_dict_metadata.items():
         sizes = {_sizes(chunk.offsets): _sizes(chunk.sizes) for chunk in entry.chunks}
-        for chunk in tensors[key].chunks:
+        for chunk in chunks[key]:
             chunk.sizes.extend(sizes.pop(tuple(chunk.offset)))
             ends = [start + size for start, size in zip(chunk.offset, chunk.sizes, strict=True)]
             inside = all(end <= whole for end, whole in zip(ends, chunk.whole, strict=True))
             _require(inside, f"{key}: a chunk ends outside the tensor")
         _require(not sizes, f"{key}: a chunk is described, but not stored")
-    return tensors
+    return [chunk for held in chunks.values() for chunk in held]
 
 
-def _chunk(key: str, tensor: StoredTensor, offset: tuple[int, ...], info: Any) -> Chunk:
+def _chunk(key: str, shape: tuple[int, ...], dtype: torch.dtype, offset: tuple[int, ...], info: Any) -> Chunk:
     """One chunk without its sizes."""
     name, start, length, crc32 = info.relative_path, info.offset, info.length, info.crc32
     plain = isinstance(name, str) and name.endswith(SUFFIX) and "/" not in name
@@ -171,8 +163,8 @@ def _chunk(key: str, tensor: StoredTensor, offset: tuple[int, ...], info: Any) -
         all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers),
         f"{name}: invalid position or checksum",
     )
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Chunk(key, list(tensor.shape), dtype, list(offset), [], name, start, length, crc32)
+    named = str(dtype).removeprefix("torch.")
+    return Chunk(key, list(shape), named, list(offset), [], name, start, length, crc32)
 
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
