@@ -19,6 +19,7 @@ from mindvl_model.parameters import PARTS, parameter_group
 from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
+from mindvl_train.reading import reads_of, start_timeout
 from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
 
@@ -61,7 +62,7 @@ class DryRun:
     schedule: dict[str, Any]  # steps, learning rates, packs and tokens
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
-    start: dict[str, Any]  # source of the weights and of the position
+    start: dict[str, Any]  # source of the weights and of the position; bytes and seconds of reading them
     data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
     warnings: tuple[str, ...]  # settings that make the run slower than it could be
     problems: tuple[str, ...]  # reasons why the run could not start on this machine
@@ -115,7 +116,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
-        start=_start(config, from_stage),
+        start=_start(config, from_stage) | {"reads": _reads(run, from_stage)},
         data=_first_step(run) if has_data else None,
         warnings=tuple(_narrow_balance(run) if has_data else ()),
         problems=tuple(problems),
@@ -248,6 +249,15 @@ def _start(config: RunConfig, from_stage: str | None) -> dict[str, Any]:
         "from_stage": from_stage,
         "at_random": [] if {"checkpoint", "model"} & takes.keys() else [part for part in PARTS if part not in takes],
     }
+
+
+def _reads(run: ResolvedRun, from_stage: str | None) -> dict[str, Any] | None:
+    """Bytes and time of reading the weights, and the timeout of collectives; None if nothing is read."""
+    start = _start(run.config, from_stage)
+    if not start["resumes"] and not {"checkpoint", "model"} & start["init"].keys():
+        return None  # at most the parts of a smaller model
+    reads = reads_of(run, resumes=start["resumes"] is not None)
+    return reads.as_dict() | {"timeout_s": start_timeout(run).total_seconds()}
 
 
 def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[str]:

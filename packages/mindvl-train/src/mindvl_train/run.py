@@ -23,8 +23,9 @@ from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.claim import claimed
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
-from mindvl_train.faults.watchdog import Watchdog, outlasting
+from mindvl_train.faults.watchdog import Watchdog
 from mindvl_train.launch import local_rank_and_size, world_size
+from mindvl_train.reading import start_timeout
 from mindvl_train.resolved_run import ResolvedRun, resolve_run, with_tokenizer
 from mindvl_train.signals import stop_requests
 
@@ -92,7 +93,7 @@ def run_training(
     with (
         stop_requests() as stop_requested,
         process_groups(
-            accelerator, config.seed, run.parallel, timeout=outlasting(config.faults.stuck_after_s)
+            accelerator, config.seed, run.parallel, timeout=start_timeout(run, ranks_per_machine=local_size)
         ) as ranks,
         _claimed(config.out, ranks),
         Watchdog(

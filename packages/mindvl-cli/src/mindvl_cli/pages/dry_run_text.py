@@ -67,6 +67,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
         ),
         ("schedule", f"{schedule['steps']:,} steps, {count_text(schedule['tokens'])} tokens; learning rate {rates}"),
         ("weights", _start(report.start)),
+        *([("start", _reads(report.start["reads"]))] if report.start["reads"] else []),
         (
             "saves",
             f"{saved['written']:,} checkpoints of {bytes_text(saved['bytes'])}, up to "
@@ -109,6 +110,14 @@ def _start(start: dict[str, Any]) -> str:
     if start["from_stage"]:
         given = [f"all parts from stage {start['from_stage']}"]
     return ", ".join([*given, *(f"{part} randomly initialized" for part in start["at_random"])])
+
+
+def _reads(reads: dict[str, Any]) -> str:
+    machines = f"{reads['machines']:,} machine{'s' if reads['machines'] > 1 else ''}"
+    return (
+        f"{machines} read {bytes_text(reads['read_bytes'])} in {reads['seconds']:,.0f} s at {reads['machine_gb_s']:g} GB/s "
+        f"each and {reads['total_gb_s']:g} GB/s together; collectives time out after {reads['timeout_s']:,.0f} s"
+    )
 
 
 def _operators(chosen: dict[str, str]) -> str:

@@ -249,7 +249,7 @@ class _Writing:
         ChunkTable.of(writer.chunks).write(self.lists / f"{self.rank:05d}.index")
 
     def _wait_for_lists(self) -> None:
-        while (found := len(list(self.lists.glob("*.json")))) < self.world_size:
+        while (found := len(list(self.lists.glob("*.index")))) < self.world_size:
             if self.give_up_at is not None and time.monotonic() > self.give_up_at:
                 raise CheckpointError(f"{self.lists}: number of lists must be {self.world_size}, got {found}")
             time.sleep(0.05)
