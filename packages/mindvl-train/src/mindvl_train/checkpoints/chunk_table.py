@@ -199,8 +199,8 @@ class ChunkTable:
         shapes = np.array([[*shape, *[1] * (axes - len(shape))] for _, shape in self.keys.values()], np.int64)
         ends = rows[:, _AXES : _AXES + axes] + rows[:, _AXES + axes :]
         outside = (ends > shapes.reshape(len(self.keys), axes)[rows[:, _KEY]]).any(axis=1)
-        if outside.any():
-            raise ValueError(f"{self.chunk(int(outside.argmax())).key}: a chunk ends outside the tensor")
+        key = self.chunk(int(outside.argmax())).key
+        _require(not outside.any(), f"{key}: a chunk ends outside the tensor")
 
 
 def _foreign(path: Path, error: Exception) -> ValueError:

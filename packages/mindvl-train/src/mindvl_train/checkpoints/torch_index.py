@@ -40,7 +40,7 @@ def join_lists(lists: Path, tensors: Path, num_ranks: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise CheckpointError(f"{tensors}: the index could not be written ({lines[-1][:300]})")
+        raise CheckpointError(f"{tensors}: the index could not be written ({lines[-1][:300]}). Check the disk.")
 
 
 def write_torch_index(directory: Path, table: ChunkTable) -> None:

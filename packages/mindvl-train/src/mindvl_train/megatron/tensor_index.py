@@ -103,8 +103,7 @@ def read_index(directory: Path) -> dict[str, StoredTensor]:
     tensors = {}
     for key, rows in table.tensor_rows().items():
         dtype, shape = table.keys[key]
-        if dtype not in DTYPES:
-            raise ValueError(f"{TABLE}: is not the index of a mindvl checkpoint: {key} has no valid dtype")
+        _require(dtype in DTYPES, f"{TABLE}: is not the index of a mindvl checkpoint: {key} has no valid dtype")
         offsets, sizes = table.boxes(key, rows)
         tensors[key] = StoredTensor(shape, DTYPES[dtype], table, rows, offsets, offsets + sizes)
     return tensors
