@@ -33,6 +33,7 @@ MIDDLE = StageCounts(
     gradient_bytes=3_954_442_240,
     optimizer_bytes=8_668_692_480,
     activation_bytes=5_120_000_000,
+    host_activation_bytes=0,
 )
 REPORT = DryRun(
     phase="warmup",

@@ -46,6 +46,7 @@ class StageCounts:
         int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks with the same weights
     )
     activation_bytes: int  # peak of a step, estimated by the layout search, for the operators of `device`
+    host_activation_bytes: int  # offloaded activations in host memory at the peak, estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ def _count(run: ResolvedRun, models: list[Any], predicted: "Memory", *, rank: in
         gradient_bytes=4 * sizes["trained"],
         optimizer_bytes=round(optimizer_bytes),
         activation_bytes=round(predicted.activations + predicted.temporary + predicted.inputs),
+        host_activation_bytes=round(predicted.host),
     )
 
 

@@ -99,7 +99,9 @@ def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
         sizes = [stages[number].activation_bytes for number in numbers]
         least, most = (bytes_text(size) for size in (min(sizes), max(sizes)))
         kept = most if least == most else f"{least} to {most}"
-        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on {article} {device})")
+        host = max(stages[number].host_activation_bytes for number in numbers)
+        offloaded = f", up to {bytes_text(host)} more in host memory" if host else ""
+        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on {article} {device}){offloaded}")
     return lines
 
 
