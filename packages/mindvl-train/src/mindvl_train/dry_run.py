@@ -20,6 +20,7 @@ from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
 from mindvl_train.reading import reads_of, start_timeout
+from mindvl_train.rehearsal.store import rehearsal_facts
 from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
 
@@ -60,6 +61,7 @@ class DryRun:
         str, Any
     ]  # sizes, processes, groups of rank 0, microbatches, pipeline bubble (fraction of a step), device
     stages: tuple[StageCounts, ...]
+    rehearsal: dict[str, Any]  # rehearsals of this recipe in its output directory, and how long one takes
     schedule: dict[str, Any]  # steps, learning rates, packs and tokens
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
@@ -92,7 +94,8 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
     model_config = _model_config(config, problems)
     run = resolve_run(config, num_processes or min_processes(config.parallel))
-    predicted = predict(job_of(config, run.num_processes), kernels)
+    job = job_of(config, run.num_processes)
+    predicted = predict(job, kernels)
     stages: list[StageCounts] = []
     groups: dict[str, list[int]] = {}
     for stage in range(config.parallel.pp_size):
@@ -114,6 +117,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         },
         layout=_layout(run, groups) | {"device": kernels},
         stages=tuple(stages),
+        rehearsal=rehearsal_facts(run, job.pack),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
