@@ -50,7 +50,7 @@ def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
     result = search_model(predictor, load_benchmarks(benchmark_file)[0].items, GRID)
     files = write_search(result, tmp_path / "out", model="m")
     assert [file.name for file in files] == [
-        "resolution.json", "heat_map.png", "heat_map.svg", "box_plot.png", "box_plot.svg",
+        "resolution.json", "heat_map.png", "heat_map.svg", "box_plot.png", "box_plot.svg", "resolution.html",
     ]  # fmt: skip
     assert all(file.stat().st_size > 1000 for file in files)
     report = json.loads(files[0].read_text())

@@ -2,6 +2,7 @@
 """`mindvl search-resolution` chooses, draws and applies."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -48,3 +49,25 @@ def test_json_and_copy(arguments, tmp_path):
 
 def test_apply_and_copy_exclude_each_other(arguments):
     assert CliRunner().invoke(search_resolution, [*arguments, "--apply", "--copy-to", "x"]).exit_code == 2
+
+
+def test_several_models_are_compared_on_one_page(arguments, tmp_path):
+    model, *rest = arguments
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    out = tmp_path / "out"
+    settings = ["--out", str(out), "--per-benchmark", "--halving"]
+    result = CliRunner().invoke(search_resolution, [model, str(other), *rest, *settings], catch_exceptions=False)
+    assert result.stdout.count("best: min 3136, max 12544 pixels") == 2
+    assert "distinct of 6" in result.stdout
+    assert sorted(path.name for path in out.iterdir() if path.suffix != ".jsonl") == [
+        "model",
+        "other",
+        "resolution.html",
+    ]
+    document = (
+        CliRunner().invoke(search_resolution, [model, str(other), *rest, "--json"], catch_exceptions=False).stdout
+    )
+    assert [one["model"] for one in json.loads(document)["models"]] == [model, str(other)]
+    assert CliRunner().invoke(search_resolution, [model, str(other), *rest, "--copy-to", "x"]).exit_code == 2
+    assert CliRunner().invoke(search_resolution, [model, model, *rest, "--out", str(out)]).exit_code == 2

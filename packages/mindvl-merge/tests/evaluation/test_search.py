@@ -3,12 +3,13 @@
 
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindvl_merge import MergeError
-from mindvl_merge.evaluation import Box, CellScore, ResolutionGrid, box_of, choose_cell, search_resolution
+from mindvl_merge.evaluation import ResolutionGrid, box_of, search_resolution
 
 
 class ClampScorer:
@@ -54,16 +55,50 @@ def test_equal_resizes_are_evaluated_once():
     assert (result.num_requests, result.num_evaluations, result.num_saved) == (18, 6, 12)
 
 
-def test_of_equal_scores_the_cheapest_is_chosen():
-    cells = [
-        CellScore(min_pixels=low, max_pixels=high, score=score, by_task={})
-        for low, high, score in [(4, 64, 0.9), (16, 32, 0.9), (4, 32, 0.9), (4, 16, 0.8)]
-    ]
-    assert choose_cell(cells) is cells[2]
+class TokenScorer(ClampScorer):
+    def num_visual_tokens(self, item, min_pixels, max_pixels):
+        return self.resized(item, min_pixels, max_pixels)
 
 
-def test_quartiles_by_hand():
-    assert box_of([5, 1, 2, 3, 4]) == Box(minimum=1, lower_quartile=2, median=3, upper_quartile=4, maximum=5)
+def test_visual_tokens_are_those_of_the_resized_items():
+    grid = ResolutionGrid(min_units=(4,), max_units=(100, 200), unit_pixels=1)
+    result = search_resolution(TokenScorer(), [50, 2, 250], grid)
+    assert [cell.visual_tokens for cell in result.cells] == [(50 + 4 + 100) / 3, (50 + 4 + 200) / 3]
+
+
+def test_each_task_has_its_own_choice_and_number_of_distinct_cells():
+    class Best(ClampScorer):
+        """Small items are best at 10, large ones as large as possible."""
+
+        def score(self, requests):
+            sizes = [(r.item, self.resized(r.item, r.min_pixels, r.max_pixels)) for r in requests]
+            return [1 - abs(size - 10) / 100 if item < 20 else size / 100 for item, size in sizes]
+
+    grid = ResolutionGrid(min_units=(5, 10, 15), max_units=(50, 90), unit_pixels=1)
+    result = search_resolution(Best(), [3, 4, 60, 80], grid, tasks=["a", "a", "b", "b"])
+    chosen = {task: (cell.min_pixels, cell.max_pixels) for task, cell in result.chosen_by_task.items()}
+    assert (chosen["a"][0], chosen["b"][1]) == (10, 90)
+    assert (result.chosen.min_pixels, result.chosen.max_pixels) == (10, 90)
+    assert result.num_distinct == {"a": 3, "b": 2}  # by the minimum; by the maximum
+
+
+def test_the_choice_is_reported_on_items_that_took_no_part_in_it():
+    generator = np.random.default_rng(0)
+    items = [int(one) for one in generator.integers(1, 300, 200)]
+
+    class Noisy(ClampScorer):
+        def score(self, requests):
+            return [float(r.max_pixels == 200 or generator.random() < 0.5) for r in requests]
+
+    grid = ResolutionGrid(min_units=(1,), max_units=(100, 200), unit_pixels=1)
+    result = search_resolution(Noisy(), items, grid, report_share=0.5)
+    assert result.holdout is not None
+    assert result.holdout.num_items == 100
+    assert {cell.num_items for cell in result.cells} == {100}
+    found = result.holdout.chosen
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert (result.holdout.gain.mean, result.holdout.gain.high) == (0, 0)  # one task: its own cell is the common one
+    assert result.num_evaluations <= 200
 
 
 def test_wrong_calls_are_refused():
@@ -72,5 +107,7 @@ def test_wrong_calls_are_refused():
         search_resolution(ClampScorer(), [], grid)
     with pytest.raises(MergeError, match="1 tasks for 2 items"):
         search_resolution(ClampScorer(), [1, 2], grid, tasks=["a"])
+    with pytest.raises(MergeError, match=r"report_share: must be at least 0 and below 1, got 1\.0"):
+        search_resolution(ClampScorer(), [1, 2], grid, report_share=1.0)
     with pytest.raises(MergeError, match="no score"):
         box_of([])

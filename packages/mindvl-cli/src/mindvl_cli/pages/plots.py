@@ -264,6 +264,31 @@ def heat_map(
     return Plot(figure=figure, describe=describe)
 
 
+def front(
+    points: Sequence[tuple[float, float, bool]],
+    *,
+    x_label: str,
+    describe: str,
+    chosen: tuple[float, float] | None = None,
+) -> Plot:
+    """Cost and score of each choice; a stepped line joins those that no other one beats.
+
+    Args:
+        points: Cost, score as a share, and whether the point is on the front.
+        chosen: Point that is marked by a diamond.
+    """
+    figure, axes = _axes(5.4, 3.2)
+    others, best = ([point[:2] for point in points if point[2] is on] for on in (False, True))
+    axes.plot([x for x, _ in others], [y for _, y in others], "o", color=_colour("soft"), markersize=4, gid="others")
+    xs, ys = [x for x, _ in sorted(best)], [y for _, y in sorted(best)]
+    axes.plot(xs, ys, "o-", color=_colour("accent"), markersize=5, drawstyle="steps-post", gid="front")
+    if chosen is not None:
+        axes.plot(*[[value] for value in chosen], "D", color=_colour("wrong"), markersize=6, gid="chosen")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axes.set_xlabel(x_label)
+    return Plot(figure=figure, describe=describe)
+
+
 def compared_losses(
     steps: Sequence[int], ours: Sequence[float], plain: Sequence[float], differences: Sequence[float], *, bound: float,
     titles: tuple[str, str], describe: str,

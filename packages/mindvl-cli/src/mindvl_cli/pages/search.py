@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a resolution search: its figures as JSON, a heat map over the grid, and box plots as in the paper's Figure 4.
+"""Write resolution searches: figures as JSON, a page, and the plots of the paper's Figures 4 and 8 to 11.
 
-Used by `mindvl search-resolution` and the demo.
+Used by `mindvl search-resolution` and the demo; pages/templates/resolution.html.j2 is the page.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindvl_cli.pages.plots import Plot, boxes, heat_map
+from mindvl_cli.pages.plots import Plot, boxes, front, heat_map
+from mindvl_cli.pages.render import render
 from mindvl_cli.whole_file import write_whole
-from mindvl_merge.evaluation import ResolutionSearch, box_of
+from mindvl_merge.evaluation import CellScore, ResolutionSearch, box_of, pareto_front
 
 SEARCH_NAME = "resolution.json"
+PAGE_NAME = "resolution.html"
 
 _UNIT_PIXELS = 28 * 28
 
@@ -21,53 +24,150 @@ _UNIT_PIXELS = 28 * 28
 def search_report(result: ResolutionSearch) -> dict[str, Any]:
     """The result as JSON values; `box` and `box_by_task` are the box plots of Figure 4."""
     tasks = result.cells[0].by_task
+    whole = _whole_cells(result)
     return {
         "chosen": asdict(result.chosen),
+        "chosen_by_task": {task: asdict(cell) for task, cell in result.chosen_by_task.items()},
         "cells": [asdict(cell) for cell in result.cells],
+        "num_distinct": result.num_distinct,
         "num_requests": result.num_requests,
         "num_evaluations": result.num_evaluations,
         "num_saved": result.num_saved,
+        "pareto_front": [asdict(cell) for cell in pareto_front(whole)],
+        "holdout": asdict(result.holdout) if result.holdout else None,
         "box": asdict(box_of([cell.score for cell in result.cells])),
         "box_by_task": {task: asdict(box_of([cell.by_task[task] for cell in result.cells])) for task in tasks},
     }
 
 
 def write_search(result: ResolutionSearch, out: Path, *, model: str) -> list[Path]:
-    """Write figures, heat map and box plot; returns the files."""
+    """Write figures, heat map, box plot and page of one model; returns the files."""
     out.mkdir(parents=True, exist_ok=True)
     report = out / SEARCH_NAME
     write_whole(report, json.dumps({"model": model, **search_report(result)}, indent=2) + "\n")
-    return [report, *draw_heat_map(result, out), *draw_box_plot(result, out)]
+    page = write_page({model: result}, out / PAGE_NAME)
+    return [report, *draw_heat_map(result, out), *draw_box_plot(result, out), page]
+
+
+def write_page(results: Mapping[str, ResolutionSearch], path: Path) -> Path:
+    """Write the page of one or several models, each with its maps; returns the file."""
+    models = [_model(name, result) for name, result in results.items()]
+    compared = None
+    if len(results) > 1:
+        groups = [(Path(name).name, [cell.score for cell in _whole_cells(one)]) for name, one in results.items()]
+        chosen = [result.chosen.score for result in results.values()]
+        compared = boxes(groups, marks=chosen, mark_name="chosen", describe="Scores of each model over the grid")
+    spread = [
+        (Path(name).name, *(f"{100 * value:.1f}" for value in asdict(box_of(scores)).values()))
+        for name, scores in ((n, [cell.score for cell in _whole_cells(one)]) for n, one in results.items())
+    ]
+    write_whole(path, render("resolution", title="Resolution search", models=models, compared=compared, spread=spread))
+    return path
 
 
 def draw_heat_map(result: ResolutionSearch, out: Path) -> list[Path]:
     """Write `heat_map.png` and `.svg`: minimum over maximum, the chosen cell framed."""
-    lows = sorted({cell.min_pixels for cell in result.cells})
-    highs = sorted({cell.max_pixels for cell in result.cells})
-    scores = {(cell.min_pixels, cell.max_pixels): cell.score for cell in result.cells}
-    plot = heat_map(
-        [f"{pixels / _UNIT_PIXELS:g}" for pixels in lows],
-        [f"{pixels / _UNIT_PIXELS:g}" for pixels in highs],
-        [[scores.get((low, high)) for high in highs] for low in lows],
-        row_label="min pixels / 28x28",
-        column_label="max pixels / 28x28",
-        describe="Score by minimum and maximum image size",
-        value_format=".1%",
-        least_span=0.01,  # smaller differences are noise and should not look like a result
-        chosen=(lows.index(result.chosen.min_pixels), highs.index(result.chosen.max_pixels)),
-    )
-    return _save(plot, out, "heat_map")
+    return _save(_heat_map(result), out, "heat_map")
 
 
 def draw_box_plot(result: ResolutionSearch, out: Path) -> list[Path]:
     """Write `box_plot.png` and `.svg`: one box over the cells per task and for the mean, a mark at the chosen cell."""
-    groups = [(task, [cell.by_task[task] for cell in result.cells]) for task in result.chosen.by_task]
+    return _save(_box_plot(result), out, "box_plot")
+
+
+def _model(name: str, result: ResolutionSearch) -> dict[str, Any]:
+    """The values of one model for the page."""
+    tasks = list(result.chosen_by_task)
+    whole = _whole_cells(result)
+    on_front = {id(cell) for cell in pareto_front(whole)}
+    maps = [(f"all tasks, {_distinct(result)}", _heat_map(result, name=name))]
+    if len(tasks) > 1:
+        maps += [
+            (f"{task}: {result.num_distinct[task]} distinct of {len(result.cells)}", _heat_map(result, task, name=name))
+            for task in tasks
+        ]
+    chosen = [
+        ("all", *_limits(result.chosen), f"{100 * result.chosen.score:.1f}", f"{result.chosen.visual_tokens:.0f}")
+    ]
+    chosen += [
+        (task, *_limits(cell), f"{100 * cell.by_task[task]:.1f}", f"{cell.visual_tokens:.0f}")
+        for task, cell in result.chosen_by_task.items()
+    ]
+    return {
+        "name": name,
+        "chosen": chosen,
+        "evaluations": f"{result.num_evaluations:,} of {result.num_requests:,}",
+        "holdout": _holdout(result),
+        "maps": maps,
+        "boxes": _box_plot(result, name=name),
+        "front": front(
+            [(cell.visual_tokens, cell.score, id(cell) in on_front) for cell in whole],
+            x_label="visual tokens of an item",
+            describe=f"Score against visual tokens of {name}",
+            chosen=(result.chosen.visual_tokens, result.chosen.score),
+        )
+        if any(cell.visual_tokens for cell in whole)
+        else None,
+    }
+
+
+def _holdout(result: ResolutionSearch) -> list[tuple[str, ...]]:
+    found = result.holdout
+    if found is None:
+        return []
+    rows = {"one choice for all": found.chosen, "own choice of each": found.per_task, "gain of own choices": found.gain}
+    rows |= {f"own choice of {task}": interval for task, interval in found.by_task.items()}
+    return [
+        (name, f"{100 * one.mean:.1f}", f"{100 * one.low:.1f} to {100 * one.high:.1f}") for name, one in rows.items()
+    ]
+
+
+def _distinct(result: ResolutionSearch) -> str:
+    counts = sorted(set(result.num_distinct.values()))
+    return f"{counts[-1] if counts else len(result.cells)} distinct of {len(result.cells)}"
+
+
+def _limits(cell: CellScore) -> tuple[str, str]:
+    return f"{cell.min_pixels / _UNIT_PIXELS:g}", f"{cell.max_pixels / _UNIT_PIXELS:g}"
+
+
+def _whole_cells(result: ResolutionSearch) -> list[CellScore]:
+    """The cells that were scored on all items."""
+    most = max(cell.num_items for cell in result.cells)
+    return [cell for cell in result.cells if cell.num_items == most]
+
+
+def _heat_map(result: ResolutionSearch, task: str | None = None, *, name: str = "") -> Plot:
+    lows = sorted({cell.min_pixels for cell in result.cells})
+    highs = sorted({cell.max_pixels for cell in result.cells})
+    shown = {
+        (cell.min_pixels, cell.max_pixels): cell.score if task is None else cell.by_task[task]
+        for cell in _whole_cells(result)
+    }
+    best = result.chosen if task is None else result.chosen_by_task[task]
+    of_task = f" for {task}" if task else ""
+    return heat_map(
+        [f"{pixels / _UNIT_PIXELS:g}" for pixels in lows],
+        [f"{pixels / _UNIT_PIXELS:g}" for pixels in highs],
+        [[shown.get((low, high)) for high in highs] for low in lows],
+        row_label="min pixels / 28x28",
+        column_label="max pixels / 28x28",
+        describe=f"Score by minimum and maximum image size{of_task}{f', {name}' if name else ''}",
+        value_format=".1%",
+        least_span=0.01,  # smaller differences are noise and should not look like a result
+        chosen=(lows.index(best.min_pixels), highs.index(best.max_pixels)),
+    )
+
+
+def _box_plot(result: ResolutionSearch, *, name: str = "") -> Plot:
+    whole = _whole_cells(result)
+    groups = [(task, [cell.by_task[task] for cell in whole]) for task in result.chosen.by_task]
     chosen = list(result.chosen.by_task.values())
     if len(groups) > 1:
-        groups.append(("overall", [cell.score for cell in result.cells]))
+        groups.append(("overall", [cell.score for cell in whole]))
         chosen.append(result.chosen.score)
-    plot = boxes(groups, marks=chosen, mark_name="chosen", describe="Scores of each task over the grid")
-    return _save(plot, out, "box_plot")
+    describe = f"Scores of each task over the grid{f', {name}' if name else ''}"
+    return boxes(groups, marks=chosen, mark_name="chosen", describe=describe)
 
 
 def _save(plot: Plot, out: Path, name: str) -> list[Path]:

@@ -11,30 +11,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .benchmark import Benchmark, EmbeddedImage, Item
+    from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front
     from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
     from .readers import load_benchmarks
     from .resolution import Cell, ResolutionGrid
     from .run import Evaluation, evaluate, search_model
-    from .search import Box, CellScore, Request, ResolutionSearch, Scorer, box_of, choose_cell, search_resolution
+    from .search import Request, ResolutionSearch, Scorer, search_resolution
 
 _MODULES = {
     "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
+    "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
     "readers": ("load_benchmarks",),
     "resolution": ("Cell", "ResolutionGrid"),
     "run": ("Evaluation", "evaluate", "search_model"),
-    "search": (
-        "Box",
-        "CellScore",
-        "Request",
-        "ResolutionSearch",
-        "Scorer",
-        "box_of",
-        "choose_cell",
-        "search_resolution",
-    ),
+    "search": ("Request", "ResolutionSearch", "Scorer", "search_resolution"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -46,6 +39,8 @@ __all__ = [
     "CellScore",
     "EmbeddedImage",
     "Evaluation",
+    "Holdout",
+    "Interval",
     "Item",
     "PredictConfig",
     "Prediction",
@@ -60,6 +55,7 @@ __all__ = [
     "evaluate",
     "find_metric",
     "load_benchmarks",
+    "pareto_front",
     "score",
     "search_model",
     "search_resolution",

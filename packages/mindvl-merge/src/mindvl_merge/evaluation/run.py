@@ -15,7 +15,7 @@ from mindvl_merge.evaluation.grounding import Scores, TaskScore, gather, score_a
 from mindvl_merge.evaluation.metrics import aggregate, find_metric, score
 from mindvl_merge.evaluation.metrics.judged import Judge
 from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
-from mindvl_merge.evaluation.resolution import ResolutionGrid
+from mindvl_merge.evaluation.resolution import UNIT_PIXELS, ResolutionGrid
 from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
 
 
@@ -152,6 +152,12 @@ class PredictorScorer:
         """Sizes of the item's images after resizing."""
         return self.predictor.sizes(item, min_pixels, max_pixels)
 
+    def num_visual_tokens(self, item: Item, min_pixels: int, max_pixels: int) -> int:
+        """Visual tokens of the item's images after resizing, in the unit of the grid."""
+        return (
+            sum(height * width for height, width in self.predictor.sizes(item, min_pixels, max_pixels)) // UNIT_PIXELS
+        )
+
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
         """Answer and score all requests."""
         questions = [Question(item=r.item, min_pixels=r.min_pixels, max_pixels=r.max_pixels) for r in requests]
@@ -166,8 +172,16 @@ def search_model(
     grid: ResolutionGrid,
     *,
     compat: str = "vlmevalkit",
+    halving: bool = False,
+    report_share: float = 0.0,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> ResolutionSearch:
-    """Score every cell of the grid on held-out items, each distinct resize once, and choose one."""
+    """Score the cells of the grid on held-out items, each distinct resize once, and choose one for all tasks and one for each.
+
+    Args:
+        halving, report_share, seed: As in `search_resolution`.
+    """
     scorer = PredictorScorer(predictor, compat, progress)
-    return search_resolution(scorer, items, grid, tasks=[item.task for item in items])
+    tasks = [item.task for item in items]
+    return search_resolution(scorer, items, grid, tasks=tasks, halving=halving, report_share=report_share, seed=seed)

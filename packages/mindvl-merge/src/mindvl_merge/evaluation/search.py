@@ -3,20 +3,23 @@
 
 Comes after merging, before the final test. Most cells resize most images alike (an image inside both limits keeps its
 size), so requests with equal model input are merged. Source: the paper's test-time resolution search and
-Figure 4.
+Figure 4. halving.py does the same with fewer evaluations, choice.py chooses and reports.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from mindvl_merge.errors import MergeError
+from mindvl_merge.evaluation.choice import CellScore, Holdout, cell_scores, choose_cell, holdout, split_items
+from mindvl_merge.evaluation.halving import halved
 from mindvl_merge.evaluation.resolution import Cell, ResolutionGrid
 
 Item = TypeVar("Item")
+Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +43,13 @@ class Scorer(Protocol[Item]):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellScore:
-    """Scores of one cell."""
+@runtime_checkable
+class CountsVisualTokens(Protocol):
+    """A scorer that knows what a cell costs."""
 
-    min_pixels: int
-    max_pixels: int
-    score: float  # unweighted mean over tasks
-    by_task: dict[str, float]
+    def num_visual_tokens(self, item: object, min_pixels: int, max_pixels: int) -> int:
+        """Visual tokens of all images of `item`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,94 +57,124 @@ class ResolutionSearch:
     """Result of a search."""
 
     cells: tuple[CellScore, ...]
-    chosen: CellScore
+    chosen: CellScore  # best over all tasks
     num_requests: int  # cells times items
     num_evaluations: int  # distinct requests that were run
+    chosen_by_task: dict[str, CellScore] = field(default_factory=dict)  # best for each task alone
+    num_distinct: dict[str, int] = field(default_factory=dict)  # cells that differ in a task's model input, by task
+    holdout: Holdout | None = None  # the chosen cells on items that did not take part in the choice
 
     @property
     def num_saved(self) -> int:
-        """Evaluations saved by merging equal requests."""
+        """Evaluations saved by merging equal requests and by stopping cells early."""
         return self.num_requests - self.num_evaluations
 
 
-@dataclass(frozen=True, kw_only=True)
-class Box:
-    """Five numbers of a box plot."""
+class Requests(Generic[Item]):
+    """The distinct model inputs of a grid; scores are asked for on demand and kept."""
 
-    minimum: float
-    lower_quartile: float
-    median: float
-    upper_quartile: float
-    maximum: float
+    def __init__(self, scorer: Scorer[Item], items: Sequence[Item], cells: Sequence[Cell]) -> None:
+        self._scorer = scorer
+        self._requests: list[Request[Item]] = []
+        self.position_of = np.empty((len(cells), len(items)), dtype=np.int64)  # of each cell and item
+        for column, item in enumerate(items):
+            positions: dict[Hashable, int] = {}
+            for row, cell in enumerate(cells):
+                key = scorer.resized(item, cell.min_pixels, cell.max_pixels)
+                if key not in positions:
+                    positions[key] = len(self._requests)
+                    self._requests.append(Request(item=item, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels))
+                self.position_of[row, column] = positions[key]
+        self._scores = np.full(len(self._requests), np.nan)
+
+    @property
+    def num_scored(self) -> int:
+        """Distinct requests that were run."""
+        return int((~np.isnan(self._scores)).sum())
+
+    def scores(self, rows: Sequence[int], columns: Sequence[int]) -> Table:
+        """Scores `[rows, columns]`, asking the scorer for those that are not known."""
+        wanted = self.position_of[np.ix_(rows, columns)]
+        missing = [number for number in np.unique(wanted) if np.isnan(self._scores[number])]
+        if missing:
+            found = list(self._scorer.score([self._requests[number] for number in missing]))
+            if len(found) != len(missing):
+                raise MergeError(
+                    f"Scorer.score: got {len(found)} scores for {len(missing)} requests. Return one score per request."
+                )
+            self._scores[missing] = found
+        return self._scores[wanted]
+
+    def num_distinct(self, columns: Sequence[int]) -> int:
+        """Number of cells that differ in the model input of these items."""
+        return len(np.unique(self.position_of[:, columns], axis=0))
 
 
 def search_resolution(
-    scorer: Scorer[Item], items: Sequence[Item], grid: ResolutionGrid, *, tasks: Sequence[str] | None = None
+    scorer: Scorer[Item],
+    items: Sequence[Item],
+    grid: ResolutionGrid,
+    *,
+    tasks: Sequence[str] | None = None,
+    halving: bool = False,
+    report_share: float = 0.0,
+    seed: int = 0,
 ) -> ResolutionSearch:
-    """Score every cell of `grid` on `items` and choose one.
+    """Score the cells of `grid` on `items` and choose one.
 
     Args:
         items: Held-out items; the final test must use others.
         tasks: Task of each item. A cell's score is the unweighted mean of its task means; without tasks, of all items.
+        halving: Stop cells early that are behind (halving.py), instead of scoring every cell on every item.
+        report_share: Share of the items of each task that take no part in the choice; the chosen cells are reported on them.
+        seed: Of the order of items, of the split and of the confidence intervals.
 
     Raises:
         MergeError: There is no item, or `tasks` or the scores have another length.
     """
     if not items:
         raise MergeError("items: there is no item to score. Give a validation set.")
-    tasks = ["all"] * len(items) if tasks is None else tasks
+    tasks = ["all"] * len(items) if tasks is None else list(tasks)
     if len(tasks) != len(items):
         raise MergeError(f"tasks: got {len(tasks)} tasks for {len(items)} items. Give one task per item.")
+    if not 0 <= report_share < 1:
+        raise MergeError(f"report_share: must be at least 0 and below 1, got {report_share}. Use for example 0.5.")
     cells = grid.cells()
-    positions: dict[tuple[int, Hashable], int] = {}
-    requests: list[Request[Item]] = []
-    position_of = np.empty((len(cells), len(items)), dtype=np.int64)
-    for column, item in enumerate(items):
-        for row, cell in enumerate(cells):
-            key = (column, scorer.resized(item, cell.min_pixels, cell.max_pixels))
-            if key not in positions:
-                positions[key] = len(requests)
-                requests.append(Request(item=item, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels))
-            position_of[row, column] = positions[key]
-    scores = list(scorer.score(requests))
-    if len(scores) != len(requests):
-        raise MergeError(
-            f"Scorer.score: got {len(scores)} scores for {len(requests)} requests. Return one score per request."
+    requests = Requests(scorer, items, cells)
+    selected, reported = split_items(tasks, report_share, seed)
+    tokens = _visual_tokens(scorer, items, cells)
+    if halving:
+        scored = halved(requests, selected, tasks, tokens, seed=seed)
+    else:
+        every = list(range(len(cells)))
+        scored = {row: (selected, one) for row, one in zip(every, requests.scores(every, selected), strict=True)}
+    found = cell_scores(cells, scored, tasks, tokens)
+    whole = [cell for cell in found if cell.num_items == len(selected)]
+    names = list(dict.fromkeys(tasks[column] for column in selected))
+    chosen, by_task = choose_cell(whole), {name: choose_cell(whole, task=name) for name in names}
+    num_evaluations = requests.num_scored
+    report = None
+    if reported:
+        wanted = {id(cell): found.index(cell) for cell in (chosen, *by_task.values())}
+        rows = {row: requests.scores([row], reported)[0] for row in set(wanted.values())}
+        report = holdout(
+            chosen, by_task, {key: rows[row] for key, row in wanted.items()}, [tasks[i] for i in reported], seed
         )
-    table = np.asarray(scores, dtype=np.float64)[position_of]  # [cells, items]
-    cell_scores = tuple(_cell_score(cell, row, tasks) for cell, row in zip(cells, table, strict=True))
     return ResolutionSearch(
-        cells=cell_scores,
-        chosen=choose_cell(cell_scores),
-        num_requests=position_of.size,
-        num_evaluations=len(requests),
+        cells=tuple(found),
+        chosen=chosen,
+        num_requests=len(cells) * len(selected),
+        num_evaluations=num_evaluations,
+        chosen_by_task=by_task,
+        num_distinct={name: requests.num_distinct([i for i, one in enumerate(tasks) if one == name]) for name in names},
+        holdout=report,
     )
 
 
-def choose_cell(cells: Sequence[CellScore]) -> CellScore:
-    """The cell with the best score; among equal scores the smallest maximum, then the smallest minimum (cheapest)."""
-    return min(cells, key=lambda cell: (-cell.score, cell.max_pixels, cell.min_pixels))
-
-
-def box_of(values: Sequence[float]) -> Box:
-    """Quartiles (linear between neighbours) of the scores of all cells, one box of Figure 4."""
-    if not values:
-        raise MergeError("values: there is no score to draw. Give the scores of at least one cell.")
-    numbers = [float(number) for number in np.percentile(np.asarray(values, dtype=np.float64), [0, 25, 50, 75, 100])]
-    return Box(
-        minimum=numbers[0],
-        lower_quartile=numbers[1],
-        median=numbers[2],
-        upper_quartile=numbers[3],
-        maximum=numbers[4],
-    )
-
-
-def _cell_score(cell: Cell, scores: "np.ndarray[tuple[int], np.dtype[np.float64]]", tasks: Sequence[str]) -> CellScore:
-    groups: dict[str, list[float]] = {}
-    for task, score in zip(tasks, scores, strict=True):
-        groups.setdefault(task, []).append(float(score))
-    by_task = {task: fmean(values) for task, values in groups.items()}
-    return CellScore(
-        min_pixels=cell.min_pixels, max_pixels=cell.max_pixels, score=fmean(by_task.values()), by_task=by_task
+def _visual_tokens(scorer: Scorer[Item], items: Sequence[Item], cells: Sequence[Cell]) -> Table:
+    """Visual tokens `[cells, items]`; zeros if the scorer does not count them."""
+    if not isinstance(scorer, CountsVisualTokens):
+        return np.zeros((len(cells), len(items)))
+    return np.array(
+        [[scorer.num_visual_tokens(item, cell.min_pixels, cell.max_pixels) for item in items] for cell in cells], float
     )

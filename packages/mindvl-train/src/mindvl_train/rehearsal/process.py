@@ -16,7 +16,6 @@ import torch
 
 from mindvl_model import set_up_device
 from mindvl_train.rehearsal.job import Job
-from mindvl_train.rehearsal.record import progress_path
 
 
 def main(job_path: Path, record_path: Path) -> None:
@@ -35,7 +34,7 @@ def main(job_path: Path, record_path: Path) -> None:
     from mindvl_train.rehearsal.stage import config_of, replaced
     from mindvl_train.run import run_training
 
-    rank = Rank(job, device, progress_path(record_path))
+    rank = Rank(job, device)
     with (
         tempfile.TemporaryDirectory() as out,
         replaced(job, rank),

@@ -44,15 +44,13 @@ class Rank:
     Args:
         job: What is rehearsed.
         device: The device that the rank believes to have.
-        progress: File for the share of the forward passes that have begun.
     """
 
     stall_s = 0.0  # of the saver
     failed = False
 
-    def __init__(self, job: Job, device: torch.device, progress: Path) -> None:
+    def __init__(self, job: Job, device: torch.device) -> None:
         self.job = job
-        self._progress = progress
         self.at = Moment()
         self.messages = MessageLog(self.at)
         self.memory = MemoryLog(is_device=device.type != "cpu")
@@ -218,9 +216,6 @@ class Rank:
 
     def _start_pass(self, number: int) -> None:
         self.at.microbatch = self._passes[number]
-        of_step = self.num_microbatches * len(self._passes)
-        done = self.at.step * of_step + sum(self._passes)
-        self._progress.write_text(str(done / (of_step * self.job.steps)))
         self._passes[number] += 1
 
     def _end_pass(self) -> None:
