@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a tiny model: batches, cache, sizes."""
 
+import base64
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,7 +11,7 @@ from PIL import Image
 from mindvl_cli.predictor import DECODER, make_predictor
 from mindvl_data.images import decode
 from mindvl_merge.errors import EvaluationError
-from mindvl_merge.evaluation import PredictConfig, load_benchmarks
+from mindvl_merge.evaluation import PredictConfig, evaluate, load_benchmarks
 from mindvl_merge.evaluation.predict import open_image
 from mindvl_model import ModelError
 
@@ -153,3 +156,25 @@ def test_a_directory_without_a_model_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="AutoProcessor cannot load"):
         make_predictor(tmp_path, config=PredictConfig(), cache=None).default_limits  # noqa: B018
+
+
+def test_a_table_with_embedded_images_is_answered_as_image_files_are(model_directory, tmp_path):
+    rows = ["index\timage\tquestion\tA\tB\tanswer"]
+    for number, color in enumerate(("red", "blue")):
+        path = tmp_path / f"{number}.png"
+        Image.new("RGB", (90, 60), color).save(path)
+        image = base64.b64encode(path.read_bytes()).decode()
+        rows.append(f"{number}\t{image}\twhich number?\t1\t2\tB")
+    table = tmp_path / "MMBench_DEV.tsv"
+    table.write_text("\n".join(rows) + "\n")
+    (benchmark,) = load_benchmarks(table)
+    files = [replace(item, images=(tmp_path / f"{item.id}.png",)) for item in benchmark.items]
+    predictor = _predictor(model_directory)
+    answers = []
+    for items in (benchmark.items, files):
+        predictions = predictor.predict(predictor.questions(items, min_pixels=None, max_pixels=None))
+        answers.append([(p.answer, p.original, p.resized) for p in predictions])
+    assert answers[0] == answers[1]
+    assert len(predictor.cache.answers) == 2  # the same content has the same key
+    result = evaluate(predictor, [benchmark])
+    assert set(result.metrics["MMBench_DEV"]) == {"overall", "single"}

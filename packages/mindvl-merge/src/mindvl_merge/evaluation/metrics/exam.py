@@ -128,11 +128,13 @@ def _loose_answers(prediction: str) -> list[str]:
 
 def _instruction(name: str) -> Any:
     try:
+        import langdetect
         from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
     except ImportError as error:
         raise EvaluationError(
             "ifeval: lm-eval with its IFEval checkers is not installed. Install it with pip install 'mindvl-merge[text]'."
         ) from error
+    langdetect.DetectorFactory.seed = 0  # its answers are random otherwise, and checks of case depend on them
     if name not in INSTRUCTION_DICT:
         raise EvaluationError(f"ifeval: instruction {name!r} is unknown. Known: {', '.join(sorted(INSTRUCTION_DICT))}.")
     return INSTRUCTION_DICT[name](name)
