@@ -163,7 +163,7 @@ def test_where_turns_are_cut_what_is_planned_is_what_comes_out(
     files.close()
 
 
-def test_a_few_rows_are_measured_without_their_shard(
+def test_a_few_samples_are_measured_without_their_shard(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shard,) = open_index(long_talks(tmp_path)).shards

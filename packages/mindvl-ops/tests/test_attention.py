@@ -55,7 +55,7 @@ def test_a_poisoned_neighbour_changes_nothing(backend, causal):
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_an_empty_row_and_empty_segments_are_allowed(backend):
+def test_an_empty_pack_and_empty_segments_are_allowed(backend):
     query, key, value = _qkv(5)
     with use_backend(backend):
         assert attention(*_qkv(0, value_width=3), Segments([]), causal=False).shape == (0, 2, 3)
@@ -72,7 +72,7 @@ def test_a_window_of_one_to_the_left_sees_two_tokens():
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_the_second_half_of_a_row_attends_as_in_the_whole_row(backend):
+def test_the_second_half_of_a_pack_attends_as_in_the_whole_pack(backend):
     query, key, value = _qkv(10)
     with use_backend(backend):
         whole, sums = attention(query, key, value, Segments([3, 7]), causal=True, return_logsumexp=True)
@@ -136,7 +136,7 @@ def test_tensors_of_different_types_or_without_heads_are_refused():
 @pytest.mark.parametrize("backend", ["reference", "torch", "npu"])
 @pytest.mark.parametrize("keys", [0, 3])
 def test_no_queries_at_all_stay_in_the_graph(fake_npu, backend, keys):
-    """A rank that has no token of a row must still take part in its backward pass."""
+    """A rank that has no token of a packed sequence must still take part in its backward pass."""
     query, key, value = torch.randn(0, 2, 4), torch.randn(keys, 2, 4), torch.randn(keys, 2, 3)
     inputs = [x.requires_grad_() for x in (query, key, value)]
     with use_backend(backend):

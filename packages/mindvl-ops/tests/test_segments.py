@@ -16,7 +16,7 @@ def test_lengths_come_back_from_cumulative_lengths():
     assert segments == Segments((3, 0, 7))
 
 
-def test_a_row_without_tokens_is_allowed():
+def test_a_pack_without_tokens_is_allowed():
     segments = Segments(())
     assert (segments.total, segments.max_length, segments.cu_seqlens("cpu").tolist()) == (0, 0, [0])
 

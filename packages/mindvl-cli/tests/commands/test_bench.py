@@ -124,14 +124,14 @@ def test_a_benchmark_that_fails_is_an_error_of_ours(small_benchmark: Path) -> No
         CliRunner().invoke(bench, ["packing"], catch_exceptions=False)
 
 
-def test_waits_count_rows_closed_while_a_sample_waits(packing: ModuleType) -> None:
+def test_waits_count_packs_closed_while_a_sample_waits(packing: ModuleType) -> None:
     # Samples 0-5; rows are closed after 2, 4, 6 and 6 samples were read. Sample 1 lies in the last of them.
     rows, read = [[0], [2, 3], [4], [1, 5]], np.array([2, 4, 6, 6])
     assert packing.longest_wait(rows, read) == 3  # the first three rows went by
     assert packing.longest_wait([[0], [1], [2]], np.array([1, 2, 3])) == 0
 
 
-def test_drift_is_one_for_independent_rows_and_large_for_stretches(packing: ModuleType) -> None:
+def test_drift_is_one_for_independent_packs_and_large_for_stretches(packing: ModuleType) -> None:
     generator = np.random.default_rng(0)
     independent = generator.integers(1, 20, 64 * 2000)
     assert packing.drift(independent) == pytest.approx(1.0, abs=0.1)
@@ -150,7 +150,7 @@ def test_imbalance_is_what_the_most_loaded_rank_has_above_the_mean(packing: Modu
     assert packing.imbalance(once, balance=None) == pytest.approx((87.5, 87.5, 350.0, 350.0))
 
 
-def test_rivals_lose_no_sample_and_overfill_no_row(packing: ModuleType) -> None:
+def test_rivals_lose_no_sample_and_overfill_no_pack(packing: ModuleType) -> None:
     lengths = np.random.default_rng(3).integers(1, 101, 500).tolist()
     for rival in packing.RIVALS.values():
         rows = [row for row, _ in rival(lengths, 100, 64)]

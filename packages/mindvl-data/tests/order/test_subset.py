@@ -41,7 +41,7 @@ def test_a_fraction_is_exact_to_one_sample_and_taken_from_the_first(
         assert chosen <= used(sizes, first=first)
 
 
-def test_a_fraction_is_spread_over_shards_and_rows() -> None:
+def test_a_fraction_is_spread_over_shards_and_samples() -> None:
     chosen = used([1000] * 20, fraction=0.1)
     by_shard = [sorted(row for shard, row in chosen if shard == number) for number in range(20)]
     assert [len(rows) for rows in by_shard] == [100] * 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the simulated NPU: equal to the reference for every kind of row, one sync a step, refusals."""
+"""Attention on the simulated NPU: equal to the reference for every kind of packed sequence, one sync a step, refusals."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def _qkv(segments, heads=(4, 2), widths=(8, 8), dtype=torch.float32, seed=0):
     dtype=dtypes,
     seed=st.integers(0, 100),
 )
-def test_packed_rows_equal_the_reference(fake_npu, lengths, heads, widths, causal, window, dtype, seed):
+def test_packed_sequences_equal_the_reference(fake_npu, lengths, heads, widths, causal, window, dtype, seed):
     segments = Segments(lengths)
     assert_parity(
         lambda q, k, v: attention(q, k, v, segments, causal=causal, window=window),
@@ -66,7 +66,7 @@ CUT_ROWS_WITHOUT_QUERIES_AT_AN_END = [
 
 
 @pytest.mark.parametrize(("mode", "segments"), [*CUT_ROWS.items(), *CUT_ROWS_WITHOUT_QUERIES_AT_AN_END])
-def test_cut_rows_equal_the_reference(fake_npu, mode, segments):
+def test_split_packs_equal_the_reference(fake_npu, mode, segments):
     assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), _qkv(segments), backend="npu")
     assert {call.arguments["sparse_mode"] for call in fake_npu.calls} == {mode}
 
@@ -152,7 +152,7 @@ def test_gradients_come_back_from_several_calls(fake_npu, monkeypatch):
     assert_parity(lambda q, k, v: attention(q, k, v, segments, causal=True), _qkv(segments), backend="npu")
 
 
-def test_an_empty_row_never_reaches_the_kernel(fake_npu):
+def test_an_empty_pack_never_reaches_the_kernel(fake_npu):
     with use_backend("npu"):
         assert attention(*_qkv(Segments([]), widths=(8, 4)), Segments([]), causal=True).shape == (0, 4, 4)
     assert not fake_npu.calls

@@ -24,11 +24,11 @@ def test_keys_without_queries_are_left_out_at_both_ends_and_passed_over_between(
     assert (cut.query_range, cut.key_range) == ((0, 4), (4, 14))
 
 
-def test_a_row_of_many_segments_is_cut_between_two_of_them(monkeypatch):
+def test_a_pack_of_many_segments_is_split_between_two_of_them(monkeypatch):
     monkeypatch.setattr("mindvl_ops.npu.masks.MAX_SEGMENTS", 2)
     monkeypatch.setattr("mindvl_ops.npu.masks.MAX_TOKENS", 10)
-    row = Segments([0, 2, 3, 0, 4, 9, 1, 0], key_lengths=[1, 2, 3, 5, 4, 9, 1, 6])
-    calls = describe(row, causal=True, window=None)
+    pack = Segments([0, 2, 3, 0, 4, 9, 1, 0], key_lengths=[1, 2, 3, 5, 4, 9, 1, 6])
+    calls = describe(pack, causal=True, window=None)
     assert [call.query_range for call in calls] == [(0, 5), (5, 9), (9, 19)]
     assert [call.key_range for call in calls] == [(1, 6), (11, 15), (15, 25)]
     assert [call.query_ends for call in calls] == [[2, 5], [4], [9, 10]]
@@ -78,6 +78,6 @@ def test_a_fake_mask_does_not_outlive_its_mode(monkeypatch):
 
 
 def test_bytes_saved_are_those_of_the_full_mask_less_the_shared_one():
-    row = Segments([4096, 4096])
-    assert mask_bytes_saved(row, causal=True) == 8192**2 - 2048**2
-    assert mask_bytes_saved(row, causal=False) == 8192**2  # full attention inside the segments needs no mask at all
+    pack = Segments([4096, 4096])
+    assert mask_bytes_saved(pack, causal=True) == 8192**2 - 2048**2
+    assert mask_bytes_saved(pack, causal=False) == 8192**2  # full attention inside the segments needs no mask at all

@@ -22,9 +22,9 @@ layouts = st.one_of(
     st.just([150]),
     st.just([1, 150, 1]),
 )
-cut_rows = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5).filter(
-    lambda rows: any(queries for queries, _, _ in rows)
-)
+split_packs = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5
+).filter(lambda rows: any(queries for queries, _, _ in rows))
 windows = st.one_of(st.none(), st.tuples(st.integers(-1, 5), st.integers(-1, 5)))
 
 
@@ -49,8 +49,8 @@ def test_torch_equals_reference(lengths, heads, widths, causal, window, dtype, s
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=cut_rows, causal=st.booleans(), window=windows, widths=st.sampled_from([(8, 8), (12, 8), (4, 8)]))
-def test_cut_rows_equal_the_reference(rows, causal, window, widths):
+@given(rows=split_packs, causal=st.booleans(), window=windows, widths=st.sampled_from([(8, 8), (12, 8), (4, 8)]))
+def test_split_packs_equal_the_reference(rows, causal, window, widths):
     """Each segment has keys before its queries and after them."""
     segments = Segments(
         [queries for queries, _, _ in rows],
