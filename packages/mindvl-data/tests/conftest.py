@@ -92,10 +92,10 @@ def encode_image(height: int, width: int, *, seed: int = 0, format: str = "PNG")
 
 
 def write_images_source(directory: Path, count: int, *, seed: int = 0) -> Path:
-    """A LLaVA file of `count` packs with one or two small images each."""
+    """A LLaVA file of `count` records with one or two small images each."""
     directory.mkdir(parents=True, exist_ok=True)
     random_source = random.Random(seed)
-    packs: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number in range(count):
         names = []
         for place in range(random_source.choice([1, 1, 2])):
@@ -107,15 +107,15 @@ def write_images_source(directory: Path, count: int, *, seed: int = 0) -> Path:
             names.append(name)
         question = "<image>" * len(names) + "Read the number."
         answer = str(random_source.randrange(10 ** random_source.randint(1, 12)))
-        packs.append(
+        records.append(
             {
                 "id": f"n{number}",
                 "image": names if len(names) > 1 else names[0],
                 "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}],
             }
         )
-    path = directory / "packs.json"
-    path.write_text(json.dumps(packs))
+    path = directory / "records.json"
+    path.write_text(json.dumps(records))
     return path
 
 

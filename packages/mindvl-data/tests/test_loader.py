@@ -191,7 +191,7 @@ def half_a_jpeg(tmp_path: Path) -> SourceConfig:
     """Six images; the third lacks its second half, but has a header and an end, so that the index takes it."""
     directory = tmp_path / "raw"
     directory.mkdir()
-    packs = []
+    records = []
     for number in range(6):
         file = io.BytesIO()
         noise = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
@@ -201,9 +201,9 @@ def half_a_jpeg(tmp_path: Path) -> SourceConfig:
             content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content
         )
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": f"number {number}"}]
-        packs.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
-    (directory / "packs.json").write_text(json.dumps(packs))
-    write_shards(directory / "packs.json", tmp_path / "shards", format="llava")
+        records.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
+    (directory / "records.json").write_text(json.dumps(records))
+    write_shards(directory / "records.json", tmp_path / "shards", format="llava")
     index_directory(tmp_path / "shards")
     return SourceConfig(name="half", path=tmp_path / "shards", max_epochs=1)
 

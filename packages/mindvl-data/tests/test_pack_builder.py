@@ -112,8 +112,8 @@ def test_an_image_damaged_inside_is_bad_and_its_neighbours_are_not(
     (tmp_path / "damaged.png").write_bytes(content)
     turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "4"}]
     records = [{"image": f"{name}.png", "conversations": turns} for name in ("whole", "damaged", "whole")]
-    (tmp_path / "packs.json").write_text(json.dumps(records))
-    write_shards(tmp_path / "packs.json", tmp_path / "shards", format="llava")
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    write_shards(tmp_path / "records.json", tmp_path / "shards", format="llava")
     index_directory(tmp_path / "shards")
     config = make_config(sources=(SourceConfig(name="photos", path=tmp_path / "shards", max_epochs=1),))
     workshop = Workshop(config, tokenizer)
@@ -154,10 +154,10 @@ def read_once(
     turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "4"}]
     for name in ("a.png", "b.jpg", "c.webp"):
         Image.effect_noise((84, 56), 90).convert("RGB").save(root / name)
-    (root / "packs.json").write_text(
+    (root / "records.json").write_text(
         json.dumps([{"image": name, "conversations": turns} for name in ("a.png", "b.jpg", "c.webp")])
     )
-    write_shards(root / "packs.json", root / "shards", format="llava")
+    write_shards(root / "records.json", root / "shards", format="llava")
     index_directory(root / "shards")
     config = DataConfig(
         sources=(SourceConfig(name="photos", path=root / "shards", max_epochs=1),),

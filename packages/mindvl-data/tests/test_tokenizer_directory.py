@@ -92,6 +92,12 @@ def move_template(directory: Path) -> None:
     edit("tokenizer_config.json", chat_template=named)(directory)
 
 
+def null_roles(directory: Path) -> None:
+    """A role of null is no role, also where the class has a default."""
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": None, "bos_token": None}))
+
+
 CONFIG = "tokenizer_config.json"
 READ: dict[str, Change] = {
     "as saved": lambda directory: None,
@@ -101,6 +107,7 @@ READ: dict[str, Change] = {
     "templates by name": move_template,
     "token with flags": edit(CONFIG, eos_token={"__type": "AddedToken", "content": "<|im_end|>", "special": True}),
     "a role of its own": edit(CONFIG, image_token="<|image_pad|>"),
+    "roles of null": null_roles,
     "older key": edit(CONFIG, extra_special_tokens=None, additional_special_tokens=["<|im_start|>"]),
     "model directory": edit("config.json", model_type="mindvl", auto_map={"AutoConfig": "configuration.MindVL"}),
     "qwen3 directory": edit("config.json", model_type="qwen3"),

@@ -103,6 +103,7 @@ except MergeError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_gives_one_sentence_and_keeps_the_former_result(tmp_path, make_directory):
     """A limit on the size of files fails in the same calls as a full disk, without needing one."""
     import torch

@@ -61,7 +61,7 @@ def write_images(directory: Path, count: int, seed: int) -> Path:
     """A LLaVA file of questions about one or two images of noise."""
     directory.mkdir()
     choose, noise = random.Random(seed), np.random.default_rng(seed)
-    packs: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number in range(count):
         names = [f"{number}-{place}.png" for place in range(choose.choice([1, 1, 2]))]
         for name in names:
@@ -73,9 +73,9 @@ def write_images(directory: Path, count: int, seed: int) -> Path:
             {"from": "human", "value": "<image>" * len(names) + "?"},
             {"from": "gpt", "value": str(choose.randrange(10 ** choose.randint(1, 8)))},
         ]
-        packs.append({"id": f"n{number}", "image": names, "conversations": turns})
-    path = directory / "packs.json"
-    path.write_text(json.dumps(packs))
+        records.append({"id": f"n{number}", "image": names, "conversations": turns})
+    path = directory / "records.json"
+    path.write_text(json.dumps(records))
     return path
 
 

@@ -219,7 +219,7 @@ def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def damaged_source(directory: Path) -> SourceConfig:
     """Twelve images; the third lacks its second half, but has a header and an end, so that the index takes it."""
     directory.mkdir()
-    packs = []
+    records = []
     for number in range(12):
         file = io.BytesIO()
         noise = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
@@ -229,9 +229,9 @@ def damaged_source(directory: Path) -> SourceConfig:
             content[: len(content) // 2] + b"\xff\xd9" if number == 2 else content
         )
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": f"number {number}"}]
-        packs.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
-    (directory / "packs.json").write_text(json.dumps(packs))
-    write_shards(directory / "packs.json", directory / "shards", format="llava")
+        records.append({"id": f"n{number}", "image": f"{number}.jpg", "conversations": turns})
+    (directory / "records.json").write_text(json.dumps(records))
+    write_shards(directory / "records.json", directory / "shards", format="llava")
     index_directory(directory / "shards")
     return SourceConfig(name="damaged", path=directory / "shards")
 

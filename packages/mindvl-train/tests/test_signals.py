@@ -60,6 +60,7 @@ def test_in_another_thread_no_handler_is_touched() -> None:
     assert inside == before
 
 
+@pytest.mark.slow
 def test_a_process_that_has_saved_keeps_its_exit_code() -> None:
     code = (
         "import os, signal, sys\n"

@@ -75,8 +75,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         question = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
         answer = {"role": "assistant", "content": "noise " * 3}
         lines.append({"messages": [{"role": "user", "content": question}, answer], "images": [f"{number}.png"]})
-    (root / "packs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    write_shards(root / "packs.jsonl", root / "images", format="messages", samples_per_shard=10)
+    (root / "records.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_shards(root / "records.jsonl", root / "images", format="messages", samples_per_shard=10)
     (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "some text " * 4}) for _ in range(6)))
     write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=10)
     for name in ("images", "texts"):

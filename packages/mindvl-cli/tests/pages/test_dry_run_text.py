@@ -190,6 +190,7 @@ def is_answered(result: Result) -> bool:
     return is_ours(error) or isinstance(error, click.ClickException)
 
 
+@pytest.mark.slow
 def test_any_value_of_any_field_is_answered(
     documents: dict[str, dict[str, Any]], tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(record=st.one_of(st.dictionaries(NAMES, VALUES, max_size=4), VALUES), num_media=st.integers(0, 2))
 def test_whatever_a_record_holds_it_is_a_sample_or_a_bad_one(record: Any, num_media: int) -> None:

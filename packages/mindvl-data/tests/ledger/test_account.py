@@ -150,6 +150,7 @@ def with_value(choose: random.Random, line: bytes, is_state: bool) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_never_a_traceback_and_never_another_verdict(records: Records, tmp_path: Path) -> None:
     config, run = records
     quiet, messages = judge(config, run)

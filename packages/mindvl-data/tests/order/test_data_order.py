@@ -316,14 +316,14 @@ def test_one_source_alone_is_read_shard_after_shard(
 def test_the_largest_sample_fits_whichever_shard_holds_it(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    packs = []
+    records = []
     for number in range(40):  # one sample a shard; more shards than are looked at for the average
         side = 112 if number == 1 else 28
         Image.new("RGB", (side, side)).save(tmp_path / f"{number}.png")
         turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "ab " * 20}]
-        packs.append({"image": f"{number}.png", "conversations": turns})
-    (tmp_path / "packs.json").write_text(json.dumps(packs))
-    write_shards(tmp_path / "packs.json", tmp_path / "shards", format="llava", samples_per_shard=1)
+        records.append({"image": f"{number}.png", "conversations": turns})
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    write_shards(tmp_path / "records.json", tmp_path / "shards", format="llava", samples_per_shard=1)
     index_directory(tmp_path / "shards")
     config = make_config(
         sources=(SourceConfig(name="one", path=tmp_path / "shards", max_epochs=1),),
@@ -338,12 +338,12 @@ def test_the_largest_sample_fits_whichever_shard_holds_it(
 def test_a_sample_above_what_packs_may_have_is_used_among_text_alone(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    for side in (28, 336):  # the large one is in none of the packs that are looked at for the average
+    for side in (28, 336):  # the large one is in none of the records that are looked at for the average
         Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
     turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "ab " * 20}]
-    packs = [{"image": f"{336 if number == 301 else 28}.png", "conversations": turns} for number in range(600)]
-    (tmp_path / "packs.json").write_text(json.dumps(packs))
-    write_shards(tmp_path / "packs.json", tmp_path / "shards", format="llava", samples_per_shard=600)
+    records = [{"image": f"{336 if number == 301 else 28}.png", "conversations": turns} for number in range(600)]
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    write_shards(tmp_path / "records.json", tmp_path / "shards", format="llava", samples_per_shard=600)
     index_directory(tmp_path / "shards")
     config = make_config(
         sources=(SourceConfig(name="one", path=tmp_path / "shards", max_epochs=1),),
