@@ -245,6 +245,26 @@ def test_recomputation_and_slow_links_cost_time() -> None:
     assert slow.time.tp == pytest.approx(plain.time.tp * 32 / 8)
 
 
+def test_offloaded_activations_are_on_the_host_and_cost_time_where_copies_are_slow() -> None:
+    request = _request()
+    task, parallel = request.task(), ParallelConfig(pp_size=2, stage_layers=(18, 18), spread_images=False)
+    plain = evaluate(task, parallel, RecomputeConfig())
+    half = evaluate(task, parallel, RecomputeConfig(offload_layers=9))
+    whole = evaluate(task, parallel, RecomputeConfig(offload_layers=18))
+    # 18 layers on each of two stages; the first stage holds two packs.
+    assert [memory.host for memory in plain.memory] == [0.0, 0.0]
+    assert whole.memory[0].host == pytest.approx(2 * half.memory[0].host) == pytest.approx(2 * whole.memory[1].host)
+    left, before = (one.memory[0].activations_by["decoder"] for one in (whole, plain))
+    assert left < 0.01 * before  # the boundary to the next stage
+    for fewer, more in ((plain, half), (half, whole)):
+        assert more.memory[0].total < fewer.memory[0].total
+        assert more.time.total >= fewer.time.total
+    fast = replace(task, machine=replace(task.machine, device=replace(task.machine.device, bf16_tflops=4000.0)))
+    hidden, exposed = (evaluate(one, parallel, RecomputeConfig(offload_layers=18)).time for one in (task, fast))
+    assert exposed.offload > hidden.offload
+    assert plain.time.offload == 0.0
+
+
 def test_activations_by_kind_of_layer_add_up() -> None:
     task = _request("mindvl-671b-a37b", 1024).task()
     parallel = ParallelConfig(pp_size=4, ep_size=32, stage_layers=(13, 16, 16, 16), spread_images=False)

@@ -138,6 +138,20 @@ def test_the_cost_of_a_product_is_two_operations_for_each_pair():
     assert (cost.flops, cost.bytes_read, cost.bytes_written) == (2 * 3 * 4 * 5, 4 * (12 + 20), 4 * 15)
 
 
+def test_a_product_that_torch_npu_does_not_decompose_costs_the_same():
+    left, right = torch.empty(2, 3, 4), torch.empty(4, 5)
+    flops = 2 * 2 * 3 * 4 * 5
+    assert cost_of(torch.ops.aten.matmul.default, (left, right), {}, left @ right).flops == flops
+    arguments = (torch.empty(2, 3, 5), left, right, [True, True])
+    assert cost_of(torch.ops.aten.matmul_backward.default, arguments, {}, (left, right)).flops == 2 * flops
+
+
+def test_making_a_tensor_without_values_moves_no_bytes():
+    made = torch.empty(8)
+    assert cost_of(torch.ops.aten.empty.memory_format, ([8],), {}, made).bytes_written == 0
+    assert cost_of(torch.ops.aten._unsafe_view.default, (made, [2, 4]), {}, made.view(2, 4)).bytes_read == 0
+
+
 def test_views_cost_nothing_and_expanded_axes_are_read_once():
     x = torch.empty(3, 1)
     assert cost_of(torch.ops.aten.t.default, (x,), {}, x.t()).bytes_read == 0

@@ -28,6 +28,10 @@ COMMANDS = {
         "Show and audit the paper's data mixtures, and map them to shards.",
     ),
     "plan": ("mindvl_cli.commands.plan:plan", "Estimate memory and step time for each parallel layout of a model."),
+    "rehearse": (
+        "mindvl_cli.commands.rehearse:rehearse",
+        "Run one training step at full size without its devices: memory, messages, operators.",
+    ),
     "train": ("mindvl_cli.commands.train:train", "Train from a recipe or a pipeline file, or resume its training."),
     "report": ("mindvl_cli.commands.report:report", "Summarize a run: loss curves, step time by part, configuration."),
     "convert": (

@@ -33,6 +33,7 @@ MIDDLE = StageCounts(
     gradient_bytes=3_954_442_240,
     optimizer_bytes=8_668_692_480,
     activation_bytes=5_120_000_000,
+    host_activation_bytes=0,
 )
 REPORT = DryRun(
     phase="warmup",
@@ -78,8 +79,11 @@ REPORT = DryRun(
         "init": {"vision": "models/vit"},
         "from_stage": None,
         "at_random": ["projector", "language"],
+        "reads": None,
     },
+    rehearsal={"found": [], "num_ranks": 4, "work_s": 600.0},
     data=None,
+    warnings=(),
     problems=("data.tokenizer: gone does not exist. Create it.",),
 )
 
@@ -116,6 +120,22 @@ def test_where_a_run_begins_is_reported() -> None:
     assert "weights     resumes from runs/w/checkpoints/step-00000100" in dry_run_text("first", resumed)
     later = replace(REPORT, start=REPORT.start | {"from_stage": "warmup", "at_random": []})
     assert "weights     all parts from stage warmup" in dry_run_text("first", later)
+
+
+def test_a_rehearsal_of_the_same_recipe_and_version_is_shown_with_its_result() -> None:
+    found = {"path": "runs/w/rehearsal/910b2-256", "device": "910b2", "sentence": "fits: 40 GB.", "is_current": True}
+    text = dry_run_text("first", replace(REPORT, rehearsal=REPORT.rehearsal | {"found": [found]}))
+    assert "  rehearsal   910b2, fits: 40 GB (runs/w/rehearsal/910b2-256)\n" in text
+
+
+def test_without_a_rehearsal_of_this_version_its_duration_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 s of work on two cores."""
+    monkeypatch.setattr("mindvl_cli.pages.dry_run_text.num_cores", lambda: 2)
+    wanted = "  rehearsal   none of this recipe and version; mindvl rehearse takes about 5 min here (4 ranks)\n"
+    assert wanted in dry_run_text("first", REPORT)
+    found = {"path": "x", "device": "910b2", "sentence": "fits.", "is_current": False}
+    older = dry_run_text("first", replace(REPORT, rehearsal=REPORT.rehearsal | {"found": [found]}))
+    assert "the one found was made by other versions" in older
 
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "tiny" / "sft.yaml"

@@ -18,6 +18,7 @@ from mindvl_model.language.qwen2 import Qwen2Adapter
 from mindvl_model.language.qwen3 import Qwen3Adapter
 from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
+from mindvl_model.megatron.offload import ActivationOffload
 from mindvl_model.megatron.output_layer import check_loss_positions
 from mindvl_model.megatron.packing import IGNORE_INDEX
 from mindvl_model.megatron.replicas import (
@@ -83,6 +84,8 @@ class MindVLModel(MegatronModule):
         self.vision = VisionEncoder(config.vision, build_config) if pre_process else None
         self.projector = Projector(config.vision, config.language.hidden_size, build_config) if pre_process else None
         self.language = language
+        if build_config.recompute.offload_layers:
+            ActivationOffload().install(language.decoder.layers[: build_config.recompute.offload_layers])
         self._segment_losses: list[Tensor] = []
         mark_split_weights(self)
         for part in (self.vision, self.projector):

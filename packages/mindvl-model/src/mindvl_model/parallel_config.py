@@ -84,8 +84,18 @@ class RecomputeConfig:
     # Number of language layers recomputed per chunk (kind full); None: all. The vision encoder is always recomputed
     # with kind full.
     layers: int | None = None
+    # Number of language layers per chunk whose stored activations are kept in host memory until backward (kind none or
+    # selective), first to last.
+    offload_layers: int = 0
 
     def __post_init__(self) -> None:
+        if self.offload_layers < 0:
+            raise ValueError(f"offload_layers: must be >= 0, got {self.offload_layers}.")
+        if self.offload_layers and self.kind == "full":
+            raise ValueError(
+                f"offload_layers: is {self.offload_layers}, but with kind: full no layer stores activations. Use kind: none or "
+                "selective, or remove offload_layers."
+            )
         if self.layers is not None and self.kind != "full":
             raise ValueError(f"layers: requires kind: full, got kind: {self.kind}. Remove layers or set kind: full.")
         if self.layers is not None and self.layers < 1:

@@ -20,6 +20,7 @@ from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
 from mindvl_train.reading import reads_of, start_timeout
+from mindvl_train.rehearsal.store import rehearsal_facts
 from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
 
@@ -46,6 +47,7 @@ class StageCounts:
         int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks with the same weights
     )
     activation_bytes: int  # peak of a step, estimated by the layout search, for the operators of `device`
+    host_activation_bytes: int  # offloaded activations in host memory at the peak, estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class DryRun:
         str, Any
     ]  # sizes, processes, groups of rank 0, microbatches, pipeline bubble (fraction of a step), device
     stages: tuple[StageCounts, ...]
+    rehearsal: dict[str, Any]  # rehearsals of this recipe in its output directory, and how long one takes
     schedule: dict[str, Any]  # steps, learning rates, packs and tokens
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
@@ -91,7 +94,8 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
     model_config = _model_config(config, problems)
     run = resolve_run(config, num_processes or min_processes(config.parallel))
-    predicted = predict(job_of(config, run.num_processes), kernels)
+    job = job_of(config, run.num_processes)
+    predicted = predict(job, kernels)
     stages: list[StageCounts] = []
     groups: dict[str, list[int]] = {}
     for stage in range(config.parallel.pp_size):
@@ -113,6 +117,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         },
         layout=_layout(run, groups) | {"device": kernels},
         stages=tuple(stages),
+        rehearsal=rehearsal_facts(run, job.pack),
         schedule=_schedule(config),
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
@@ -148,6 +153,7 @@ def _count(run: ResolvedRun, models: list[Any], predicted: "Memory", *, rank: in
         gradient_bytes=4 * sizes["trained"],
         optimizer_bytes=round(optimizer_bytes),
         activation_bytes=round(predicted.activations + predicted.temporary + predicted.inputs),
+        host_activation_bytes=round(predicted.host),
     )
 
 

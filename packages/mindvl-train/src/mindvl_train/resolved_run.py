@@ -71,6 +71,11 @@ def resolve_run(config: RunConfig, num_processes: int) -> ResolvedRun:
             f"recompute.layers: {config.recompute.layers}, but no model chunk has more than {max(layers)} language "
             "layers. Use fewer, or leave it out to recompute all."
         )
+    if config.recompute.offload_layers > max(layers):
+        raise TrainError(
+            f"recompute.offload_layers: {config.recompute.offload_layers}, but no model chunk has more than {max(layers)} "
+            "language layers. Use fewer."
+        )
     return ResolvedRun(
         config=config,
         model=model,

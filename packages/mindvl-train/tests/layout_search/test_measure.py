@@ -42,6 +42,8 @@ EXPERTS = DeepSeekV3LanguageConfig(
     num_expert_groups=4,
     groups_per_token=2,
 )
+# Bytes that a layer saves: estimated beside counted. The estimate has the small tensors that all layers share, too.
+OFFLOAD_TOLERANCE = 0.1
 PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
@@ -98,3 +100,23 @@ def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
         for name in ("parameters", "gradients", "optimizer", "inputs"):
             assert getattr(memory, name) == pytest.approx(getattr(seen, name), rel=0.01)
         assert memory.activations + memory.temporary == pytest.approx(seen.activations, rel=0.2)
+
+
+@pytest.mark.parametrize("language", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_offloaded_bytes_are_those_that_layers_save(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig) -> None:
+    from mindvl_model import MindVLModel
+    from mindvl_model.megatron.offload import ActivationOffload
+    from mindvl_model.megatron.process import single_process
+    from mindvl_model.parallel_config import BuildConfig
+    from mindvl_model.testing.tiny import randomize
+
+    job = _job(language)
+    config = replace(job.run.config, recompute=RecomputeConfig(offload_layers=1))
+    (predicted,) = predict(replace(job, run=replace(job.run, config=config)), "cpu")
+    keeper = ActivationOffload(smallest_bytes=1)
+    with single_process():
+        model = MindVLModel(job.run.model, BuildConfig())
+        randomize(model)
+        keeper.install(model.language.decoder.layers[:1])
+        model(**RandomBatch.of(job.pack, job.run.model).model_inputs()).backward()
+    assert predicted.host == pytest.approx(keeper.peak_host_bytes, rel=OFFLOAD_TOLERANCE)

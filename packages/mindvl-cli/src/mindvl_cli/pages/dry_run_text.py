@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.machine import num_cores
 from mindvl_cli.units import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
             f"{bytes_text(saved['bytes_at_once'])} at once; {bytes_text(saved['free_bytes'])} free",
         ),
         ("operators", _operators(report.operators)),
+        *(("rehearsal", line) for line in _rehearsal(report.rehearsal)),
         *([("data", _data(report.data))] if report.data is not None else []),
     ]
 
@@ -99,7 +101,9 @@ def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:
         sizes = [stages[number].activation_bytes for number in numbers]
         least, most = (bytes_text(size) for size in (min(sizes), max(sizes)))
         kept = most if least == most else f"{least} to {most}"
-        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on {article} {device})")
+        host = max(stages[number].host_activation_bytes for number in numbers)
+        offloaded = f", up to {bytes_text(host)} more in host memory" if host else ""
+        lines.append(f"{_ranks(numbers)}: {text}, activations {kept} (as on {article} {device}){offloaded}")
     return lines
 
 
@@ -127,6 +131,22 @@ def _operators(chosen: dict[str, str]) -> str:
     return "; ".join(
         f"{backend}: {', '.join(name for name, one in chosen.items() if one == backend)}" for backend in backends
     )
+
+
+def _rehearsal(rehearsal: dict[str, Any]) -> list[str]:
+    """What rehearsals of this recipe found; how long one takes if there is none of the installed versions."""
+    lines = [
+        f"{found['device']}, {found['sentence'].removesuffix('.')} ({found['path']})"
+        for found in rehearsal["found"]
+        if found["is_current"]
+    ]
+    if lines:
+        return lines
+    at_once = min(rehearsal["num_ranks"], num_cores())
+    minutes = max(1, round(rehearsal["work_s"] / at_once / 60))
+    ranks = f"{rehearsal['num_ranks']} rank{'s' * (rehearsal['num_ranks'] > 1)}"
+    older = "; the one found was made by other versions" if rehearsal["found"] else ""
+    return [f"none of this recipe and version{older}; mindvl rehearse takes about {minutes} min here ({ranks})"]
 
 
 def _data(figures: dict[str, Any]) -> str:

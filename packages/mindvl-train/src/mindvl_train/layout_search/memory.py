@@ -28,6 +28,7 @@ class Memory:
     temporary: float  # additional bytes at the peak
     base: float = 0.0  # context, communication buffers, fragmentation
     activations_by: dict[str, float] = field(default_factory=dict)  # activations of vision, decoder, experts, head ...
+    host: float = 0.0  # offloaded activations in host memory at the peak, of all packs in flight; not in the total
 
     @property
     def standing(self) -> float:
@@ -62,6 +63,7 @@ class Stretch:
     forward_peak: float
     backward_peak: float
     kinds: Mapping[str, float]  # bytes stored for backward by kind of layer
+    host: float = 0.0  # bytes stored in host memory
 
 
 class Ledger:
@@ -99,7 +101,7 @@ class Ledger:
         expert_copies = max(1, copies * parallel.tp_size // parallel.ep_size)
         # fp32 weights need no master copy.
         state = (4 if setting.wide < 4 else 0) + (0 if offload else 8)
-        activations, temporary, kinds = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
+        activations, temporary, kinds, host = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels are uint8
         return Memory(
@@ -111,6 +113,7 @@ class Ledger:
             temporary=temporary,
             base=base,
             activations_by=kinds,
+            host=host,
         )
 
     def counts(self, chunk: Chunk) -> Counts:
@@ -132,11 +135,11 @@ class Ledger:
         own: Sequence[Chunk],
         pp_rank: int,
         num_microbatches: int,
-    ) -> tuple[float, float, dict[str, float]]:
-        """(bytes stored for backward, temporary bytes, stored bytes by kind of layer) at the peak."""
+    ) -> tuple[float, float, dict[str, float], float]:
+        """(bytes stored for backward, temporary bytes, stored bytes by kind of layer) at the peak; most bytes on the host."""
         stretches = [self._stretch(chunk, parallel, recompute) for chunk in own]
         size, virtual = parallel.pp_size, parallel.virtual_stages
-        held, most, fullest = 0.0, 0.0, (0.0, 0.0)
+        held, most, fullest, host = 0.0, 0.0, (0.0, 0.0), 0.0
         packs = [0] * len(own)  # in flight, by chunk
         packs_then = list(packs)
         for forward, number in schedule(size, virtual, pp_rank, min(num_microbatches, 4 * size)):
@@ -144,6 +147,7 @@ class Ledger:
             if forward:
                 packs[number] += 1
                 peak = stretch.forward_peak
+                host = max(host, sum(count * one.host for count, one in zip(packs, stretches, strict=True)))
             else:
                 held -= stretch.kept
                 peak = stretch.backward_peak
@@ -161,11 +165,11 @@ class Ledger:
                 kinds[kind] += count * size_of_pack
         # A partially executed chunk stores a part of its bytes; the fractions are those of complete chunks.
         scale = fullest[0] / max(1.0, sum(kinds.values()))
-        return *fullest, {kind: scale * size for kind, size in kinds.items() if size}
+        return *fullest, {kind: scale * size for kind, size in kinds.items() if size}, host
 
     def _stretch(self, chunk: Chunk, parallel: ParallelConfig, recompute: RecomputeConfig) -> Stretch:
         piped = parallel.pp_size > 1
-        key = (chunk.key, piped, recompute.kind, recompute.layers)
+        key = (chunk.key, piped, recompute)
         if key not in self._stretches:
             boundary = self.setting.wide * self.setting.sliced * self.setting.model.language.hidden_size if piped else 0
             stretch = stretch_of(_with_recomputation(chunk, recompute))
@@ -175,6 +179,7 @@ class Ledger:
                 forward_peak=stretch.forward_peak,
                 backward_peak=stretch.backward_peak + 2 * boundary,
                 kinds=stretch.kinds,
+                host=sum(count * block.kept for block, count in offloaded_layers(chunk, recompute)),
             )
         return self._stretches[key]
 
@@ -203,7 +208,14 @@ def _kind(block: Block) -> str:
 def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
     """Blocks of a chunk; recomputed layers store only their input."""
     if recompute.kind != "full":
-        yield from chunk.runs
+        left = recompute.offload_layers
+        yield from chunk.before
+        for block, count in chunk.layers:
+            away = min(left, count)
+            left -= away
+            yield offloaded(block), away
+            yield block, count - away
+        yield from chunk.after
         return
     whole = recompute.layers is None
     for block, count in chunk.before:
@@ -226,6 +238,29 @@ def recomputed(block: Block) -> Block:
         kept=block.boundary,
         routed=0.0,
         backward_peak=max(block.forward_peak, block.kept + block.backward_peak),
+    )
+
+
+def offloaded_layers(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
+    """The layers of a chunk whose activations are in host memory."""
+    left = recompute.offload_layers
+    for block, count in chunk.layers:
+        yield block, min(left, count)
+        left -= min(left, count)
+
+
+def offloaded(block: Block) -> Block:
+    """The cost of a layer with its activations in host memory.
+
+    In forward the copies of the layer before may not be done; in backward the layer before is copied back in advance.
+    Small tensors and integers, which stay on the device, are neglected.
+    """
+    return replace(
+        block,
+        kept=0.0,
+        routed=0.0,
+        forward_peak=block.kept + block.forward_peak,
+        backward_peak=2 * block.kept + block.backward_peak,
     )
 
 

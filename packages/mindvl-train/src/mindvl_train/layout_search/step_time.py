@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.devices import Device
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting
-from mindvl_train.layout_search.memory import Ledger
+from mindvl_train.layout_search.memory import Ledger, offloaded_layers
 from mindvl_train.layout_search.stages import Chunk
 
 # Fraction of the peak in large matrix products; with it the estimate for mindvl-8b on 910B2 is near the 40 % MFU of the
@@ -92,6 +92,7 @@ class StepTime:
     attention: float
     elementwise: float
     recompute: float
+    offload: float  # copies of activations to the host and back that computation does not hide
     tp: float  # collectives of tensor and sequence parallelism
     cp: float
     ep: float
@@ -120,12 +121,13 @@ class Cost(NamedTuple):
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0
+    offload: float = 0.0
     forward: float = 0.0  # part of the other fields that is in the forward pass
 
     @property
     def total(self) -> float:
         """Seconds of forward and backward."""
-        return sum(self[:7])
+        return sum(self[:8])
 
 
 class Clock:
@@ -149,12 +151,13 @@ class Clock:
 
     def chunk(self, chunk: Chunk, recompute: RecomputeConfig) -> Cost:
         """Seconds of one pack in a chunk."""
-        key = (chunk.key, recompute.kind, recompute.layers)
+        key = (chunk.key, recompute)
         if key not in self._chunks:
             costs = [(self.cost(block), count) for block, count in chunk.runs]
             total = [sum(count * cost[index] for cost, count in costs) for index in range(len(Cost._fields))]
             total[Cost._fields.index("recompute")] += self._recompute_s(chunk, recompute)
-            self._chunks[key] = Cost(*total)
+            cost = Cost(*total)
+            self._chunks[key] = cost._replace(offload=_offload_s(chunk, recompute, cost))
         return self._chunks[key]
 
     def _recompute_s(self, chunk: Chunk, recompute: RecomputeConfig) -> float:
@@ -198,6 +201,12 @@ class Clock:
         )
 
 
+def _offload_s(chunk: Chunk, recompute: RecomputeConfig, cost: Cost) -> float:
+    """Seconds of copies in forward and in backward that are longer than the computation of the chunk."""
+    copied = sum(count * block.kept for block, count in offloaded_layers(chunk, recompute)) / (1e9 * _HOST_GB_S)
+    return max(0.0, copied - cost.forward) + max(0.0, copied - (cost.total - cost.forward))
+
+
 def step_time(
     clock: Clock,
     ledger: Ledger,
@@ -239,6 +248,7 @@ def step_time(
         attention=packs * worst.attention,
         elementwise=packs * worst.elementwise,
         recompute=packs * worst.recompute,
+        offload=packs * worst.offload,
         tp=packs * worst.tp,
         cp=packs * worst.cp,
         ep=packs * worst.ep,

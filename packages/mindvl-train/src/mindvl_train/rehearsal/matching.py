@@ -14,14 +14,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from mindvl_train.rehearsal.classes import RankClass
 from mindvl_train.rehearsal.record import POINT_TO_POINT, Group, Message, RankRecord
 
 # Kinds whose tensors may differ between ranks: the shapes depend on the rank, or objects are pickled.
-_UNEQUAL_SIZES = {"gather", "scatter", "all_gather_object", "new_group", "barrier"}
+_UNEQUAL_SIZES = {"gather", "scatter", "all_gather_object", "broadcast_object", "barrier"}
 MIRROR = {"send": "recv", "recv": "send"}
-_ROLE = tuple[str, int, str, int]
+Role = tuple[str, str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,36 +78,41 @@ class World:
 class Log:
     """The messages of one rank by group and by direction; groups are identified by their role.
 
-    A role is (name, size, backend, number among the rank's groups with these), which is the same on every member.
+    A role is (name, backend, distances between the members, number among the rank's groups with these). It is the same on
+    every member, and for the groups of one kind at other places of the layout.
     """
 
     def __init__(self, record: RankRecord) -> None:
         self.record = record
 
     @cached_property
-    def roles(self) -> dict[str, _ROLE]:
+    def roles(self) -> dict[str, Role]:
         """The role of each group of the record by its key."""
-        found: dict[str, _ROLE] = {}
-        seen: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        found: dict[str, Role] = {}
+        seen: defaultdict[tuple[str, str, tuple[int, ...]], int] = defaultdict(int)
         for key, group in self.record.groups.items():
-            kind = (group.name, len(group.ranks), group.backend)
+            steps = {after - before for before, after in pairwise(group.ranks)}
+            distances = (
+                (*steps, len(group.ranks)) if len(steps) == 1 else tuple(r - group.ranks[0] for r in group.ranks)
+            )
+            kind = (group.name, group.backend, distances)
             found[key] = (*kind, seen[kind])
             seen[kind] += 1
         return found
 
     @cached_property
-    def collectives(self) -> dict[_ROLE, list[Message]]:
+    def collectives(self) -> dict[Role, list[Message]]:
         """Collectives in order."""
-        found: defaultdict[_ROLE, list[Message]] = defaultdict(list)
+        found: defaultdict[Role, list[Message]] = defaultdict(list)
         for message in self.record.messages:
             if message.kind not in POINT_TO_POINT:
                 found[self.roles[message.group]].append(message)
         return dict(found)
 
     @cached_property
-    def directions(self) -> dict[tuple[_ROLE, str, int], list[Message]]:
+    def directions(self) -> dict[tuple[Role, str, int], list[Message]]:
         """Sends and receives in order, by (role, kind, other rank)."""
-        found: defaultdict[tuple[_ROLE, str, int], list[Message]] = defaultdict(list)
+        found: defaultdict[tuple[Role, str, int], list[Message]] = defaultdict(list)
         for message in self.record.messages:
             if message.kind in POINT_TO_POINT:
                 assert message.peer is not None
@@ -120,7 +126,7 @@ def find_mismatches(world: World) -> list[Mismatch]:
 
 
 def _collective_mismatches(world: World) -> Iterator[Mismatch]:
-    compared: set[tuple[_ROLE, int, int]] = set()
+    compared: set[tuple[Role, int, int]] = set()
     for rank, log in world.logs.items():
         for key, group in log.record.groups.items():
             role = log.roles[key]

@@ -26,11 +26,16 @@ class Cost:
 
 
 FREE = Cost(0.0, 0.0, 0.0)
+# Operators that only make or describe a tensor.
+_NO_KERNEL = tuple(
+    f"aten::{name}"
+    for name in ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_")
+)
 
 
 def cost_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Cost:
     """Cost of a call with these arguments and this result; views are free."""
-    if func.is_view or func.namespace == "prim":
+    if func.is_view or func.namespace == "prim" or func._schema.name in _NO_KERNEL:
         return FREE
     given = _tensors((args, kwargs))
     made = _tensors(result)
@@ -57,6 +62,11 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
         return _grouped_matmul(args, kwargs)
     if name.startswith("npu::npu_fusion_attention"):
         return _npu_attention(func, args, kwargs)
+    if name in ("aten::matmul", "aten::linear"):  # composite elsewhere; torch_npu keeps them
+        left, right = args[0], args[1].t() if name == "aten::linear" else args[1]
+        return _matmul(left, right)
+    if name == "aten::matmul_backward":
+        return sum(args[3]) * _matmul(args[1], args[2])
     if name == "aten::_grouped_mm":
         return _product(args[0], args[1])
     formula = flop_registry.get(func.overloadpacket)
@@ -70,6 +80,10 @@ def _grouped_matmul(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
         kwargs.get(name, args[place] if place < len(args) else ()) for place, name in enumerate(("x", "weight"))
     )
     return sum(_product(left, right) for left, right in zip(rows, weights, strict=False))
+
+
+def _matmul(left: Tensor, right: Tensor) -> float:
+    return 2.0 * left.numel() * (right.shape[-1] if right.ndim > 1 else 1)
 
 
 def _product(left: Tensor, right: Tensor) -> float:

@@ -16,6 +16,7 @@ import torch
 
 from mindvl_model import set_up_device
 from mindvl_train.rehearsal.job import Job
+from mindvl_train.rehearsal.record import progress_path
 
 
 def main(job_path: Path, record_path: Path) -> None:
@@ -34,7 +35,7 @@ def main(job_path: Path, record_path: Path) -> None:
     from mindvl_train.rehearsal.stage import config_of, replaced
     from mindvl_train.run import run_training
 
-    rank = Rank(job, device)
+    rank = Rank(job, device, progress_path(record_path))
     with (
         tempfile.TemporaryDirectory() as out,
         replaced(job, rank),

@@ -44,13 +44,15 @@ class Rank:
     Args:
         job: What is rehearsed.
         device: The device that the rank believes to have.
+        progress: File for the share of the forward passes that have begun.
     """
 
     stall_s = 0.0  # of the saver
     failed = False
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: Job, device: torch.device, progress: Path) -> None:
         self.job = job
+        self._progress = progress
         self.at = Moment()
         self.messages = MessageLog(self.at)
         self.memory = MemoryLog(is_device=device.type != "cpu")
@@ -216,6 +218,9 @@ class Rank:
 
     def _start_pass(self, number: int) -> None:
         self.at.microbatch = self._passes[number]
+        of_step = self.num_microbatches * len(self._passes)
+        done = self.at.step * of_step + sum(self._passes)
+        self._progress.write_text(str(done / (of_step * self.job.steps)))
         self._passes[number] += 1
 
     def _end_pass(self) -> None:

@@ -196,6 +196,11 @@ class RankRecord:
             raise TrainError(f"{path}: is not a rehearsal record: {reason}. Rehearse the recipe again.") from error
 
 
+def progress_path(record_path: Path) -> Path:
+    """File beside a record that is being made: the share of the forward passes that have begun."""
+    return record_path.with_suffix(".progress")
+
+
 def _encode(value: Any) -> Any:
     """Plain JSON values; a tuple of dataclasses becomes {"columns": names, "rows": values}."""
     if is_dataclass(value):

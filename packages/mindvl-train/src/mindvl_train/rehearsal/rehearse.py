@@ -6,12 +6,14 @@ Comes after job.py; process.py is what the new process runs. The stub of the NPU
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 from mindvl_ops.errors import OpsError
 from mindvl_ops.testing.npu_runtime import stub_environment
@@ -19,9 +21,10 @@ from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.job import Job, Kind, job_of
-from mindvl_train.rehearsal.record import RankRecord
+from mindvl_train.rehearsal.record import RankRecord, progress_path
 
 _MAX_LINES = 16  # of the error of a rank
+_ERROR = re.compile(r"\w+(Error|Exception): ")
 
 
 @contextmanager
@@ -77,19 +80,77 @@ def rehearse_job(job: Job, environment: dict[str, str]) -> RankRecord:
     Raises:
         TrainError: The step fails; the message ends with the last lines of the process.
     """
-    with tempfile.TemporaryDirectory(prefix="mindvl-rehearsal-") as directory:
-        job_path, record_path = Path(directory) / "job", Path(directory) / "record.json"
-        job_path.write_bytes(pickle.dumps(job))
-        command = [sys.executable, "-m", "mindvl_train.rehearsal.process", str(job_path), str(record_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise TrainError(_message(job, done.returncode, done.stderr.splitlines()))
-        return RankRecord.read(record_path)
+    with RankProcess(job, environment) as process:
+        process.wait()
+        return process.record()
 
 
-def _message(job: Job, code: int, lines: Sequence[str]) -> str:
-    shown = "\n".join(lines[-_MAX_LINES:])
-    return (
-        f"{job.recipe}: rank {job.rank} of {job.world_size} on {job.device}: the rehearsal failed with exit code {code}. "
-        f"Correct the recipe or the operator that its last lines name:\n{shown}"
-    )
+class RankProcess:
+    """The process of one rank, which is killed at the end of the block if it still runs.
+
+    Args:
+        job: The rank.
+        environment: Result of prepared_environment.
+        log: File for the messages of the process; None: a temporary one.
+    """
+
+    def __init__(self, job: Job, environment: dict[str, str], log: Path | None = None) -> None:
+        self.job = job
+        self._environment = environment
+        self._log = log
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mindvl-rehearsal-")))
+        self._record_path = directory / "record.json"
+        self._log_path = self._log or directory / "log"
+        (directory / "job").write_bytes(pickle.dumps(self.job))
+        command = [
+            sys.executable,
+            "-m",
+            "mindvl_train.rehearsal.process",
+            str(directory / "job"),
+            str(self._record_path),
+        ]
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # a no-op after its end
+        self._process.wait()
+        self._stack.close()
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        self._process.wait()
+
+    @property
+    def progress(self) -> float:
+        """Share of the forward passes that have begun."""
+        try:
+            return float(progress_path(self._record_path).read_text())
+        except (OSError, ValueError):  # not yet written, or just being written
+            return 0.0
+
+    def record(self) -> RankRecord:
+        """The record of a process that has ended.
+
+        Raises:
+            TrainError: It failed.
+        """
+        job, code = self.job, self._process.returncode
+        if code:
+            lines = [line for line in self._log_path.read_text(errors="replace").splitlines() if line.strip()]
+            errors = [line for line in lines if _ERROR.search(line)] or lines[-1:]
+            shown = "".join(errors[-1:]) if self._log is not None else "\n".join(lines[-_MAX_LINES:])
+            log = "its last lines" if self._log is None else str(self._log)
+            raise TrainError(
+                f"{job.recipe}: rank {job.rank} of {job.world_size} on {job.device}: the rehearsal failed with exit code "
+                f"{code}: {shown} Correct the recipe or the operator that {log} names."
+            )
+        return RankRecord.read(self._record_path)

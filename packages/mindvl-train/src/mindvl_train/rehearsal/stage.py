@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -53,7 +54,7 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
             fake_groups(rank.messages, c10d._new_process_group_helper, job.world_size),
         )
         put(c10d, "_get_process_group_uid", lambda group: 0)
-        put(dist.Work, "wait", rank.messages.wait(dist.Work.wait))
+        put(FakeWork, "wait", rank.messages.wait(FakeWork.wait))
         put(parallel_state, "_rendezvous_store", FakeStore)
         put(nn.Module, "_apply", _apply_anew)
         put(torch, "tensor", _tensor_of_scalars(torch.tensor, rank))
