@@ -7,7 +7,8 @@ the same arguments, and from a cache afterwards. Every collective goes to messag
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,7 @@ class FakeDevice(TorchDispatchMode):
         self.device, self.at, self.memory, self.messages = device, at, memory, messages
         self.modules = ModuleStack()
         self.is_building = True  # on a CPU: tensors that are made now are weights, buffers and optimizer states
-        self.is_planning = False  # on a CPU: index tensors are made from the lengths of segments
+        self.is_planning = False
         self.phase = 0
         self.counts: Counter[Any] = Counter()  # calls by operator
         self.costs: dict[Any, list[float]] = {}
@@ -252,6 +253,15 @@ class FakeDevice(TorchDispatchMode):
                 return
             if self.memory.add(result, self.modules.category, self.at.operator, self.phase, func._schema.name):
                 self.memory.set_source(calling_line(3)[0])
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """New tensors have values inside the block, also on a CPU, where no device tells host from device."""
+        before, self.is_planning = self.is_planning, True
+        try:
+            yield
+        finally:
+            self.is_planning = before
 
     def wait(self, kind: WaitKind, name: str, num_bytes: int, depth: int = 3) -> None:
         """Note that the host waits for the device, or for a copy from pageable memory; a CPU has no device."""

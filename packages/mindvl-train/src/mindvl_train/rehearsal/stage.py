@@ -65,7 +65,7 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
         put(optimizer_module, "wrap_models", rank.during("wrap", optimizer_module.wrap_models))
         put(optimizer_module, "build_optimizer", rank.during("optimizer", optimizer_module.build_optimizer))
         put(run_module, "_build_state", rank.building(run_module._build_state))
-        put(run_module, "Loader", _loader(job))
+        put(run_module, "Loader", _loader(job, rank))
         put(run_module, "with_tokenizer", _with_tokens)
         put(run_module, "check_operators", lambda **_: [])
         put(run_module, "table_text", lambda _: "not compared in a rehearsal")
@@ -92,11 +92,12 @@ def config_of(job: Job, out: Path) -> RunConfig:
     )
 
 
-def _loader(job: Job) -> Callable[..., Packs]:
+def _loader(job: Job, rank: Rank) -> Callable[..., Packs]:
     def loader(data: Any, *, with_pixels: bool, **_: Any) -> Packs:
         model = replace(job.config.model.resolved, tokens=TOKENS)
         copied = job.kind == "cpu"
-        return Packs(job.pack, model, data.sources[0].name, with_pixels=with_pixels or copied, copied=copied)
+        with rank.device_mode.on_host():
+            return Packs(job.pack, model, data.sources[0].name, with_pixels=with_pixels or copied, copied=copied)
 
     return loader
 
@@ -123,11 +124,8 @@ def _broadcast_objects(rank: Rank) -> Callable[..., None]:
 def _planned(original: Callable[..., Any], rank: Rank) -> Callable[..., Any]:
     def derived(segments: Segments, key: Any, make: Callable[[], Any]) -> Any:
         """Segments.derived: what follows from lengths is made with values, because kernels of the CPU read them."""
-        before, rank.device_mode.is_planning = rank.device_mode.is_planning, True
-        try:
+        with rank.device_mode.on_host():
             return original(segments, key, make)
-        finally:
-            rank.device_mode.is_planning = before
 
     return derived
 
