@@ -120,6 +120,18 @@ def test_vlmevalkit_is_the_default_and_names_may_be_spelled_freely():
     assert find_metric("AI2D_TEST") is METRICS["ai2d"]
 
 
+def test_options_may_have_the_names_that_the_projects_use():
+    assert score("anls", "Pans", "Paris", anls_threshold=0.9) == score("anls", "Pans", "Paris", thresh_hold=0.9) == 0.0
+    assert score("mcq", "(B)", "B", options=["x", "y"]) == 1.0
+    assert score("ocrbench", "a b", "ab", dataset_name="HME100k", compat="lmms-eval") == 1.0
+
+
+def test_an_option_of_mathvista_may_have_the_text_of_another_letter():
+    swapped = {"question_type": "multi_choice", "choices": ["B", "A"]}
+    assert score("mathvista", "(A)", "B", **swapped) == 1.0
+    assert score("mathvista", "(B)", "B", answer_option="B", **swapped) == 1.0
+
+
 def test_references_may_be_the_text_of_a_list():
     assert score("ocrbench", "halt", "['stop', 'halt']") == 1.0
     assert score("vqav2", "dog", [{"answer": "dog", "answer_id": i} for i in range(10)]) == 1.0

@@ -283,6 +283,7 @@ def test_text_benchmarks_have_no_images(tmp_path):
     assert (item.metric, item.question, item.references) == ("ifeval", "Write.", None)
     assert item.options["prompt"] == "Write."
     assert _only(tmp_path, "aime24", {"problem": "1+1", "answer": "2"}).question == "1+1"
+    assert _only(tmp_path, "AIME_2024", {"ID": "I-1", "Problem": "1+1", "Answer": 2}).references == "2"
 
 
 def test_a_kind_may_be_given(tmp_path):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation is the mean over tasks, and a search scores every cell with the same predictor."""
 
+import pytest
+
+from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import Benchmark, Item, Prediction, ResolutionGrid, evaluate, search_model
 from mindvl_merge.evaluation.predict import Question
 
@@ -38,3 +41,22 @@ def test_a_search_finds_the_cell_that_answers_right():
     items = [_item("1", "a", "5"), _item("2", "b", "5")]
     result = search_model(WidthPredictor(), items, ResolutionGrid(min_units=(1,), max_units=(3, 5, 7)))
     assert (result.chosen.max_pixels, result.chosen.score) == (5 * 784, 1.0)
+
+
+def test_a_benchmark_whose_groups_are_missing_is_refused_before_a_question_is_asked():
+    item = Item(id="1", task="t", images=(), question="?", answer="Yes", metric="yes_no", fields={"category": "count"})
+    benchmark = Benchmark(name="MME", items=(item,), kind="MME")
+    predictor = WidthPredictor()
+    predictor.predict = lambda questions, progress=None: pytest.fail("asked")
+    with pytest.raises(EvaluationError, match="mme: a record has no 'image'"):
+        evaluate(predictor, [benchmark])
+
+
+def test_a_benchmark_of_a_known_kind_is_one_task():
+    items = tuple(
+        Item(id=str(number), task="t", images=(), question="?", answer="", metric="anls", references=["3", "x"])
+        for number in range(2)
+    )
+    result = evaluate(WidthPredictor(), [Benchmark(name="DocVQA", items=items, kind="docvqa")])
+    assert result.metrics == {"DocVQA": {"overall": 100.0}}
+    assert result.scores.by_task["DocVQA"].score == 1.0

@@ -66,6 +66,9 @@ def evaluate(
         EvaluationError: A benchmark needs a judge and there is none.
     """
     _require_judge(benchmarks, judge)
+    for benchmark in benchmarks:
+        if benchmark.kind is not None:  # a missing group is reported before a question is asked
+            _aggregated(benchmark, benchmark.kind, [0.0] * len(benchmark.items), compat)
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
     predictions = predictor.predict(questions, progress=progress)

@@ -45,7 +45,9 @@ def mathvista(
         given = _lmms_typed(prediction.strip(), list(options.values()), question_type, answer_type, precision)
         return float(any(str(given).strip() == reference.strip() for reference in references))
     if question_type == "multi_choice":
-        expected = {answer_option} if answer_option else {as_letter(reference, options) for reference in references}
+        texts = {text: letter for letter, text in reversed(options.items())}
+        letters = {texts.get(reference) or as_letter(reference, options) for reference in references}
+        expected = {answer_option} if answer_option else letters
         return float(infer_option(prediction, options, has_texts=True, compat=compat) in expected)
     return float(any(_is_typed_equal(prediction, reference, answer_type, compat) for reference in references))
 

@@ -23,6 +23,14 @@ OPTIONS = frozenset(
     }
 )  # fmt: skip
 
+# The same options under the names that the projects and the data sets use.
+OTHER_NAMES = {
+    "anls_threshold": "threshold",
+    "dataset_name": "dataset",
+    "options": "choices",
+    "thresh_hold": "threshold",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -108,6 +116,7 @@ def score(metric: str, prediction: Any, references: Any, compat: str = "vlmevalk
         EvaluationError: Metric, compat or an option is unknown, or an argument is not valid.
     """
     rule = find_metric(metric)
+    options = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise EvaluationError(

@@ -22,9 +22,9 @@ from mindvl_merge.evaluation.prompts import as_hint, build_prompt, place_images
 
 Row = Mapping[str, Any]
 
-ID_COLUMNS = ("index", "pid", "id", "key", "questionId")
-QUESTION_COLUMNS = ("query", "question", "Question", "problem", "prompt")
-ANSWER_COLUMNS = ("answer", "answers", "gt_answer", "Correct Answer")
+ID_COLUMNS = ("index", "pid", "id", "ID", "Record ID", "key", "questionId")
+QUESTION_COLUMNS = ("query", "question", "Question", "problem", "Problem", "prompt")
+ANSWER_COLUMNS = ("answer", "answers", "gt_answer", "Answer", "label", "Correct Answer")
 IMAGE_COLUMNS = ("image", "decoded_image", "images", "image_path", "image_bytes")
 GPQA_COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 MAX_REFERENCE_LENGTH = 64  # characters; a longer image cell is an image, a shorter one the index of another row
@@ -118,7 +118,7 @@ def _choices(row: Row, place: Place) -> dict[str, str]:
         # a fixed order that does not depend on which is right
         texts.sort(key=lambda text: hashlib.sha256((str(row.get("Question")) + text).encode()).digest())
         return dict(zip("ABCD", texts, strict=True))
-    lettered = {letter: row[letter] for letter in string.ascii_uppercase if letter in row}
+    lettered = {letter: row[letter] for letter in string.ascii_uppercase if row.get(letter, "nan") != "nan"}
     listed = row.get("options", row.get("choices"))
     try:
         return read_choices(lettered or (None if listed is None or len(listed) == 0 else listed))
