@@ -2,6 +2,7 @@
 """Answers of a tiny model: batches, cache, sizes."""
 
 import base64
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,15 @@ import pytest
 from PIL import Image
 
 from mindvl_cli.predictor import DECODER, make_predictor
-from mindvl_data.images import decode
+from mindvl_data import ImageConfig
+from mindvl_data.decoding import opened
+from mindvl_data.images import decode, smart_resize, to_patches
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import PredictConfig, evaluate, load_benchmarks
 from mindvl_merge.evaluation.predict import open_image
 from mindvl_model import ModelError
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 @pytest.fixture
@@ -132,6 +137,32 @@ def test_evaluation_shows_a_model_the_pixels_that_training_shows_it(name, tmp_pa
     trained = decode(path.read_bytes(), decode_limit=10**6)
     assert DECODER.read_size(path.read_bytes()) == trained.shape[:2]
     np.testing.assert_array_equal(np.asarray(open_image(path, DECODER)), trained)
+
+
+def test_a_model_trained_with_scaled_decoding_is_shown_the_same_pixels(tmp_path):
+    path, image = tmp_path / "large.jpg", ImageConfig(max_pixels=112 * 112, jpeg_scaling=True)
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC).save(path)
+    size = smart_resize(600, 800, multiple=28, min_pixels=image.min_pixels, max_pixels=image.max_pixels)
+    with opened(path.read_bytes(), decode_limit=10**6, at_least=size) as decoded:
+        assert (decoded.height, decoded.width) == (150, 200)  # a quarter; an eighth has fewer rows than 84
+        trained, _ = to_patches(decoded, image)
+    shown = np.asarray(open_image(path, DECODER, size))
+    assert shown.shape[:2] == size
+    np.testing.assert_array_equal(to_patches(shown, image)[0], trained)
+    whole = to_patches(np.asarray(open_image(path, DECODER)), image)[0]
+    difference = np.abs(whole.astype(int) - trained).mean()
+    assert 0 < difference < 4
+
+
+def test_the_processor_of_a_model_says_whether_training_scaled_jpegs(model_directory):
+    predictor = _predictor(model_directory)
+    assert not predictor.jpeg_scaling
+    (file,) = (f for f in map(model_directory.joinpath, _PROCESSOR_FILES) if f.is_file())
+    document = json.loads(file.read_text())
+    document.get("image_processor", document)["jpeg_scaling"] = True
+    file.write_text(json.dumps(document))
+    assert _predictor(model_directory).jpeg_scaling
 
 
 def test_a_damaged_image_is_named(tmp_path):

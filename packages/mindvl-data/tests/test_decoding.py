@@ -284,3 +284,25 @@ def test_a_damaged_image_is_decoded_in_the_size_of_its_header_or_is_a_bad_sample
             assert decode(damaged, decode_limit=1_000_000).shape == (*size, 3)
             decoded += 1
     assert decoded > 0
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_jpeg_can_be_decoded_at_a_fraction_of_its_size(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(Image.linear_gradient("L").convert("RGB").resize((160, 80)), "JPEG", exif=exif)
+    upright = (80, 160) if orientation == 1 else (160, 80)
+    least = (20, 41) if orientation == 1 else (41, 20)
+    with opened(content, decode_limit=10**6, padded=True, at_least=least) as image:
+        assert image.original == upright
+        assert (image.height, image.width) == ((30, 60) if orientation == 1 else (60, 30))  # 3/8: 2/8 is below 41
+        assert image.rows(0, image.height).shape == (image.height, image.width, 4)
+    with opened(content, decode_limit=10**6, at_least=(upright[0] // 2 + 1, upright[1] // 2 + 1)) as image:
+        assert (image.height, image.width) == upright  # more than half is needed
+    with opened(content, decode_limit=10**6) as image:
+        assert (image.height, image.width) == image.original == upright
+
+
+def test_other_formats_are_decoded_at_their_size() -> None:
+    with opened(encoded(noise(64, 64), "PNG"), decode_limit=10**6, at_least=(8, 8)) as image:
+        assert (image.height, image.width) == image.original == (64, 64)

@@ -64,6 +64,7 @@ def test_a_state_is_small_json_and_does_not_name_directories(make_config: MakeCo
         ({"text_share": 0.5}, r"text_share \(None -> 0.5\)"),
         ({"packing": PackingConfig(seq_length=128, buffer_size=16)}, r"packing.seq_length \(256 -> 128\)"),
         ({"image": ImageConfig(max_pixels=56 * 56)}, "image and video processor"),
+        ({"image": ImageConfig(jpeg_scaling=True)}, "image and video processor"),
     ],
 )
 def test_a_changed_recipe_or_processor_is_refused_by_name(

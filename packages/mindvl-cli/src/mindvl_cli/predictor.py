@@ -34,6 +34,16 @@ class TrainingDecoder:
         except SampleError as error:
             raise EvaluationError(str(error)) from error
 
+    def decode_scaled(self, content: bytes, size: tuple[int, int]) -> Any:
+        """Pixels uint8 `[*size, 3]`, from a JPEG decoded at a fraction of its size where that is large enough."""
+        from mindvl_data import ImageConfig, SampleError
+        from mindvl_data.images import decode, resize
+
+        try:
+            return resize(decode(content, decode_limit=ImageConfig().decode_limit, at_least=size), *size)
+        except SampleError as error:
+            raise EvaluationError(str(error)) from error
+
     def resized(self, size: tuple[int, int], *, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
         """Size after resizing."""
         from mindvl_data import SampleError, smart_resize

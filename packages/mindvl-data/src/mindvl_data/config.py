@@ -27,6 +27,9 @@ class ImageConfig:
     # Maximum pixels of an image; larger images fail to decode, and so do those that need more than 5 bytes of memory
     # per pixel of this limit.
     decode_limit: int = 80_000_000
+    # Decode a JPEG that is reduced to half its size or less at a fraction of its size (DCT scaling): several times
+    # faster, with slightly different pixels. Not part of `repr`, which identifies lengths: these do not depend on it.
+    jpeg_scaling: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_range(self, 1, 1024, "patch_size", "spatial_merge_size")

@@ -52,15 +52,26 @@ class DecodedImage:
         pixels: [H, W, 3], [H, W, 4] with an undefined last channel, or a loaded Pillow image of any mode.
         orientation: EXIF orientation to apply, 1 to 8.
         scratch: Buffers in which returned rows may be; they are overwritten by the next image.
+        original: Height and width of the stored image if `pixels` were decoded at a fraction of its size.
+
+    Attributes:
+        height, width: Size of the rows that are returned.
+        original: Height and width of the upright image before any reduction.
     """
 
     def __init__(
-        self, pixels: NDArray[np.uint8] | Image.Image, orientation: int = 1, scratch: Scratch | None = None
+        self,
+        pixels: NDArray[np.uint8] | Image.Image,
+        orientation: int = 1,
+        scratch: Scratch | None = None,
+        original: tuple[int, int] | None = None,
     ) -> None:
         self._pixels, self._orientation, self._scratch = pixels, orientation, scratch or Scratch()
         raw = pixels.shape[:2] if isinstance(pixels, np.ndarray) else (pixels.height, pixels.width)
         self._raw_height, self._raw_width = raw
         self.height, self.width = raw if orientation < 5 else raw[::-1]
+        stored = original or (self._raw_height, self._raw_width)
+        self.original = stored if orientation < 5 else stored[::-1]
 
     def rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows of the upright image, [stop - start, W, 3 or 4]; they may share the memory of the image.
@@ -100,7 +111,12 @@ class DecodedImage:
 
 @contextmanager
 def opened(
-    content: bytes, *, decode_limit: int, padded: bool = False, scratch: Scratch | None = None
+    content: bytes,
+    *,
+    decode_limit: int,
+    padded: bool = False,
+    scratch: Scratch | None = None,
+    at_least: tuple[int, int] | None = None,
 ) -> Iterator[DecodedImage]:
     """Decode an image; blocks while the images that other threads hold take too much memory.
 
@@ -109,6 +125,8 @@ def opened(
         decode_limit: Limit in pixels; decoding may take five bytes for each of them.
         padded: Allow a JPEG to have an undefined fourth channel, which is faster.
         scratch: Buffers in which the image may be; they are overwritten by the next image.
+        at_least: Decode a JPEG at the smallest fraction of its size, at most half, that has this height and width
+            upright, as ImageConfig.jpeg_scaling describes; None: at its size.
 
     Raises:
         SampleError: The image is damaged, its format is not supported, or it needs more memory than the limit allows.
@@ -117,8 +135,9 @@ def opened(
     size = _plain_jpeg_size(content, decode_limit) if is_jpeg(content) else None
     if size is not None:
         exif = jpeg_orientation(content, decode_limit)
+        least = at_least if at_least is None or exif < 5 else at_least[::-1]
         with _MEMORY.reserved(int(size[2])):
-            yield DecodedImage(_decode_jpeg(content, size, padded, scratch), exif, scratch)
+            yield DecodedImage(_decode_jpeg(content, size, padded, scratch, least), exif, scratch, size[:2])
         return
     image = open_image(content, decode_limit)
     with _MEMORY.reserved(int(image.height * image.width * bytes_per_pixel(image, content))):
@@ -172,12 +191,19 @@ def _plain_jpeg_size(content: bytes, decode_limit: int) -> tuple[int, int, float
     return height, width, height * width * needed
 
 
-def _decode_jpeg(content: bytes, size: tuple[int, int, float], padded: bool, scratch: Scratch) -> NDArray[np.uint8]:
+def _decode_jpeg(
+    content: bytes,
+    size: tuple[int, int, float],
+    padded: bool,
+    scratch: Scratch,
+    at_least: tuple[int, int] | None,
+) -> NDArray[np.uint8]:
+    scaling = {} if at_least is None else {"min_height": at_least[0], "min_width": at_least[1], "min_factor": 2}
     try:
         if not padded:
-            return simplejpeg.decode_jpeg(content, colorspace="RGB")
+            return simplejpeg.decode_jpeg(content, colorspace="RGB", **scaling)
         buffer = scratch.take("decoded", 4 * size[0] * size[1])
-        return simplejpeg.decode_jpeg(content, colorspace="RGBX", buffer=buffer)
+        return simplejpeg.decode_jpeg(content, colorspace="RGBX", buffer=buffer, **scaling)
     except ValueError as error:
         raise SampleError(f"image cannot be decoded: {error}") from error
 

@@ -123,11 +123,13 @@ def _decode_sample(
         grids[0].append(grid)
         if not with_pixels:
             continue
-        with opened(content, decode_limit=image.decode_limit, padded=True, scratch=buffer.scratch) as decoded:
-            if (decoded.height, decoded.width) != (size.height, size.width):
-                raise SampleError(
-                    f"image has {decoded.height}x{decoded.width} pixels, but {size.height}x{size.width} were indexed"
-                )
+        target = (grid[1] * image.patch_size, grid[2] * image.patch_size) if image.jpeg_scaling else None
+        with opened(
+            content, decode_limit=image.decode_limit, padded=True, scratch=buffer.scratch, at_least=target
+        ) as decoded:
+            if decoded.original != (size.height, size.width):
+                height, width = decoded.original
+                raise SampleError(f"image has {height}x{width} pixels, but {size.height}x{size.width} were indexed")
             _, found = to_patches(decoded, image, buffer)
         assert found == grid
     merged = [_num_merged(grid, image) for grid in encoding.grids]

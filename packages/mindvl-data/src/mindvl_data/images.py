@@ -96,7 +96,12 @@ def read_size(content: bytes, *, decode_limit: int) -> tuple[int, int]:
 
 
 def decode(
-    content: bytes, *, decode_limit: int, padded: bool = False, scratch: Scratch | None = None
+    content: bytes,
+    *,
+    decode_limit: int,
+    padded: bool = False,
+    scratch: Scratch | None = None,
+    at_least: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
     """Decode an image to upright 8-bit RGB [H, W, 3]; transparent images are composited on white.
 
@@ -107,11 +112,12 @@ def decode(
         decode_limit: Limit in pixels.
         padded: Allow a JPEG to be [H, W, 4] with an undefined last channel, which makes later steps faster.
         scratch: Buffers in which the image may be; they are overwritten by the next image.
+        at_least: As in `opened`; the result may then have a fraction of the size.
 
     Raises:
         SampleError: The image is damaged, its format is not supported, or it is larger than `decode_limit` allows.
     """
-    with opened(content, decode_limit=decode_limit, padded=padded, scratch=scratch) as image:
+    with opened(content, decode_limit=decode_limit, padded=padded, scratch=scratch, at_least=at_least) as image:
         return image.rows(0, image.height)
 
 
@@ -131,8 +137,7 @@ def to_patches(
     """
     image = source if isinstance(source, DecodedImage) else DecodedImage(source)
     height, width = smart_resize(
-        image.height,
-        image.width,
+        *image.original,
         multiple=config.multiple,
         min_pixels=config.min_pixels,
         max_pixels=config.max_pixels,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.chat import coordinates_text, move_coordinates
+from mindvl_data.config import ImageConfig
 from mindvl_data.encode import Scale
 from mindvl_data.errors import SampleError
 from mindvl_data.images import decode, resize
@@ -129,9 +130,13 @@ def _image(content: bytes, size: MediaSize, number: int, image_number: int, prev
         width=width,
         grid=(1, height // step, width // step),
         num_frames=1,
-        frames=((0.0, resize(decode(content, decode_limit=preview.image.decode_limit), height, width)),),
+        frames=((0.0, resize(_decoded(content, preview.image, (height, width)), height, width)),),
         marks=tuple(_mark(part, scale) for part in marked),
     )
+
+
+def _decoded(content: bytes, image: ImageConfig, size: tuple[int, int]) -> NDArray[np.uint8]:
+    return decode(content, decode_limit=image.decode_limit, at_least=size if image.jpeg_scaling else None)
 
 
 def _video(content: bytes, size: MediaSize, number: int, preview: Preview) -> Medium:

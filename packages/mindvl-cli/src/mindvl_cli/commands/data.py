@@ -351,7 +351,7 @@ def _as_text(shown: "Preview", stage: str) -> str:
 def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:
     from mindvl_data import DataError, ImageConfig
 
-    given = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    given: dict[str, Any] = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     try:
         return ImageConfig(**{name: value for name, value in given.items() if value is not None})
     except ValueError as error:

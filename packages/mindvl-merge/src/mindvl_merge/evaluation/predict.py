@@ -38,6 +38,10 @@ class ImageDecoder(Hashable, Protocol):
         """Pixels uint8 `[height, width, 3]` of an image file."""
         ...
 
+    def decode_scaled(self, content: bytes, size: Size) -> Any:
+        """Pixels uint8 `[*size, 3]` of an image file, resized as training does with `data.image.jpeg_scaling`."""
+        ...
+
     def resized(self, size: Size, *, multiple: int, min_pixels: int, max_pixels: int) -> Size:
         """Size after resizing to multiples of `multiple` within the limits, in pixels."""
         ...
@@ -210,7 +214,8 @@ class Predictor:
         item = question.item
         images = [_file_hash(image, _version(image)) for image in item.images]
         sizes = self.sizes(item, question.min_pixels, question.max_pixels)
-        parts = [_DECODER, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
+        decoding = [_DECODER, "jpeg_scaling"] if self.jpeg_scaling else _DECODER
+        parts = [decoding, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _batches(self, questions: dict[str, Question]) -> list[list[str]]:
@@ -245,7 +250,7 @@ class Predictor:
 
         tokenizer = self.processor.tokenizer
         texts = [self._prompt(question.item) for question in questions]
-        images = [open_image(path, self.decoder) for question in questions for path in question.item.images]
+        images = [image for question in questions for image in self._images(question)]
         options: dict[str, Any] = {}
         if images:
             limits = {"shortest_edge": questions[0].min_pixels, "longest_edge": questions[0].max_pixels}
@@ -263,6 +268,18 @@ class Predictor:
             output = self.model.generate(**inputs, generation_config=greedy)
         answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return [answer.strip() for answer in answers]
+
+    @property
+    def jpeg_scaling(self) -> bool:
+        """Whether the model was trained on JPEGs that were decoded at a fraction of their size."""
+        return bool(getattr(self.processor.image_processor, "jpeg_scaling", False))
+
+    def _images(self, question: Question) -> list[Any]:
+        paths = question.item.images
+        if not self.jpeg_scaling:
+            return [open_image(path, self.decoder) for path in paths]
+        sizes = self.sizes(question.item, question.min_pixels, question.max_pixels)
+        return [open_image(path, self.decoder, size) for path, size in zip(paths, sizes, strict=True)]
 
     def _check_sizes(self, questions: Sequence[Question], grids: Any) -> None:
         """Refuse a processor that resizes differently: coordinates and cache depend on the sizes computed here."""
@@ -291,15 +308,20 @@ class Predictor:
         return prompt
 
 
-def open_image(image: ImageSource, decoder: ImageDecoder) -> Any:
+def open_image(image: ImageSource, decoder: ImageDecoder, size: Size | None = None) -> Any:
     """The image as training decodes it, in RGB, for the processor and for pages.
+
+    Args:
+        size: Height and width after resizing, as with `data.image.jpeg_scaling`; None: decode whole, do not resize.
 
     Raises:
         EvaluationError: The file cannot be read or decoded.
     """
     from PIL import Image
 
-    return Image.fromarray(_of_image(image, decoder.decode))
+    if size is None:
+        return Image.fromarray(_of_image(image, decoder.decode))
+    return Image.fromarray(_of_image(image, lambda content: decoder.decode_scaled(content, size)))
 
 
 @lru_cache(maxsize=100_000)

@@ -31,6 +31,9 @@ class ProcessorSettings:
 
     min_pixels: int  # per image
     max_pixels: int  # per image
+    jpeg_scaling: bool = (
+        False  # JPEGs were decoded at a fraction of their size in training; `mindvl eval` does the same
+    )
     video: VideoSettings = field(default_factory=VideoSettings)
 
 
@@ -66,6 +69,7 @@ def write_qwen2_5_vl_processor(
 def _images(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
     return _patches(vision) | {
         "size": {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+        **({"jpeg_scaling": True} if settings.jpeg_scaling else {}),
     }
 
 

@@ -53,6 +53,7 @@ def export_checkpoint(
         for name, size in image_sizes.items():
             known = None if size else data["image"].get(name)
             image_sizes[name] = size if known is None else int(known)
+        jpeg_scaling = data["image"].get("jpeg_scaling") is True
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamagedCheckpointError(f"{checkpoint}: manifest.json: section run has no valid {error!r}") from error
     if tokenizer is None:
@@ -68,7 +69,7 @@ def export_checkpoint(
             config,
             destination,
             tokenizer=tokenizer,
-            processor=ProcessorSettings(**image_sizes),  # type: ignore[arg-type]
+            processor=ProcessorSettings(**image_sizes, jpeg_scaling=jpeg_scaling),  # type: ignore[arg-type]
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
             progress=progress,
