@@ -82,6 +82,11 @@ def test_backward_passes_run_on_fake_tensors(device):
     assert (weight.grad.shape, weight.grad.device.type) == (weight.shape, "cpu")
 
 
+def test_the_stream_that_uses_a_tensor_is_accepted_without_a_result(device):
+    with device:
+        assert fake(3).record_stream(torch.Stream(device="cpu")) is None
+
+
 def test_memory_is_held_until_the_last_view_is_gone():
     log = MemoryLog(is_device=True)
     base = torch.empty(100)  # 400 bytes, rounded up to 512
