@@ -157,6 +157,25 @@ def test_making_a_tensor_without_values_moves_no_bytes():
     assert cost_of(torch.ops.aten._unsafe_view.default, (made, [2, 4]), {}, made.view(2, 4)).bytes_read == 0
 
 
+def test_one_handle_of_a_batch_awaits_all_its_members():
+    """As torch_npu returns it; another handle awaits nothing."""
+    log = MessageLog(Moment())
+    handle, other = object(), object()
+    fields = {"kind": "send", "group": "pp", "dtype": "float32", "shapes": (), "num_elements": 0, "num_bytes": 0}
+
+    def original(operations):
+        for _ in operations:
+            log._append(**fields, is_async=True, source="", caller="")
+        return [handle]
+
+    log.batch(original)([1, 2])
+    wait = log.wait(lambda handle: None)
+    wait(other)
+    assert [message.waited_at for message in log.messages] == [None, None]
+    wait(handle)
+    assert [message.waited_at for message in log.messages] == [2, 2]
+
+
 def test_views_cost_nothing_and_expanded_axes_are_read_once():
     x = torch.empty(3, 1)
     assert cost_of(torch.ops.aten.t.default, (x,), {}, x.t()).bytes_read == 0

@@ -64,7 +64,8 @@ class MessageLog:
         self.at = at
         self.messages: list[Message] = []
         self.groups: dict[str, Group] = {}  # by the name that torch gives them
-        self._works: dict[int, tuple[FakeWork, int]] = {}  # by id of the handle; kept, so that ids stay unique
+        # Handle and messages by id of the handle, which is kept, so that ids stay unique.
+        self._works: dict[int, tuple[object, Sequence[int]]] = {}
         self._batch: int | None = None
         self._batches = count()
 
@@ -73,7 +74,7 @@ class MessageLog:
         name = func._schema.name.split("::")[1]
         work = FakeWork()
         if name in _KINDS:
-            self._works[id(work)] = (work, len(self.messages))
+            self._works[id(work)] = (work, (len(self.messages),))
             self._keep(func, name, args)
         results = tuple(work.boxed() if "Work" in str(r.type) else args[0] for r in func._schema.returns)
         return results[0] if len(results) == 1 else results or None
@@ -94,11 +95,15 @@ class MessageLog:
         """batch_isend_irecv whose members share an id."""
 
         def batch_isend_irecv(operations: Any) -> Any:
-            self._batch = next(self._batches)
+            self._batch, first = next(self._batches), len(self.messages)
             try:
-                return original(operations)
+                works = original(operations)
             finally:
                 self._batch = None
+            for work in works:
+                if id(work) not in self._works:  # torch_npu gives one handle for all members
+                    self._works[id(work)] = (work, range(first, len(self.messages)))
+            return works
 
         return batch_isend_irecv
 
@@ -106,9 +111,10 @@ class MessageLog:
         """Work.wait that notes the message it waits for."""
 
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            _, index = self._works.get(id(handle), (None, None))
-            if index is not None and self.messages[index].waited_at is None:
-                self.messages[index] = replace(self.messages[index], waited_at=len(self.messages))
+            _, indices = self._works.get(id(handle), (None, ()))
+            for index in indices:
+                if self.messages[index].waited_at is None:
+                    self.messages[index] = replace(self.messages[index], waited_at=len(self.messages))
             return original(handle, *args, **kwargs)
 
         return wait
