@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from mindvl_cli.commands.alignment import alignment
+from mindvl_cli.commands.check_memory import memory
 from mindvl_cli.commands.check_training import packing, parallel
 from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, TRUST_REMOTE_CODE, count_option
 from mindvl_cli.whole_file import write_whole
@@ -33,6 +34,7 @@ def check() -> None:
 
 
 check.add_command(alignment)
+check.add_command(memory)
 check.add_command(packing)
 check.add_command(parallel)
 

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rehearsed beside measured peaks; `mindvl check memory` compares all jobs."""
+
+import pytest
+
+from mindvl_train.checks.memory import CASES, compare_memory
+
+
+@pytest.mark.slow
+def test_the_rehearsed_peak_is_the_measured_one_within_a_percent():
+    cases = tuple(case for case in CASES if case.name == "Qwen3, one process")
+    (row,) = compare_memory(cases)
+    assert row.rehearsed == pytest.approx(row.measured, rel=0.01)
+
+
+def test_the_jobs_have_sixteen_ranks_and_every_kind_of_layout():
+    assert sum(case.processes for case in CASES) == 16
+    for name in ("tp_size", "pp_size", "cp_size", "ep_size"):
+        assert any(getattr(case.parallel, name) > 1 for case in CASES)
