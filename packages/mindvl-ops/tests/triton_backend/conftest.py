@@ -6,7 +6,7 @@ import pytest
 from mindvl_ops.testing.interpreter import interpreted_triton
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _interpreter():
     pytest.importorskip("triton")
     with interpreted_triton():
