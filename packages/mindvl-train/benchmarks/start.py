@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a rank: processor time of everything that it imports, beside `import torch` in the same process.
+"""The start of a rank: processor time of its imports, beside `import torch`, and of what one rank of 1,024 does.
 
 A training run of one step lists the modules; fresh processes then import them in that order. Every process has the
 compiled bytecode. Run: mindvl bench start, or python packages/mindvl-train/benchmarks/start.py [--quick] [--json]
@@ -36,7 +36,8 @@ def main() -> None:
     elif arguments.time:
         print(json.dumps(time_imports(json.loads(arguments.time.read_text()))))
     else:
-        print_report(measure(1 if arguments.quick else 7), as_json=arguments.json, directory=HERE)
+        figures = measure(1 if arguments.quick else 7) + of_a_cluster(arguments.quick)
+        print_report(figures, as_json=arguments.json, directory=HERE)
 
 
 def measure(rounds: int) -> list[Figure]:
@@ -57,6 +58,25 @@ def measure(rounds: int) -> list[Figure]:
             note=f"{everything:.2f} s",
         ),
     ]
+
+
+def of_a_cluster(quick: bool) -> list[Figure]:
+    """What one rank of 1,024 does at its start, measured by cluster.py."""
+    command = [sys.executable, str(HERE / "cluster.py"), *(["--quick"] if quick else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=_environment())
+    found = json.loads(done.stdout.splitlines()[-1])
+    size = f"{found['chunks']:,} chunks"
+    return [
+        Figure(name="1,024 ranks: groups that a rank creates", value=found["groups"], unit="groups", at_most=10,
+               rival="megatron-core", rival_value=found["groups_before"]),
+        Figure(name="1,024 ranks: lists of chunks joined", value=found["join_s"], unit="s", at_most=1, note=size),
+        Figure(name="1,024 ranks: index read", value=found["read_s"], unit="s", at_most=1, note=size,
+               rival="torch's index", rival_value=found["pickle_read_s"]),
+        Figure(name="1,024 ranks: torch's index written", value=found["pickle_s"], unit="s",
+               note=f"{size}; in a process of its own"),
+        Figure(name="weights drawn at random", value=found["draw_s_per_billion"], unit="s per billion",
+               note="only those that init does not load"),
+    ]  # fmt: skip
 
 
 def modules_of_a_run(directory: Path) -> list[str]:

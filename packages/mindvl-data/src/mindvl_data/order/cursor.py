@@ -7,7 +7,6 @@ sources starts quickly.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindvl_data.order.shuffle import EpochOrder
 from mindvl_data.order.sources import SourceIndex
@@ -23,7 +22,7 @@ class Cursor:
         self.epoch, self.position = 0, 0
         self._size = _FIRST_BLOCK
         self._start = 0  # position of the first of `_values`
-        self._values: NDArray[np.int64] = np.empty((0, 4), np.int64)
+        self._values: list[tuple[int, int, int, int, int]] = []
         self._order: EpochOrder | None = None
 
     @property
@@ -43,16 +42,15 @@ class Cursor:
         if offset == len(self._values):
             self._load()
             offset = 0
-        shard, sample_index, length, patches = self._values[offset].tolist()
-        epoch = self.epoch
+        values = self._values[offset]
         self.position += 1
         if self.position == self._source.num_samples:
             self.epoch, self.position = self.epoch + 1, 0
             self._forget()
-        return epoch, shard, sample_index, length, patches
+        return values
 
     def _forget(self) -> None:
-        self._order, self._start, self._values = None, self.position, self._values[:0]
+        self._order, self._start, self._values = None, self.position, []
 
     def _load(self) -> None:
         if self._order is None:
@@ -65,12 +63,12 @@ class Cursor:
             )
         stop = min(self.position + self._size, self._order.num_samples)
         shards, numbers = self._order.positions(self.position, stop)
-        values = np.empty((len(shards), 4), np.int64)
-        values[:, 0] = shards
+        values = np.empty((5, len(shards)), np.int64)
+        values[0], values[1] = self.epoch, shards
         for shard in np.unique(shards).tolist():
             here = np.flatnonzero(shards == shard)
             rows = self._source.subset.rows(shard, numbers[here])
-            values[here, 1] = rows
-            values[here, 2], values[here, 3] = self._source.lengths_of(shard, rows)
-        self._values, self._start = values, self.position
+            values[2, here] = rows
+            values[3, here], values[4, here] = self._source.lengths_of(shard, rows)
+        self._values, self._start = list(zip(*values.tolist(), strict=True)), self.position
         self._size = min(4 * self._size, _LARGEST_BLOCK)

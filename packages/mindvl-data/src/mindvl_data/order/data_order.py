@@ -9,6 +9,8 @@ once, the balance window, and distributed over these steps by visual load.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,8 @@ class OrderedSample(NamedTuple):
 
 
 Pack = tuple[OrderedSample, ...]
+# Loops in C over the samples of a step, of which there are tens of thousands.
+_LENGTH, _PATCHES, _ORDERED = attrgetter("length"), attrgetter("patches"), OrderedSample._make
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,16 +222,19 @@ class DataOrder:
         }
 
     def _count(self, packs: Sequence[Pack]) -> None:
+        tokens: Counter[int] = Counter()
         for pack in filter(None, packs):
-            patches = sum(sample.patches for sample in pack)
+            patches = sum(map(_PATCHES, pack))
             self._totals["packs"] += 1
             self._totals["samples"] += len(pack)
-            self._totals["tokens"] += sum(sample.length for sample in pack)
+            self._totals["tokens"] += sum(map(_LENGTH, pack))
             self._totals["patches"] += patches
             self._totals["patches_squared"] += patches**2
             self._totals["patches_max"] = max(self._totals["patches_max"], patches)
             for sample in pack:
-                self._tokens_by_source[self._sources[sample.source].name] += sample.length
+                tokens[sample.source] += sample.length
+        for source, count in tokens.items():
+            self._tokens_by_source[self._sources[source].name] += count
 
     def _pack_window(self) -> None:
         """Build the packs of a window and distribute them over its steps.
@@ -240,7 +247,7 @@ class DataOrder:
         num_whole = len(packs) // self._global_batch_size * self._global_batch_size
         order = list(range(num_whole))
         if num_whole and self._config.packing.balance_steps > 1:
-            loads = np.array([sum(sample.patches for sample in pack) for pack in packs[:num_whole]], np.int64)
+            loads = np.array([sum(map(_PATCHES, pack)) for pack in packs[:num_whole]], np.int64)
             width = self._config.packing.balance_width
             order = balance_order(loads, global_batch_size=self._global_batch_size, width=width).tolist()
         balanced = [packs[number] for number in order]
@@ -253,7 +260,10 @@ class DataOrder:
         self._store_window()
 
     def _next_pack(self) -> Pack:
-        while not self._packer.is_full and (sample := self._next_sample()) is not None:
+        for _ in range(self._packer.num_missing):
+            sample = self._next_sample()
+            if sample is None:
+                break
             self._packer.add(sample, sample.length, sample.patches)
             if self._on_draw is not None:
                 self._on_draw(sample, self._num_packed)
@@ -269,8 +279,8 @@ class DataOrder:
             "dropped": dict(self.dropped),
         }
         self._window_counts = [[len(pack) for pack in step] for step in self._window]
-        self._window_samples = [[list(sample) for pack in step for sample in pack] for step in self._window]
-        self._waiting = [list(sample) for sample in (*self._packer.items, *self._returned)]
+        self._window_samples = [list(chain.from_iterable(step)) for step in self._window]
+        self._waiting = [*self._packer.items, *self._returned]
 
     def _next_sample(self) -> OrderedSample | None:
         return self._returned.popleft() if self._returned else self._draw()
@@ -294,7 +304,7 @@ class DataOrder:
             values = cursor.next()
             if values is None:
                 return None
-            sample = OrderedSample(number, *values)
+            sample = _ORDERED((number, *values))
             reason = self._drop_reason(sample)
             if reason is None:
                 return sample

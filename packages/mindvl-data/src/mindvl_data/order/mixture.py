@@ -51,22 +51,31 @@ class Mixture:
         self._unit = unit
         self._active = self._weights > 0
         self.owed = np.zeros(len(weights), np.float64)  # deficit of each source; the sum is 0
+        # Written to by every draw: an allocation costs as much as the arithmetic.
+        self._behind, self._deadlines, self._taken = np.empty((3, len(weights)))
+        self._is_early = np.empty(len(weights), np.bool_)
         self._set_shares()
 
     def next_source(self) -> int | None:
         """The source to draw from; None when all are exhausted."""
         if not self._num_active:
             return None
-        behind = self.owed / self._unit + self._share  # 0 for exhausted sources, so below the margin
-        eligible = (behind >= self._margin).nonzero()[0]
-        if not eligible.size:  # amounts that differ from the unit can leave all of them just below the margin
+        behind, deadlines, is_early = self._behind, self._deadlines, self._is_early
+        owed = self.owed if self._unit == 1 else np.divide(self.owed, self._unit, behind)
+        np.add(owed, self._share, behind)  # 0 for exhausted sources, so below the margin
+        np.less(behind, self._margin, is_early)
+        np.subtract(1 - self._margin, behind, deadlines)
+        np.divide(deadlines, self._divisor, deadlines)
+        np.putmask(deadlines, is_early, np.inf)
+        first = int(deadlines.argmin())
+        if is_early[first]:  # amounts that differ from the unit can leave all of them just below the margin
             return int(np.where(self._active, behind, -np.inf).argmax())
-        deadlines = (1 - self._margin - behind[eligible]) / self._share[eligible]
-        return int(eligible[deadlines.argmin()])
+        return first
 
     def took(self, source: int, amount: float = 1.0) -> None:
         """Record that `source` gave `amount` (samples or tokens)."""
-        self.owed += self._share * amount
+        taken = self._share if amount == 1 else np.multiply(self._share, amount, self._taken)
+        np.add(self.owed, taken, self.owed)
         self.owed[source] -= amount
 
     def exhaust(self, source: int) -> None:
@@ -79,5 +88,6 @@ class Mixture:
     def _set_shares(self) -> None:
         remaining = np.where(self._active, self._weights, 0.0)
         self._share = remaining / math.fsum(remaining.tolist()) if remaining.any() else remaining
+        self._divisor = np.where(self._share > 0, self._share, 1.0)
         self._num_active = int(self._active.sum())
         self._margin = 1 / max(1, 2 * self._num_active - 2)

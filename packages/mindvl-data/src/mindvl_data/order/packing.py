@@ -8,6 +8,7 @@ exactly: a bitset of reachable sums over the candidates closest in density, then
 randomness: the packs depend on the input only.
 """
 
+from itertools import compress
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -66,8 +67,14 @@ class Packer(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        count = len(self._items)
-        return count >= self._buffer_size or count >= self._first_size + self.num_packs // _PACKS_PER_SAMPLE
+        return not self.num_missing
+
+    @property
+    def num_missing(self) -> int:
+        """Samples that can be added before the next pack is taken."""
+        size = self._first_size + self.num_packs // _PACKS_PER_SAMPLE
+        missing = (self._buffer_size if size > self._buffer_size else size) - len(self._items)
+        return missing if missing > 0 else 0
 
     @property
     def items(self) -> list[Item]:
@@ -85,12 +92,13 @@ class Packer(Generic[Item]):
                 f"Packer: sample {item!r} of {length} tokens and {patches} patches does not fit into a pack of "
                 f"{self._capacity} tokens. Drop it or raise the capacity."
             )
-        if self.is_full:
+        count = len(self._items)
+        if not self.num_missing:
             raise ValueError(
                 f"Packer: the buffer of {len(self._items)} samples is full at sample {item!r}. Call next_pack first."
             )
-        self._lengths[len(self._items)] = length
-        self._patches[len(self._items)] = patches
+        self._lengths[count] = length
+        self._patches[count] = patches
         self._items.append(item)
 
     def next_pack(self) -> list[Item]:
@@ -105,8 +113,8 @@ class Packer(Generic[Item]):
         pack.fill()
         self.num_packs += 1
         taken = [self._items[number] for number in pack.chosen]
-        keep = np.flatnonzero(pack.waiting)
-        self._items = [self._items[number] for number in keep.tolist()]
+        keep = pack.waiting.nonzero()[0]
+        self._items = list(compress(self._items, pack.waiting.tolist()))
         self._lengths[: len(keep)] = self._lengths[keep]
         self._patches[: len(keep)] = self._patches[keep]
         return taken
@@ -135,15 +143,15 @@ class _Pack:
     def take(self, number: int) -> None:
         self.chosen.append(number)
         self.waiting[number] = False
-        self.free_tokens -= int(self.lengths[number])
-        self.free_patches = max(
-            0, self.free_patches - int(self.patches[number])
-        )  # the first sample can exceed the limit
-        self.wanted_patches -= int(self.patches[number])
+        length, patches = self.lengths.item(number), self.patches.item(number)
+        self.free_tokens -= length
+        self.free_patches = max(0, self.free_patches - patches)  # the first sample can exceed the limit
+        self.wanted_patches -= patches
 
     def fitting(self) -> NDArray[np.intp]:
         fits = (self.lengths <= self.free_tokens) & (self.patches <= self.free_patches) & self.waiting
-        return np.flatnonzero(fits)
+        found: NDArray[np.intp] = fits.nonzero()[0]
+        return found
 
     def steer(self) -> None:
         """Take samples that bring the density of the pack closest to the mixture's; older samples first on ties."""
