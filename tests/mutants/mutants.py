@@ -89,7 +89,7 @@ MUTANTS = (
         "sources with half the weight give as many samples",
         "data order",
         f"{_DATA}/order/mixture.py",
-        "self.owed += self._share * amount",
+        "np.add(self.owed, taken, self.owed)",
         "self.owed += amount / len(self.owed)",
         _tests("data", "order/test_mixture.py"),
     ),

@@ -43,7 +43,7 @@ def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
 
     packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
     samples. ops: time and memory of operators. step: traffic of a layer by counting, and training step time of a small model,
-    compared with transformers and with minimal code, in ten minutes. start: import time of one training process. merge:
+    compared with transformers and with minimal code, in ten minutes. start: imports of one process, groups of 1,024. merge:
     processor time and memory of a merge, compared with plain reading and writing.
     """
     if full and (quick or name != "step"):
