@@ -2,6 +2,12 @@
 """`mindvl eval` prints a table or JSON and leaves a report."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -58,3 +64,53 @@ def test_a_benchmark_that_needs_a_judge_is_refused_before_a_question_is_asked(mo
     arguments = [str(model), "-b", str(tmp_path / "vet.tsv"), "--kind", "mmvet"]
     result = CliRunner().invoke(evaluate, arguments)
     assert "mmvet needs a judge" in str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def served(model_directory):
+    """The URL of transformers' own server with a tiny model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(sys.executable).parent / "transformers"
+    at = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--trust-remote-code"]
+    command = [program, "serve", str(model_directory), *at]
+    process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            with socket.socket() as attempt:
+                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        assert process.poll() is None, "transformers serve ended"
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_real_server_gives_the_answers_of_this_process(served, model_directory, benchmark_file, tmp_path):
+    limits = ["--min-pixels", "3136", "--max-pixels", "12544", "--max-new-tokens", "5", "--batch-size", "1", "--json"]
+    arguments = [str(model_directory), "-b", str(benchmark_file), *limits, "--trust-remote-code"]
+    local = CliRunner().invoke(evaluate, [*arguments, "--out", str(tmp_path / "local")], catch_exceptions=False)
+    command = [*arguments, "--endpoint", served, "--num-workers", "2", "--out", str(tmp_path / "served")]
+    remote = CliRunner().invoke(evaluate, command, catch_exceptions=False)
+    reports = [json.loads(one.stdout) for one in (local, remote)]
+    assert reports[0]["by_task"] == reports[1]["by_task"]
+    answers = [
+        sorted(json.loads(line)["answer"] for line in (tmp_path / name / "predictions.jsonl").read_text().splitlines())
+        for name in ("local", "served")
+    ]
+    assert len(answers[0]) == len(answers[1]) > 3
+    assert answers[0] == answers[1]
+
+
+def test_a_model_that_is_no_directory_needs_an_endpoint(tmp_path, benchmark_file):
+    result = CliRunner().invoke(evaluate, ["some-model", "-b", str(benchmark_file)])
+    assert (result.exit_code, "directory some-model does not exist" in result.output) == (2, True)
+    result = CliRunner().invoke(
+        evaluate, ["m", "-b", str(benchmark_file), "--endpoint", "http://x/v1", "--judge", "http://y"]
+    )
+    assert (result.exit_code, "--judge and --judge-model" in result.output) == (2, True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .benchmark import Benchmark, EmbeddedImage, Item
     from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front
+    from .endpoint import Endpoint, EndpointConfig
     from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
     from .readers import load_benchmarks
+    from .remote import RemotePredictor, endpoint_judge
     from .resolution import Cell, ResolutionGrid
     from .run import Evaluation, evaluate, search_model
     from .search import Request, ResolutionSearch, Scorer, search_resolution
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
     "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front"),
+    "endpoint": ("Endpoint", "EndpointConfig"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
     "readers": ("load_benchmarks",),
+    "remote": ("RemotePredictor", "endpoint_judge"),
     "resolution": ("Cell", "ResolutionGrid"),
     "run": ("Evaluation", "evaluate", "search_model"),
     "search": ("Request", "ResolutionSearch", "Scorer", "search_resolution"),
@@ -38,6 +42,8 @@ __all__ = [
     "Cell",
     "CellScore",
     "EmbeddedImage",
+    "Endpoint",
+    "EndpointConfig",
     "Evaluation",
     "Holdout",
     "Interval",
@@ -45,6 +51,7 @@ __all__ = [
     "PredictConfig",
     "Prediction",
     "Predictor",
+    "RemotePredictor",
     "Request",
     "ResolutionGrid",
     "ResolutionSearch",
@@ -52,6 +59,7 @@ __all__ = [
     "aggregate",
     "box_of",
     "choose_cell",
+    "endpoint_judge",
     "evaluate",
     "find_metric",
     "load_benchmarks",

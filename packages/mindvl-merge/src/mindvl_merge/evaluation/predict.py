@@ -157,6 +157,12 @@ class Predictor:
         size = self.processor.image_processor.size
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
+    @cached_property
+    def multiple(self) -> int:
+        """Side of a visual token in pixels."""
+        images = self.processor.image_processor
+        return int(images.patch_size * images.merge_size)
+
     def questions(self, items: Sequence[Item], *, min_pixels: int | None, max_pixels: int | None) -> list[Question]:
         """Questions with these limits; None means the limit of the processor."""
         low, high = self.default_limits
@@ -167,12 +173,10 @@ class Predictor:
 
     def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
         """Size of each image of an item after resizing."""
-        images = self.processor.image_processor
-        multiple = images.patch_size * images.merge_size
         try:
             return tuple(
                 self.decoder.resized(
-                    self.image_size(path), multiple=multiple, min_pixels=min_pixels, max_pixels=max_pixels
+                    self.image_size(path), multiple=self.multiple, min_pixels=min_pixels, max_pixels=max_pixels
                 )
                 for path in item.images
             )
@@ -189,14 +193,7 @@ class Predictor:
         """Answer every question, from the cache if possible; the order is kept."""
         keys = [self._key(question) for question in questions]
         distinct = {key: question for key, question in zip(keys, questions, strict=True)}
-        done = 0
-        for batch in self._batches(distinct):
-            if any(key not in self.cache.answers for key in batch):
-                answers = self._answer([distinct[key] for key in batch])
-                self.cache.add(dict(zip(batch, answers, strict=True)))
-            done += len(batch)
-            if progress is not None:
-                progress(done, len(distinct))
+        self._answer_all(distinct, progress)
         return [
             Prediction(
                 item=question.item,
@@ -206,6 +203,17 @@ class Predictor:
             )
             for key, question in zip(keys, questions, strict=True)
         ]
+
+    def _answer_all(self, distinct: dict[str, Question], progress: Progress | None) -> None:
+        """Answer the questions that are not in the cache."""
+        done = 0
+        for batch in self._batches(distinct):
+            if any(key not in self.cache.answers for key in batch):
+                answers = self._answer([distinct[key] for key in batch])
+                self.cache.add(dict(zip(batch, answers, strict=True)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(distinct))
 
     def _load(self, auto_class: Any, **options: Any) -> Any:
         return self.load(auto_class, self.directory, trust_remote_code=self.trust_remote_code, **options)
