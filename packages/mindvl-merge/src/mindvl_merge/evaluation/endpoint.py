@@ -73,7 +73,11 @@ class Endpoint:
         for attempt in range(self.config.num_tries):
             self._wait(attempt)
             try:
-                return _text(self._post(body))
+                content = self._post(body)
+                text = _text(content)
+                if text is not None:
+                    return text
+                reason = f"the reply is not a chat completion: {_shown(content)}"
             except urllib.error.HTTPError as error:
                 reason = f"HTTP {error.code}: {_shown(error.read(2000))}"
                 if error.code < 500 and error.code not in _MAY_PASS:
@@ -84,8 +88,6 @@ class Endpoint:
                 self._slow_down(error.headers.get("Retry-After"))
             except (OSError, http.client.HTTPException) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
-            except ValueError as error:
-                reason = str(error)
         raise EvaluationError(
             f"{self.config.url}: no answer after {self.config.num_tries} tries ({reason[:300]}). Check that the server runs, and "
             "run the command again: answers so far are kept with --out."
@@ -98,9 +100,7 @@ class Endpoint:
         url = f"{self.config.url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=self.config.timeout_s) as reply:
-            content: bytes = reply.read(_MAX_REPLY_BYTES + 1)
-        if len(content) > _MAX_REPLY_BYTES:
-            raise ValueError(f"the reply has more than {_MAX_REPLY_BYTES} bytes")
+            content: bytes = reply.read(_MAX_REPLY_BYTES)  # a longer reply is cut, and then is no JSON
         return content
 
     def _wait(self, attempt: int) -> None:
@@ -120,18 +120,15 @@ class Endpoint:
             self._free_at = max(self._free_at, time.monotonic() + seconds)
 
 
-def _text(content: bytes) -> str:
-    """The text of a reply; ValueError for anything else."""
+def _text(content: bytes) -> str | None:
+    """The text of a reply; None if it is not a chat completion."""
     try:
-        document = json.loads(content)
-        text = document["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise ValueError(f"the reply is not a chat completion: {_shown(content)}") from error
+        text = json.loads(content)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None
     if text is None:  # for example only reasoning, or cut before the first token
         return ""
-    if not isinstance(text, str):
-        raise ValueError(f"the reply is not a chat completion: {_shown(content)}")
-    return text
+    return text if isinstance(text, str) else None
 
 
 def _shown(content: bytes) -> str:
