@@ -57,6 +57,11 @@ class RemotePredictor(Predictor):
         return hashlib.sha256(f"{self.endpoint.config.url} {self.endpoint.config.model}".encode()).hexdigest()
 
     @property
+    def jpeg_scaling(self) -> bool:
+        """Images are decoded whole, as a server does."""
+        return False
+
+    @property
     def default_limits(self) -> tuple[int, int]:
         """The limits of Qwen2.5-VL's published processor."""
         return _PAPER_MIN_UNITS * self.multiple**2, _PAPER_MAX_UNITS * self.multiple**2
