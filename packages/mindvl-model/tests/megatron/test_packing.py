@@ -66,12 +66,13 @@ def grouped_matmul(rows: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
 def test_a_pack_is_trained_without_a_wait(
     make: Callable[[], MindVLConfig], make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mindvl_model.megatron import experts
+    from mindvl_model.megatron import blocks, experts
     from mindvl_model.megatron import router as experts_router
 
     monkeypatch.setattr(experts.ops, "grouped_matmul", grouped_matmul)
-    # megatron-core keeps this tensor for the whole process, and later tests are not on "meta".
+    # megatron-core keeps these tensors for the whole process, and other tests are not on "meta".
     monkeypatch.setattr(experts_router.MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
+    monkeypatch.setattr(blocks.MTPLossAutoScaler, "main_loss_backward_scale", torch.tensor(1.0))
     config = make()
     model = make_model(config).to("meta")
     segments = [random_segment(config, [(1, 4, 6), (1, 8, 4)], seed=1), random_segment(config, num_text=9, seed=2)]

@@ -222,7 +222,7 @@ class Predictor:
         item = question.item
         images = [_file_hash(image, _version(image)) for image in item.images]
         sizes = self.sizes(item, question.min_pixels, question.max_pixels)
-        decoding = [_DECODER, "jpeg_scaling"] if self.jpeg_scaling else _DECODER
+        decoding = [_DECODER, "jpeg_scaling"] if item.images and self.jpeg_scaling else _DECODER
         parts = [decoding, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -53,7 +53,7 @@ def export_checkpoint(
         for name, size in image_sizes.items():
             known = None if size else data["image"].get(name)
             image_sizes[name] = size if known is None else int(known)
-        jpeg_scaling = data["image"].get("jpeg_scaling") is True
+        jpeg_scaling = data.get("image", {}).get("jpeg_scaling") is True
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamagedCheckpointError(f"{checkpoint}: manifest.json: section run has no valid {error!r}") from error
     if tokenizer is None:
