@@ -9,7 +9,8 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from mindvl_cli.commands.merge import merge
+from mindvl_cli.commands.eval import evaluate
+from mindvl_cli.commands.merge import _score, merge
 from mindvl_merge import MergeError
 from mindvl_train import CheckpointError
 
@@ -124,3 +125,20 @@ def test_training_runs_are_converted_first(tmp_path, monkeypatch):
     assert _value(tmp_path / "out") == 3.0
     assert json.loads(result.stdout)["models"][0]["path"] == str(tmp_path / "run")
     assert not written[0].exists()
+
+
+def test_a_greedy_soup_is_chosen_by_the_score_of_benchmarks(models, tmp_path, monkeypatch):
+    (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    monkeypatch.setattr("mindvl_cli.commands.merge._score", lambda directory, **_: -abs(_value(directory) - 2.0))
+    arguments = [*models, "--out", str(tmp_path / "out"), "--greedy-soup", str(tmp_path / "sum.jsonl"), "--json"]
+    document = json.loads(CliRunner().invoke(merge, arguments, catch_exceptions=False).stdout)
+    # a alone is 1 away, b 3; their average is 1 away, as good as a
+    assert [one["kept"] for one in document["soup"]] == [True, True]
+    assert _value(tmp_path / "out") == 3.0
+
+
+def test_the_score_of_a_directory_is_that_of_eval(model_directory, benchmark_file):
+    """A tiny random model answers; the value is that of `mindvl eval`."""
+    arguments = [str(model_directory), "-b", str(benchmark_file), "--json", "--trust-remote-code"]
+    report = json.loads(CliRunner().invoke(evaluate, arguments, catch_exceptions=False).stdout)
+    assert _score(model_directory, benchmarks=(benchmark_file,), trust_remote_code=True) == report["overall"]

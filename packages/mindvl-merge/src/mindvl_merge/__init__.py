@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from .digests import directory_digest
     from .errors import DirectoryError, MergeConfigError, MergeError
     from .run import merge
+    from .soup import greedy_soup
 
 _MODULES = {
     "config": ("MergeConfig",),
     "digests": ("directory_digest",),
     "errors": ("DirectoryError", "MergeConfigError", "MergeError"),
     "run": ("merge",),
+    "soup": ("greedy_soup",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -27,6 +29,7 @@ __all__ = [
     "MergeConfigError",
     "MergeError",
     "directory_digest",
+    "greedy_soup",
     "merge",
 ]
 

@@ -5,12 +5,13 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import RenamedChoice
+from mindvl_cli.commands.options import TRUST_REMOTE_CODE, RenamedChoice
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ _LARGE_BYTES = 20_000_000_000  # read and written; below, measuring the disk is 
     "--allow-different", multiple=True, metavar="KEY",
     help="Configuration or tokenizer key in which the models may differ; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--greedy-soup", "soup", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="BENCHMARK",
+    help="Benchmark file by whose score models are added to the average one by one; may be repeated.",
+)  # fmt: skip
+@TRUST_REMOTE_CODE
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
 @click.option("--dry-run", is_flag=True, help="Check the models and print the expected time; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON instead of text.")
@@ -74,6 +80,8 @@ def merge(
     sources: tuple[Path, ...],
     out: Path | None,
     weights: tuple[str, ...],
+    soup: tuple[Path, ...],
+    trust_remote_code: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -89,7 +97,7 @@ def merge(
     from dataclasses import replace
 
     from mindvl_cli.load import load_config
-    from mindvl_merge import MergeConfig
+    from mindvl_merge import MergeConfig, greedy_soup
     from mindvl_merge import merge as merge_directories
 
     if len(sources) == 1 and sources[0].is_file():
@@ -111,13 +119,16 @@ def merge(
             if as_json:
                 click.echo(json.dumps(estimated))
             return
-        with reported_progress("merge", unit="MB", scale=1e6) as report:
-            manifest = merge_directories(converted, progress=report, recorded=config)
+        if soup:
+            manifest = greedy_soup(converted, partial(_score, benchmarks=soup, trust_remote_code=trust_remote_code))
+        else:
+            with reported_progress("merge", unit="MB", scale=1e6) as report:
+                manifest = merge_directories(converted, progress=report, recorded=config)
     if as_json:
         click.echo(json.dumps(manifest))
     else:
         click.echo(
-            f"{manifest['num_merged']} tensors of {len(config.models)} models merged into {config.out} "
+            f"{manifest['num_merged']} tensors of {len(manifest['models'])} models merged into {config.out} "
             f"({config.method}), {manifest['num_copied']} copied from {config.models[0]}",
             err=True,
         )
@@ -145,6 +156,20 @@ def _as_directories(config: "MergeConfig") -> "Iterator[MergeConfig]":
                     export_checkpoint(path, converted[path], progress=report)
         base = None if config.base is None else converted[config.base]
         yield replace(config, models=tuple(converted[path] for path in config.models), base=base)
+
+
+def _score(directory: Path, *, benchmarks: tuple[Path, ...], trust_remote_code: bool) -> float:
+    """The score of a model directory over the tasks of all benchmarks."""
+    from mindvl_cli.predictor import make_predictor
+    from mindvl_merge import evaluation
+
+    items = [one for path in benchmarks for one in evaluation.load_benchmarks(path)]
+    config = evaluation.PredictConfig()
+    predictor = make_predictor(directory, config=config, cache=None, trust_remote_code=trust_remote_code)
+    with reported_progress(f"score {directory.name}", unit="answers") as report:
+        score = evaluation.evaluate(predictor, items, progress=report).scores.overall
+    click.echo(f"{directory}: {100 * score:.2f} %", err=True)
+    return score
 
 
 def _is_training_run(path: Path) -> bool:

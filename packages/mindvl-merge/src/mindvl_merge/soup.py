@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy soup: average only the models that raise a score. Source: Wortsman et al., "Model soups", 2022, recipe 1.
+
+Comes above run.py. Models are added in the order of their own scores; a model stays if the average with it scores at least as
+well.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .config import MergeConfig
+from .errors import MergeConfigError
+from .files import real_path
+from .manifest import MANIFEST_NAME
+from .output_path import check_paths
+from .run import Progress, merge
+
+Score = Callable[[Path], float]  # model directory -> score, higher is better
+
+_SCORES_NAME = "scores.json"
+
+
+def greedy_soup(config: MergeConfig, score: Score, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Choose models by score and average them with equal weights.
+
+    Args:
+        config: A merge with method average and without weights.
+        score: Scores a model directory on items that are used for nothing else. It is called once for each model and for each
+            average; scores are kept beside the output until the soup is complete, so that an interrupted one continues.
+
+    Returns:
+        The manifest, with the decision on every model under `soup`, also written to `merge.json`.
+
+    Raises:
+        MergeError: As for `merge`; the configuration has another method or weights.
+    """
+    if config.method != "average" or config.weights is not None or config.part_weights:
+        raise MergeConfigError("method: a greedy soup is an average with equal weights. Remove method and weights.")
+    check_paths(config)
+    out = real_path(config.out)
+    scratch = out.parent / f".{out.name}.soup"
+    scratch.mkdir(parents=True, exist_ok=True)
+    scores = _Scores(config, score, scratch)
+    alone = {model: scores.of([model]) for model in config.models}
+    order = sorted(config.models, key=lambda model: -alone[model])
+    kept, best = [order[0]], alone[order[0]]
+    decisions = [{"model": str(order[0]), "score": best, "score_with": best, "kept": True}]
+    for model in order[1:]:
+        found = scores.of([*kept, model])
+        decisions.append({"model": str(model), "score": alone[model], "score_with": found, "kept": found >= best})
+        if found >= best:
+            kept, best = [*kept, model], found
+    document = merge(replace(config, models=tuple(kept)), progress=progress) | {"soup": decisions}
+    path = out / MANIFEST_NAME
+    unfinished = path.with_name(f".{MANIFEST_NAME}.unfinished")
+    unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return document
+
+
+class _Scores:
+    """Scores of models and averages by the paths of the models, kept in a file."""
+
+    def __init__(self, config: MergeConfig, score: Score, scratch: Path) -> None:
+        self._config = config
+        self._score = score
+        self._scratch = scratch
+        path = scratch / _SCORES_NAME
+        self._known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def of(self, models: Sequence[Path]) -> float:
+        """The score of the average of some models."""
+        key = json.dumps(sorted(str(real_path(model)) for model in models))
+        if key not in self._known:
+            if len(models) == 1:
+                found = self._score(models[0])
+            else:
+                average = self._scratch / "average"
+                merge(replace(self._config, models=tuple(models), out=average, overwrite=True))
+                found = self._score(average)
+                shutil.rmtree(average)
+            self._known[key] = found
+            unfinished = self._scratch / f"{_SCORES_NAME}.unfinished"
+            unfinished.write_text(json.dumps(self._known), encoding="utf-8")
+            unfinished.replace(self._scratch / _SCORES_NAME)
+        return self._known[key]
