@@ -7,10 +7,13 @@ from mindvl_train.checks.memory import CASES, compare_memory
 
 
 @pytest.mark.slow
-def test_the_rehearsed_peak_is_the_measured_one_within_a_percent():
-    cases = tuple(case for case in CASES if case.name == "Qwen3, one process")
-    (row,) = compare_memory(cases)
-    assert row.rehearsed == pytest.approx(row.measured, rel=0.01)
+@pytest.mark.parametrize("name", ["Qwen3, one process", pytest.param("Qwen3-MoE, ep 2 dp 2", marks=pytest.mark.multi)])
+def test_the_rehearsed_peak_of_every_rank_is_the_measured_one_within_a_percent(name):
+    (case,) = (case for case in CASES if case.name == name)
+    rows = list(compare_memory((case,)))
+    assert [row.rank for row in rows] == list(range(case.processes))
+    for row in rows:
+        assert row.rehearsed == pytest.approx(row.measured, rel=0.01)
 
 
 def test_the_jobs_have_sixteen_ranks_and_every_kind_of_layout():

@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, RunConfig, ScheduleConfig
-from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predict
+from mindvl_train.layout_search.measure import (
+    Job,
+    RandomBatch,
+    _CpuRecorder,
+    measure,
+    most_bytes,
+    predict,
+    spread_evenly,
+)
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.resolved_run import resolve_run
-
-pytestmark = pytest.mark.slow
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
@@ -80,6 +87,43 @@ def test_a_random_pack_has_as_many_placeholders_as_visual_tokens() -> None:
     assert inputs["cu_seqlens"].tolist() == [0, 256, 474, 978, 1024]
 
 
+def test_a_block_without_a_release_event_counts_until_its_address_is_used_again() -> None:
+    changes = [
+        (1, 0xA, 100),
+        (2, 0xB, 40),  # released by an unseen thread: no event
+        (4, 0xC, 7),
+        (5, 0xB, 30),
+        (6, 0xC, -7),
+        (7, 0xD, -9),  # given out before the recording
+        (9, 0xD, 1000),
+    ]
+    assert most_bytes(changes, 3, 8) == (140, 147)
+    assert most_bytes(changes, 5, 8) == (147, 137)  # 100 + 30 + 7: without the 40 of the earlier block
+
+
+def test_tensors_made_inside_of_a_collective_are_not_counted() -> None:
+    with _CpuRecorder() as recorder:
+        recorder.begin_step()
+        kept = torch.empty(1000, dtype=torch.uint8)
+        with torch._C._profiler._RecordFunctionFast("c10d::allgather_"):
+            copied = torch.empty(50000, dtype=torch.uint8)
+        recorder.end_step()
+    between, peak = recorder.result()
+    assert between == 0
+    assert peak == kept.nbytes
+    assert copied.nbytes == 50000
+
+
+def test_spread_rows_reach_every_expert_equally_often() -> None:
+    router = torch.nn.Module()
+    router.num_experts = 8
+    experts = torch.zeros(12, 2, dtype=torch.int32)
+    spread_evenly(router, (), (torch.ones(12, 2), experts))
+    assert experts.flatten().bincount().tolist() == [3] * 8
+    assert (experts[:, 0] != experts[:, 1]).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [
@@ -102,6 +146,7 @@ def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
         assert memory.activations + memory.temporary == pytest.approx(seen.activations, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_offloaded_bytes_are_those_that_layers_save(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig) -> None:
     from mindvl_model import MindVLModel

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the peak memory of every rank in real training steps, by the parts of the memory estimate.
 
-Verifies memory.py. On a device the peak is that of its allocator. On a CPU every allocation of PyTorch's allocator is
-recorded (torch.profiler), also in kernels and other threads; Python, NumPy and gloo buffers are not included. The main
+Verifies memory.py. On a device the peak is that of its allocator. On a CPU the allocations of PyTorch's allocator are
+recorded (torch.profiler), also in kernels; Python and NumPy buffers and the copies of gloo are not included. The main
 function is one rank, with the variables of a launcher:
 `python -m mindvl_train.layout_search.measure JOB`.
 """
@@ -12,13 +12,14 @@ import json
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _EventType
 
 from mindvl_model import MindVLConfig, TokenConfig, set_up_device
 from mindvl_train.config import RunConfig
@@ -61,6 +62,7 @@ class Job:
 
     run: ResolvedRun
     pack: Pack
+    even_experts: bool = False  # send equal numbers of rows to all experts, as estimates and rehearsals assume
 
 
 def job_of(config: RunConfig, num_processes: int) -> Job:
@@ -192,6 +194,7 @@ def rank_main(path: Path) -> None:
 
 
 def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
+    from mindvl_model.megatron.router import routers
     from mindvl_model.parameters import initialize
     from mindvl_train.megatron.optimizer import build_optimizer, squared_norm, update, wrap_models
     from mindvl_train.megatron.pipeline import finish_router_step, forward_backward, prepare_schedule
@@ -202,6 +205,8 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
         chunks = build_models(job.run, ranks.device, load_init=False)
         for chunk in chunks:
             initialize(chunk, job.run.model, job.run.config.seed)
+            for router in routers(chunk) if job.even_experts else ():
+                router.register_forward_hook(spread_evenly)
         models = wrap_models(chunks, overlap=job.run.parallel.overlap and ranks.dp_size * ranks.cp_size > 1)
         optimizer = build_optimizer(models, job.run.config.optimizer)
         prepare_schedule(models, optimizer)
@@ -231,6 +236,15 @@ def _measure_steps(job: Job, ranks: Any, recorder: Any) -> Measured:
         activations=peak - between - inputs,
         base=between - sum(parts[name] for name in ("parameters", "gradients", "optimizer")),
     )
+
+
+def spread_evenly(router: Any, _: Any, output: tuple[Tensor, Tensor]) -> None:
+    """Forward hook of a router: replace the chosen experts [T, K], in place, by the next K of all experts in turn.
+
+    The weights stay as they are: no size depends on them. Autograd does not see the change, so that no tensor is kept.
+    """
+    experts = output[1].data
+    experts.copy_(torch.arange(experts.numel(), device=experts.device).view_as(experts) % router.num_experts)
 
 
 def persistent_tensors(chunks: Sequence[torch.nn.Module], optimizer: Any) -> dict[str, list[Tensor]]:
@@ -321,19 +335,53 @@ class _CpuRecorder:
     def result(self) -> tuple[float, float]:
         """(bytes between steps, at the fullest moment of the last step)."""
         profiler: Any = self._profiler.profiler
-        events = profiler.kineto_results.events()
-        steps = [event for event in events if event.name() == "measured step"]
-        last = max(steps, key=lambda event: event.start_ns())
-        begin, end = last.start_ns(), last.start_ns() + last.duration_ns()
-        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-        held = between = peak = 0
-        for moment, change in changes:
-            if moment < begin:
-                between = held + change
+        events = list(_outside_collectives(profiler.kineto_results.experimental_event_tree()))
+        last = max((event for event in events if event.name == "measured step"), key=lambda step: step.start_time_ns)
+        changes = sorted(
+            (event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
+            for event in events
+            if event.tag == _EventType.Allocation
+        )
+        return most_bytes(changes, last.start_time_ns, last.end_time_ns)
+
+
+def _outside_collectives(events: Iterable[Any]) -> Iterator[Any]:
+    """Profiler events and those inside them, without what runs inside a collective.
+
+    gloo copies the tensors of some collectives. NCCL and HCCL read and write the given tensors, and a rehearsal counts
+    those only.
+    """
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        if event.tag != _EventType.TorchOp or not event.name.startswith("c10d::"):
+            yield event
+            waiting += event.children
+
+
+def most_bytes(changes: Iterable[tuple[int, int, int]], begin: int, end: int) -> tuple[float, float]:
+    """(live bytes before `begin`, most live bytes from `begin` to `end`).
+
+    A tensor that a thread of gloo releases last has no release event, because the profiler records the threads that it
+    was started in. Such a block is counted until its address is given out again, not until the end.
+
+    Args:
+        changes: (time, address, allocated bytes; negative for a release), by time.
+        begin: Start of the interval.
+        end: End of the interval.
+    """
+    live: dict[int, int] = {}
+    held = between = peak = 0
+    for moment, address, change in changes:
+        held -= live.pop(address, 0)
+        if change > 0:
+            live[address] = change
             held += change
-            if begin <= moment <= end:
-                peak = max(peak, held)
-        return float(between), float(peak)
+        if moment < begin:
+            between = held
+        elif moment <= end:
+            peak = max(peak, held)
+    return float(between), float(peak)
 
 
 if __name__ == "__main__":
