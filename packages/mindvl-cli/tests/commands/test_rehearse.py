@@ -25,7 +25,7 @@ def test_a_job_that_fits_exits_with_0_and_a_dry_run_finds_it(tmp_path: Path) -> 
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["ok"]
-    assert "the tightest" in document["sentence"]
+    assert "needs the most memory" in document["sentence"]
     directory = tmp_path / "rehearsal" / "cpu-2"
     names = {
         "index.html",
@@ -44,7 +44,7 @@ def test_a_job_that_does_not_fit_exits_with_1_and_its_reason(tmp_path: Path) -> 
     words = ("--device", "cpu", "--devices", "2", "--memory-gb", "0.001", "--ranks", "1", "--out", str(tmp_path))
     result = _run(*SMALL, *words)
     assert result.exit_code == 1
-    assert "does not fit: rank 1 is the tightest" in result.stdout
+    assert "does not fit: rank 1 needs the most memory" in result.stdout
     assert "reason: rank 1 needs" in result.stdout
 
 

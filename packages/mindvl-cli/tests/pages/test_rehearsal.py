@@ -84,7 +84,7 @@ def test_a_page_has_the_verdict_every_rank_and_loads_nothing() -> None:
     records = [record(0), record(1)]
     page = rehearsal_page(document_of(records), records)
     for text in (
-        "fits: rank 0 is the tightest with 5.0 GB of 60.2 GB usable", "EMBEDDING_GROUP of ranks 0, 1", "w.py:7",
+        "fits: rank 0 needs the most memory, 5.0 GB of 60.2 GB usable", "EMBEDDING_GROUP of ranks 0, 1", "w.py:7",
         "aten.mm.default",
         "stage 0 of 2: 2 layers, vision encoder, projector, embedding", "equal answers", "workspaces", "pipeline bubble",
     ):  # fmt: skip

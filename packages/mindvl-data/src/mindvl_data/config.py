@@ -18,7 +18,10 @@ _MAX_INTEGER = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """How an image becomes patches (Qwen2.5-VL's published values)."""
+    """How an image is divided into patches (defaults: the published values of Qwen2.5-VL).
+
+    Stored lengths are identified by `repr`, so a field that changes no length has repr=False.
+    """
 
     min_pixels: int = 4 * 28 * 28  # smaller images are enlarged to at least this area
     max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
@@ -28,7 +31,7 @@ class ImageConfig:
     # per pixel of this limit.
     decode_limit: int = 80_000_000
     # Decode a JPEG that is reduced to half its size or less at a fraction of its size (DCT scaling): several times
-    # faster, with slightly different pixels. Not part of `repr`, which identifies lengths: these do not depend on it.
+    # faster, with slightly different pixels and the same number of visual tokens.
     jpeg_scaling: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +139,7 @@ class SourceConfig:
     # Directory of indexed shards, or an address such as s3://bucket/photos.
     path: str | Path
     weight: float = 1.0  # Relative share of the mixture, in samples or tokens (`data.weight_unit`).
-    # Maximum number of passes over this source, after which it gives no more samples; None: no limit.
+    # Maximum number of passes over this source, after which no more samples are drawn from it; None: no limit.
     max_epochs: int | None = None
     min_pixels: int | None = None  # overrides image.min_pixels for this source
     max_pixels: int | None = None  # overrides image.max_pixels for this source

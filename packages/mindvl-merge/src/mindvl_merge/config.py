@@ -20,21 +20,19 @@ class MergeConfig:
     """One merge of transformers model directories."""
 
     models: tuple[Path, ...]  # the first one also provides configuration, tokenizer, processor and Python files
-    out: Path  # new directory
-    method: Method = "average"  # how weights are combined
+    out: Path  # directory of the merged model; it must not exist unless `overwrite` is set
+    method: Method = "average"  # merge method
     base: Path | None = None  # model that the others were trained from; required by all methods but average and slerp
-    weights: tuple[float, ...] | None = None  # one per model; None: equal with sum 1, or 1 each for methods with a base
-    part_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # part, prefix or name pattern: weights
+    weights: tuple[float, ...] | None = None  # weight of each model; None: equal with sum 1, or 1 each with a base
+    part_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # weights by part, prefix or pattern
     scale: float = 1.0  # factor of the merged difference, for methods with a base
     density: float = 0.5  # share of each difference that ties and dare keep, above 0 and at most 1
-    seed: int = 0  # of the values that dare drops
+    seed: int = 0  # random seed of the values that dare drops
     any_weight_sum: bool = False  # accept weights that do not sum to 1
     only: tuple[str, ...] = ()  # parts (vision, projector, language), prefixes or patterns to merge; empty: all
     match_tokens: bool = False  # match rows of embedding and output layer by token; also done if `only` is language
-    allow_missing: tuple[
-        str, ...
-    ] = ()  # parts, prefixes or patterns of tensors that other models may lack or have more
-    dtype: Literal["fp32", "bf16", "fp16"] | None = None  # of the merged tensors; None: that of the inputs
+    allow_missing: tuple[str, ...] = ()  # parts, prefixes or patterns of tensors that only some of the models have
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None  # data type of the merged tensors; None: that of the models
     allow_different: tuple[str, ...] = ()  # configuration and tokenizer keys that may differ
     overwrite: bool = False  # replace an existing `out`
     max_shard_bytes: int = 5_000_000_000  # maximum size of one weight file

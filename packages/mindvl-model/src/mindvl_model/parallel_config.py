@@ -84,8 +84,8 @@ class RecomputeConfig:
     # Number of language layers recomputed per chunk (kind full); None: all. The vision encoder is always recomputed
     # with kind full.
     layers: int | None = None
-    # Number of language layers per chunk whose stored activations are kept in host memory until backward (kind none or
-    # selective), first to last.
+    # Number of leading language layers of each chunk whose stored activations are kept in host memory until the backward
+    # pass (kind none or selective).
     offload_layers: int = 0
 
     def __post_init__(self) -> None:

@@ -14,8 +14,7 @@ class RuntimeConfig:
 
     # Bind processes to CPU cores. auto: if the machine has accelerators or several NUMA nodes.
     bind_cores: Literal["auto", "on", "off"] = "auto"
-    # On NPUs, set environment variables that need less device memory and are slower (TASK_QUEUE_ENABLE=1 in place of
-    # 2).
+    # On NPUs, set environment variables that reduce both device memory and speed (TASK_QUEUE_ENABLE=1 instead of 2).
     memory_tight: bool = False
 
 

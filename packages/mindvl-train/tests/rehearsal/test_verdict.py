@@ -30,7 +30,7 @@ def test_a_job_that_fits_has_its_tightest_rank_and_margin(records):
     assert found.is_ok
     assert (found.tightest, found.margin_bytes) == (2, pytest.approx(17.16e9))
     assert found.sentence == (
-        "fits: rank 2 is the tightest with 43.0 GB of 60.2 GB usable, 17.2 GB free; the 3 messages of 3 rehearsed ranks "
+        "fits: rank 2 needs the most memory, 43.0 GB of 60.2 GB usable, 17.2 GB free; the 3 messages of 3 rehearsed ranks "
         "match without a deadlock."
     )
 
@@ -39,7 +39,7 @@ def test_a_job_that_does_not_fit_has_its_reason(records):
     found = judge(records, CLASSES, memory_bytes=32e9, kind="npu")
     assert not found.is_ok
     assert found.sentence.startswith(
-        "does not fit: rank 2 is the tightest with 43.0 GB of 30.1 GB usable, 12.9 GB too much"
+        "does not fit: rank 2 needs the most memory, 43.0 GB of 30.1 GB usable, 12.9 GB too much"
     )
     assert found.reasons == (
         "rank 2 needs 40.00 GB for tensors and 3.0 GB for the device context, but 30.1 GB are usable.",

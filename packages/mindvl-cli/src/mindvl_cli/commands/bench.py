@@ -36,15 +36,15 @@ NAMES = {  # script name -> package
 @click.command(epilog="Example: mindvl bench packing --quick   or   mindvl bench loader")
 @click.argument("name", type=click.Choice(list(NAMES)))
 @click.option("--quick", is_flag=True, help="Run smaller inputs and fewer rounds; the figures are not reliable.")
-@click.option("--full", is_flag=True, help="Run more sizes and steps, for hours; step only.")
+@click.option("--full", is_flag=True, help="Measure more sizes and steps, which takes hours; step only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
     """Measure packing, loader, scale, ops, step, start or merge on this machine.
 
     packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
-    samples. ops: time and memory of operators. step: traffic of a layer by counting, and training step time of a small model,
-    compared with transformers and with minimal code, in ten minutes. start: imports of one process, groups of 1,024. merge:
-    processor time and memory of a merge, compared with plain reading and writing.
+    samples. ops: time and memory of operators. step: bytes and kernel launches of a layer, and training step time of a small
+    model compared with transformers and a minimal loop. start: time of imports, process groups, checkpoint index and initial
+    weights of a rank. merge: processor time and memory of a merge, compared with reading and writing the same files.
     """
     if full and (quick or name != "step"):
         raise click.UsageError("--full: only `mindvl bench step` has it, without --quick. Leave it out.")

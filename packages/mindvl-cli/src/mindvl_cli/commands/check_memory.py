@@ -19,7 +19,7 @@ BOUND = 0.01  # of the measured peak
 
 
 @click.command(short_help="Compare rehearsed with measured peak memory.")
-@click.option("--quick", is_flag=True, help="Jobs of one process only.")
+@click.option("--quick", is_flag=True, help="Compare only the jobs of one process.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def memory(ctx: click.Context, quick: bool, as_json: bool) -> None:

@@ -27,12 +27,20 @@ JUDGE_NAME = "judgements.jsonl"  # replies of the judge
     "--endpoint", metavar="URL",
     help="OpenAI-compatible server that runs MODEL, such as http://localhost:8000/v1; default: this process.",
 )  # fmt: skip
-@click.option("--judge", metavar="URL", help="OpenAI-compatible server for benchmarks that need a judge.")
-@click.option("--judge-model", help="Name of the judge at --judge.")
 @click.option(
-    "--num-workers", type=click.IntRange(min=1), default=8, show_default=True, help="Requests to a server at a time."
+    "--judge", metavar="URL", help="OpenAI-compatible server of the judge model, for benchmarks that need one."
 )
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Key of the servers; default: OPENAI_API_KEY.")
+@click.option("--judge-model", help="Name of the judge model at --judge.")
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Maximum number of concurrent requests.",
+)
+@click.option(
+    "--api-key", envvar="OPENAI_API_KEY", help="API key of the servers; default: environment variable OPENAI_API_KEY."
+)
 def evaluate(
     model: Path,
     paths: tuple[Path, ...],

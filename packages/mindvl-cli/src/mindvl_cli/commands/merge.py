@@ -68,7 +68,7 @@ _LARGE_BYTES = 20_000_000_000  # read and written; below, measuring the disk is 
 )  # fmt: skip
 @click.option(
     "--greedy-soup", "soup", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="BENCHMARK",
-    help="Benchmark file by whose score models are added to the average one by one; may be repeated.",
+    help="Benchmark file; models are added to the average one by one and kept if its score does not decrease. May be repeated.",
 )  # fmt: skip
 @TRUST_REMOTE_CODE
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
@@ -91,8 +91,8 @@ def merge(
 
     One SOURCE may be a merge recipe instead: a YAML file with all settings. Models are refused if their configurations,
     tokenizers or processors differ in a key that changes the result (such as rope_theta, head counts, token ids). The
-    other files of the first model are copied; Python files of a model directory are never run. An interrupted merge
-    continues when the command is repeated.
+    other files of the first model are copied; Python files of a model directory run only if --greedy-soup is used
+    with --trust-remote-code. An interrupted merge continues when the command is repeated.
     """
     from dataclasses import replace
 

@@ -91,14 +91,14 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
         ),
         click.option(
             "--kind",
-            help="Benchmark or metric of TSV and parquet files, such as mmbench; default: found from names and columns.",
+            help="Benchmark or metric of TSV and parquet files, such as mmbench; default: from file names and columns.",
         ),
         click.option(
             "--compat",
             type=click.Choice(["vlmevalkit", "lmms-eval", "strict"]),
             default="vlmevalkit",
             show_default=True,
-            help="Project whose prompts and metrics are used; strict has neither project's defects.",
+            help="Project whose prompts and metrics are used; strict: corrected metrics.",
         ),
         click.option(
             "--out",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ranks",
     metavar="all|RANK,...",
-    help="Ranks to rehearse; all: also neighbours in every group. [default: one of each class of equal ranks]",
+    help="Ranks to rehearse; all: a larger sample of every class of equal ranks. [default: one of each class]",
 )
 @click.option(
     "--memory-gb",
@@ -63,10 +63,11 @@ def rehearse(
 ) -> None:
     """Run one training step of RECIPE at full size, without its devices.
 
-    Each chosen rank runs the code of the training loop in one process, with all microbatches of a step, on tensors
-    without memory and process groups without other ranks. The result says whether the job fits into memory, whether the
-    messages of the ranks match, and which operators the device library lacks; the exit code is 1 if one of these stops
-    the job. KEY=VALUE overrides one value of the recipe. docs/guides/rehearse.md says what a rehearsal does not cover.
+    Each chosen rank runs the code of the training loop in one process, with all microbatches of a step, on fake tensors,
+    and collectives are recorded instead of sent. The result states whether the job fits into memory, whether the messages
+    of the ranks match, and which operators the device library does not implement; the exit code is 1 if the job cannot run
+    for one of these reasons. KEY=VALUE overrides one value of the recipe. docs/guides/rehearse.md lists what a rehearsal
+    does not cover.
     """
     require("plots", "mindvl rehearse")
     from mindvl_cli.pages.rehearsal import rehearsal_page

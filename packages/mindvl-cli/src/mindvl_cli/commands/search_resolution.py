@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--halving", is_flag=True,
-    help="Stop half of the pairs after each round of items; at most a third of the evaluations.",
+    help="Stop half of the pairs after each round of items, to need at most a third of the evaluations.",
 )  # fmt: skip
 @click.option(
     "--report-share", type=click.FloatRange(min=0, max=1, max_open=True), default=0.0, show_default=True,
-    help="Share of the items that take no part in the choice; the chosen pair is reported on them.",
+    help="Share of the items that are not used to choose a pair; the score of the chosen pair is reported on them.",
 )  # fmt: skip
-@click.option("--per-benchmark", is_flag=True, help="Print the best pair of each task too.")
+@click.option("--per-benchmark", is_flag=True, help="Also print the best pair of each task.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order and the split of items.")
 @click.option("--apply", "apply_here", is_flag=True, help="Write the chosen limits into the processor of each model.")
 @click.option(

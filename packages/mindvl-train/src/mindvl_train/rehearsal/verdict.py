@@ -64,7 +64,7 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The result in one sentence."""
-        room = f"rank {self.tightest} is the tightest with {(self.peak_bytes + self.base_bytes) / 1e9:.1f} GB of "
+        room = f"rank {self.tightest} needs the most memory, {(self.peak_bytes + self.base_bytes) / 1e9:.1f} GB of "
         room += f"{self.usable_bytes / 1e9:.1f} GB usable, {abs(self.margin_bytes) / 1e9:.1f} GB "
         room += "free" if self.fits else "too much"
         if self.mismatches or self.deadlock is not None:
