@@ -153,6 +153,23 @@ def test_values_that_are_not_finite_are_named(tmp_path, make_directory, random_t
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", ["ties", "dare_linear", "dare_ties"])
+def test_values_that_are_not_finite_are_named_where_the_method_drops_them(
+    tmp_path, make_directory, random_tensors, method
+):
+    models = [make_directory(name, random_tensors(seed)) for seed, name in enumerate(("a", "base"))]
+    tensors = random_tensors(2)
+    tensors["language.embed"][:] = float("nan")  # every value: dare drops nearly all of them
+    bad = make_directory("b", tensors)
+    config = MergeConfig(
+        models=(models[0], bad), base=models[1], out=tmp_path / "out", method=method, density=1e-9, weights=(1.0, 0.0)
+    )
+    with pytest.raises(
+        MergeError, match=r"b.model\.safetensors: tensor language\.embed has NaN or infinity \(28 values"
+    ):
+        merge(config)
+
+
 def test_values_beyond_the_type_of_the_result_are_refused(tmp_path, make_directory):
     model = make_directory("a", {"w": torch.tensor([1.0, 1e5])})
     with pytest.raises(MergeError, match="tensor w has values outside the range of float16"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mindvl_merge import MergeConfig, MergeError, merge
+from mindvl_merge import MergeConfig, MergeError, digests, merge
 
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 3], "fmt": "e4m3"}}
 
@@ -81,3 +81,16 @@ def test_damage_and_other_quantization_are_named(tmp_path, quantized, change, me
     path = _write(tmp_path / "bad", tensors, config)
     with pytest.raises(MergeError, match=message):
         merge(MergeConfig(models=(path, path), out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("method", ["average", "slerp"])
+def test_rows_longer_than_a_block_are_read_in_parts(tmp_path, monkeypatch, method):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5, 37, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 13, generator=generator)
+    tensors = {"model.w.weight": values, "model.w.weight_scale_inv": scales}
+    expected = values.float() * scales.repeat_interleave(4, 0)[:5].repeat_interleave(3, 1)[:, :37]
+    path = _write(tmp_path / "fp8", tensors, FP8)
+    monkeypatch.setattr(digests, "BLOCK_VALUES", 10)  # fewer than 37
+    merge(MergeConfig(models=(path, path), out=tmp_path / "out", method=method, dtype="fp32"))
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["model.w.weight"], expected)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole merge: values, files, provenance, memory, and what a failure leaves behind."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -252,3 +253,23 @@ def test_a_merge_imports_no_torch(tmp_path, make_directory, random_tensors):
         "merge(MergeConfig(models=(Path(sys.argv[1]),), out=Path(sys.argv[2]))); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, path, tmp_path / "out"], check=True)
+
+
+def test_a_failure_while_other_files_are_copied_repeats_no_tensor(
+    tmp_path, make_directory, random_tensors, monkeypatch
+):
+    models = tuple(make_directory(name, random_tensors(seed)) for seed, name in enumerate("ab"))
+    config = MergeConfig(models=models, out=tmp_path / "out")
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run.shutil, "copyfile", fail)
+    with pytest.raises(MergeError, match="the same command continues where this one ended"):
+        merge(config)
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks.BlockMaker, "make", lambda *_: pytest.fail("a tensor was merged again"))
+    merge(config)
+    average = (random_tensors(0)["language.norm"] + random_tensors(1)["language.norm"]) / 2
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["language.norm"], average)
+    assert not (tmp_path / "out" / "journal.jsonl").exists()

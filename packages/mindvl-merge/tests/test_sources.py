@@ -97,6 +97,13 @@ def test_the_head_of_a_tied_model_is_its_embedding(tmp_path, multimodal):
         merge(MergeConfig(models=(original, multimodal), out=tmp_path / "out2", only=("language",)))
 
 
+def test_an_output_layer_that_is_missing_is_not_replaced_by_the_embedding(tmp_path, multimodal):
+    untied = LANGUAGE | {"tie_word_embeddings": False}
+    original = _model(tmp_path / "lm", _decoder("model.", 1, head=False), untied)
+    with pytest.raises(MergeError, match=r"in only one of the models, the first is lm_head\.weight"):
+        merge(MergeConfig(models=(multimodal, original), out=tmp_path / "out", only=("language",)))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,6 +3,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +143,39 @@ def test_the_score_of_a_directory_is_that_of_eval(model_directory, benchmark_fil
     arguments = [str(model_directory), "-b", str(benchmark_file), "--json", "--trust-remote-code"]
     report = json.loads(CliRunner().invoke(evaluate, arguments, catch_exceptions=False).stdout)
     assert _score(model_directory, benchmarks=(benchmark_file,), trust_remote_code=True) == report["overall"]
+
+
+def test_an_output_that_exists_is_refused_by_a_dry_run_and_before_a_conversion(models, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    CliRunner().invoke(merge, [*models, "--out", str(out)], catch_exceptions=False)
+    result = CliRunner().invoke(merge, [*models, "--out", str(out), "--dry-run"])
+    assert "the output exists" in str(result.exception)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr("mindvl_train.checkpoints.export.export_checkpoint", lambda *_, **__: pytest.fail("converted"))
+    result = CliRunner().invoke(merge, [str(tmp_path / "run"), "--out", str(out)])
+    assert "the output exists" in str(result.exception)
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path, monkeypatch):
+    def killed(source, destination, progress):
+        destination.mkdir()
+        (destination / "model.safetensors").write_bytes(b"half")
+        left.write_text(str(destination))
+
+    def export(source, destination, progress):
+        assert not old.exists()
+        destination.mkdir()
+        save_file({"w": torch.full((2,), 3.0)}, destination / "model.safetensors")
+
+    left, export_name = tmp_path / "left", "mindvl_train.checkpoints.export.export_checkpoint"
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    arguments = [str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(export_name, killed)
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # as if the process was killed
+    CliRunner().invoke(merge, arguments)
+    monkeypatch.undo()
+    old = Path(left.read_text()) / "model.safetensors"
+    assert old.exists()
+    monkeypatch.setattr(export_name, export)
+    assert CliRunner().invoke(merge, arguments, catch_exceptions=False).exit_code == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["left", "out", "run"]

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from .config import MergeConfig
+from .config import DROPPING, MergeConfig
 from .digests import BLOCK_VALUES, block_ranges
 from .directory import ModelDirectory
 from .errors import DirectoryError, MergeError
@@ -101,6 +101,8 @@ class BlockMaker:
             self._refuse_different_integers(tensor, blocks)
             return blocks[0]
         values = blocks[0] if combine is None else combine(blocks, begin)
+        if combine is not None and self._config.method in DROPPING:
+            _refuse_non_finite_parent(self._directories, tensor, blocks, begin)
         _refuse_non_finite(self._directories, tensor, values, blocks, begin)
         if values.dtype == dtype:
             return values
@@ -176,21 +178,12 @@ class BlockMaker:
 def _refuse_non_finite(
     directories: Sequence[ModelDirectory], tensor: OutputTensor, result: Values, blocks: Sequence[Values], begin: int
 ) -> None:
-    """Check the result only: NaN or infinity of any parent is in it too, whatever the weight of the parent."""
+    """Check the result: NaN or infinity of any parent is in it too, except for methods that drop values."""
     limit = float(ml_dtypes.finfo(tensor.info.dtype).max)
     wide = result if result.dtype.itemsize >= 4 else result.astype(np.float32)
     if wide.size == 0 or (wide.max() <= limit and wide.min() >= -limit):  # false for NaN
         return
-    columns = max(1, tensor.info.num_values // tensor.info.shape[0]) if tensor.info.shape else 1
-    last = (begin + len(result) - 1) // columns
-    for source, block in zip(tensor.sources, blocks, strict=True):
-        count = int((~np.isfinite(block.astype(np.float64))).sum())
-        if count:
-            parent = directories[source.parent]
-            raise DirectoryError(
-                f"{parent.path / parent.tensors[source.name].file}: tensor {source.name} has NaN or infinity ({count} values "
-                f"in rows {begin // columns} to {last}). Train or copy this model again, or remove it from the merge."
-            )
+    _refuse_non_finite_parent(directories, tensor, blocks, begin)
     if np.isfinite(result.astype(tensor.info.dtype).astype(np.float64)).all():
         return  # rounded down to the largest number
     first = directories[0]
@@ -198,6 +191,27 @@ def _refuse_non_finite(
         f"{first.path / first.tensors[tensor.info.name].file}: tensor {tensor.info.name} has values outside the range of "
         f"{tensor.info.dtype}. Choose another data type (--dtype) or weights that sum to 1."
     )
+
+
+def _refuse_non_finite_parent(
+    directories: Sequence[ModelDirectory], tensor: OutputTensor, blocks: Sequence[Values], begin: int
+) -> None:
+    """Check the values of every parent, and name the first parent with NaN or infinity."""
+    columns = max(1, tensor.info.num_values // tensor.info.shape[0]) if tensor.info.shape else 1
+    last = (begin + len(blocks[0]) - 1) // columns
+    for source, block in zip(tensor.sources, blocks, strict=True):
+        count = _num_non_finite(block)
+        if count:
+            parent = directories[source.parent]
+            raise DirectoryError(
+                f"{parent.path / parent.tensors[source.name].file}: tensor {source.name} has NaN or infinity ({count} values "
+                f"in rows {begin // columns} to {last}). Train or copy this model again, or remove it from the merge."
+            )
+
+
+def _num_non_finite(block: Values) -> int:
+    wide = block if block.dtype.itemsize >= 4 else block.astype(np.float32)
+    return int(np.count_nonzero(~np.isfinite(wide)))
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ from .errors import MergeConfigError
 
 Method = Literal["average", "task_arithmetic", "slerp", "ties", "dare_linear", "dare_ties"]
 WITH_BASE = ("task_arithmetic", "ties", "dare_linear", "dare_ties")  # methods of differences from a base model
+DROPPING = ("ties", "dare_linear", "dare_ties")  # methods whose result does not depend on every value of the models
 
 _SUM_TO_ONE = ("average", "slerp")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from .config import MergeConfig
 from .directory import ModelDirectory
 from .files import real_path
+from .output_path import check_paths
 from .parents import check_parents
 from .sources import pair_tensors
 
@@ -36,15 +37,16 @@ class Estimate:
 
 
 def estimate(config: MergeConfig, *, measure_above_bytes: int = 0) -> Estimate:
-    """Check the models of a merge, and predict its time.
+    """Check the models and the output path of a merge, and predict its time.
 
     Args:
         measure_above_bytes: Smaller merges are not timed. Measuring reads 256 MiB of the first model past the page cache and
             writes as much beside the output.
 
     Raises:
-        MergeError: The models cannot be merged.
+        MergeError: The models cannot be merged, or the output may not be written.
     """
+    check_paths(config)
     directories = [ModelDirectory(path) for path in config.parents]
     try:
         pairing = pair_tensors(config, directories)

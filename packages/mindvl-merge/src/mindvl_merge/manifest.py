@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .config import WITH_BASE, MergeConfig
+from .config import DROPPING, WITH_BASE, MergeConfig
 from .digests import ALGORITHM, model_digest, stored_digest
 from .directory import ModelDirectory
 from .headers import TensorInfo
@@ -100,7 +100,7 @@ def _settings(config: MergeConfig) -> dict[str, Any]:
     }
     if config.method in WITH_BASE:
         settings["scale"] = config.scale
-    if config.method in ("ties", "dare_linear", "dare_ties"):
+    if config.method in DROPPING:
         settings["density"] = config.density
     if config.method.startswith("dare"):
         settings["seed"] = config.seed

@@ -83,7 +83,7 @@ def read_values(
 
     Args:
         into: Bytes for the stored values, uint8.
-        shape: Of the result; ranges are whole rows where rows are matched or values are scaled.
+        shape: Of the result; its first dimension is that of matched rows and scales.
         fallback: Values of the first model for rows that this parent does not have, `[stop - start]`.
         digest: Updated with the stored bytes, unless rows are matched.
 
@@ -96,38 +96,52 @@ def read_values(
             digest.update(values.view(np.uint8).data)
         return values
     columns = prod(shape[1:])
-    first, last = start // columns, stop // columns
-    assert not start % columns + stop % columns, "scaled and matched tensors are read in whole rows"
+    first, left = divmod(start, columns)
+    if left + stop - start > columns and (left or stop % columns):  # parts of several rows, which exceed a block
+        cut = min(start - left + columns, stop)
+        pieces = (
+            read_values(directory, source, begin, end, into, shape, kept, digest)
+            for begin, end, kept in (
+                (start, cut, None if fallback is None else fallback[: cut - start]),
+                (cut, stop, None if fallback is None else fallback[cut - start :]),
+            )
+        )
+        return np.concatenate(list(pieces))
+    right = min(left + stop - start, columns)
+    last = first + (stop - start) // (right - left)
     if source.rows is None:
-        return _scaled(directory, source, first, last, columns, digest).reshape(-1)
+        return _scaled(directory, source, range(first, last), columns, range(left, right), digest).reshape(-1)
     rows = source.rows[first:last]
     assert fallback is not None
-    result = fallback.astype(np.float32).reshape(-1, columns)
+    result = fallback.astype(np.float32).reshape(-1, right - left)
     for begin, end in _runs(rows):
         if rows[begin] >= 0:
-            result[begin:end] = _scaled(directory, source, int(rows[begin]), int(rows[end - 1]) + 1, columns)
+            there = range(int(rows[begin]), int(rows[end - 1]) + 1)
+            result[begin:end] = _scaled(directory, source, there, columns, range(left, right))
     return result.reshape(-1)
 
 
 def _scaled(
     directory: ModelDirectory,
     source: "Source",
-    first: int,
-    last: int,
-    columns: int,
+    rows: range,
+    num_columns: int,
+    columns: range,
     digest: xxhash.xxh3_128 | None = None,
 ) -> np.ndarray[Any, Any]:
-    stored = directory.read(source.name, first * columns, last * columns)
+    """Whole rows, or some columns of one row, multiplied by their scales; `[rows, columns]` float32."""
+    begin = rows.start * num_columns + columns.start
+    stored = directory.read(source.name, begin, begin + len(rows) * len(columns))
     if digest is not None:
         digest.update(stored.view(np.uint8).data)
-    values = stored.astype(np.float32).reshape(-1, columns)
+    values = stored.astype(np.float32).reshape(-1, len(columns))
     if source.scales is None:
         return values
     (height, width), num_scales = source.block, directory.tensors[source.scales].shape[1]
-    top, bottom = first // height, -(-last // height)
+    top, bottom = rows.start // height, -(-rows.stop // height)
     scales = directory.read(source.scales, top * num_scales, bottom * num_scales).astype(np.float32)
-    by_row = scales.reshape(-1, num_scales)[np.arange(first, last) // height - top]
-    values *= np.repeat(by_row, width, axis=1)[:, :columns]
+    by_row = scales.reshape(-1, num_scales)[np.arange(rows.start, rows.stop) // height - top]
+    values *= np.repeat(by_row, width, axis=1)[:, columns.start : columns.stop]
     return values
 
 

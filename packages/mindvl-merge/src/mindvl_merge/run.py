@@ -88,9 +88,9 @@ def _merge(config: MergeConfig, recorded: MergeConfig, progress: Progress) -> di
             with DirectoryWriter(partial, infos, max_shard_bytes=config.max_shard_bytes, inputs=inputs) as writer:
                 _write_tensors(config, directories, pairing, writer, progress)
                 document = manifest(recorded, directories, pairing, writer.finished, warnings)
-                writer.finish()
-            _copy_other_files(directories, partial, config)
-            (partial / MANIFEST_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+                _copy_other_files(directories, partial, config)
+                (partial / MANIFEST_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+                writer.finish()  # removes the journal, without which nothing continues
             replace_directory(partial, out)
     finally:
         for directory in directories:

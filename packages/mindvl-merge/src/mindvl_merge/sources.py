@@ -109,8 +109,8 @@ class _Parent:
             self.tensors[canonical] = info
 
     def find(self, canonical: str) -> TensorInfo | None:
-        """The tensor of this name; a tied output layer is the embedding."""
-        if canonical == HEAD and HEAD not in self.tensors:
+        """The tensor of this name; an output layer that is not stored is the embedding, unless config.json denies it."""
+        if canonical == HEAD and HEAD not in self.tensors and _is_tied(self) is not False:
             return self.tensors.get(EMBEDDING)
         return self.tensors.get(canonical)
 
@@ -254,11 +254,12 @@ def _refuse_lost(config: MergeConfig, parents: Sequence[_Parent], unused: Sequen
         )
 
 
-def _is_tied(parent: _Parent) -> bool:
+def _is_tied(parent: _Parent) -> bool | None:
+    """Whether config.json ties the output layer to the embedding; None if it does not say."""
     if not (parent.directory.path / "config.json").exists():
-        return False
+        return None
     document = read_json(regular_file(parent.directory.path, "config.json"))
     text = document.get("text_config")
-    return document.get("tie_word_embeddings") is True or (
-        isinstance(text, dict) and text.get("tie_word_embeddings") is True
-    )
+    sections = [document, *([text] if isinstance(text, dict) else [])]
+    values = [section["tie_word_embeddings"] for section in sections if "tie_word_embeddings" in section]
+    return any(value is True for value in values) if values else None

@@ -2,7 +2,7 @@
 """`mindvl merge`: combine the weights of model directories."""
 
 import json
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -136,26 +136,32 @@ def merge(
 
 @contextmanager
 def _as_directories(config: "MergeConfig") -> "Iterator[MergeConfig]":
-    """The configuration with training runs and checkpoints replaced by model directories, converted beside the output."""
+    """The configuration with training runs and checkpoints replaced by model directories, converted beside the output.
+
+    The next call for this output removes what a killed process converted.
+    """
     from dataclasses import replace
 
     is_run = {path: not (path / "config.json").exists() and _is_training_run(path) for path in config.parents}
     if not any(is_run.values()):
         yield config
         return
+    from mindvl_merge.output_path import check_paths
+    from mindvl_merge.publish import partial_directory
     from mindvl_train.checkpoints.export import export_checkpoint
 
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{config.out.name}.converted.", dir=config.out.parent) as scratch:
+    check_paths(config)  # before hours of conversion
+    with partial_directory(config.out.parent / f"{config.out.name}.converted") as scratch:
         converted = {}
         for number, path in enumerate(dict.fromkeys(config.parents)):
             converted[path] = path
             if is_run[path]:
-                converted[path] = Path(scratch) / f"{number}-{path.name}"
+                converted[path] = scratch / f"{number}-{path.name}"
                 with reported_progress("convert", unit="parameters") as report:
                     export_checkpoint(path, converted[path], progress=report)
         base = None if config.base is None else converted[config.base]
         yield replace(config, models=tuple(converted[path] for path in config.models), base=base)
+        shutil.rmtree(scratch)
 
 
 def _score(directory: Path, *, benchmarks: tuple[Path, ...], trust_remote_code: bool) -> float:
