@@ -95,6 +95,21 @@ def test_a_chunk_without_layers_has_no_part_norms(model: MindVLModel) -> None:
     assert squared_norms(optimizer, [torch.nn.Identity(), *wrapped]).tolist() == [0.0, 0.0, 0.0]
 
 
+def test_a_rank_without_trained_parameters_has_no_part_norms(model: MindVLModel) -> None:
+    """The warm-up trains the projector alone, which is on the first stage."""
+    from mindvl_train.megatron.optimizer import build_optimizer, squared_norm, update, wrap_models
+    from mindvl_train.megatron.part_norms import squared_norms
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    wrapped = wrap_models([model])
+    optimizer = build_optimizer(wrapped, OptimizerConfig())
+    wrapped[0].zero_grad_buffer()  # type: ignore[operator]
+    assert float(squared_norm(optimizer)) == 0.0
+    update(optimizer, 0.1, 0.0)
+    assert squared_norms(optimizer, wrapped).tolist() == [0.0, 0.0, 0.0]
+
+
 def test_tensors_come_back_into_another_model(model: MindVLModel, tmp_path: Path) -> None:
     from mindvl_model.megatron.blocks import BuildConfig
     from mindvl_train.megatron.checkpoint import owned_pieces, unwrap, wanted_pieces

@@ -41,7 +41,9 @@ def squared_norms(optimizer: Any, models: Sequence[torch.nn.Module]) -> Tensor:
 
 
 def _shares(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Parameters with the slices that the distributed optimizer of this rank updates."""
+    """Parameters with the slices that the distributed optimizer of this rank updates; none if it has no parameters."""
+    if optimizer.is_stub_optimizer:  # no parameter of this rank is trained
+        return []
     pairs = (
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
         (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
