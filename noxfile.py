@@ -123,6 +123,15 @@ def npu_contract(session: nox.Session) -> None:
 
 
 @nox.session
+def rehearse(session: nox.Session) -> None:
+    """Rehearse every training stage of the published recipes at full size. Slow, not part of plain `nox`."""
+    _sync(session, "--all-packages", "--extra", "npu", "--no-default-groups", "--group", "test")
+    out = str(Path(session.create_tmp()) / "rehearsals")  # kept, so that a stopped session continues
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("python", "tests/rehearsals/published.py", "--out", out, *session.posargs, env=environment)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build every wheel, look inside, and install one alone."""
     wheels = Path(session.create_tmp()) / "wheels"

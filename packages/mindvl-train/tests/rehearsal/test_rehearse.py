@@ -157,6 +157,7 @@ def test_the_digest_is_that_of_all_ranks_of_one_job():
     [
         ({"rank": 2}, "--ranks 2: does not exist among 2 ranks"),
         ({"device": "abacus"}, "--device abacus: is unknown"),
+        ({"device": "cuda"}, "--device cuda: CUDA devices cannot be rehearsed"),
         ({"world_size": 3}, "global_batch_size: 2 is not divisible"),
     ],
 )

@@ -58,7 +58,7 @@ def kind_of(device: str) -> Kind:
         return device  # type: ignore[return-value]
     found = find_device(device)
     if found is None:
-        known = ", ".join(each.name.lower() for each in DEVICES)
+        known = ", ".join(each.name.lower() for each in DEVICES if each.name.startswith("910"))
         raise TrainError(f"--device {device}: is unknown. Use one of: {known}, cpu.")
     return "npu" if found.name.startswith("910") else "cuda"
 
@@ -72,14 +72,18 @@ def job_of(
         pack: Pack of every microbatch; None: the largest.
 
     Raises:
-        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown.
+        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown or a GPU.
     """
     resolve_run(config, world_size)
     if not 0 <= rank < world_size:
         raise TrainError(f"--ranks {rank}: does not exist among {world_size} ranks. Use 0 to {world_size - 1}.")
     if steps < 1:
         raise TrainError(f"--steps: must be >= 1, got {steps}.")
-    kind_of(device)
+    if kind_of(device) == "cuda":
+        raise TrainError(
+            f"--device {device}: CUDA devices cannot be rehearsed, because the backward pass of PyTorch needs their driver "
+            "also for tensors without memory. Use an NPU such as 910b2, or estimate the memory with mindvl plan."
+        )
     # Only the pack of the request is used, which is the same on every machine.
     pack = pack or request_of(config, Machine(device=DEVICES[0], num_devices=world_size)).full_pack
     return Job(recipe=recipe, config=config, device=device, world_size=world_size, rank=rank, steps=steps, pack=pack)
