@@ -59,6 +59,15 @@ def test_an_interrupted_soup_asks_only_for_missing_scores(tmp_path, models):
     assert _value(tmp_path / "out") == 3.5
 
 
+def test_scores_of_another_benchmark_are_not_used(tmp_path, models):
+    config = MergeConfig(models=models, out=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        greedy_soup(config, Scores(fail_at=5), scored_by="one")
+    second = Scores()
+    greedy_soup(config, second, scored_by="two")
+    assert len(second.seen) == 7
+
+
 def test_other_methods_and_weights_are_refused(tmp_path, models):
     for values in ({"weights": (0.25,) * 4}, {"method": "task_arithmetic", "base": models[0]}):
         with pytest.raises(MergeError, match="a greedy soup is an average with equal weights"):

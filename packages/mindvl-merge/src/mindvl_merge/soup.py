@@ -24,13 +24,16 @@ Score = Callable[[Path], float]  # model directory -> score, higher is better
 _SCORES_NAME = "scores.json"
 
 
-def greedy_soup(config: MergeConfig, score: Score, *, progress: Progress | None = None) -> dict[str, Any]:
+def greedy_soup(
+    config: MergeConfig, score: Score, *, scored_by: str = "", progress: Progress | None = None
+) -> dict[str, Any]:
     """Choose models by score and average them with equal weights.
 
     Args:
         config: A merge with method average and without weights.
         score: Scores a model directory on items that are used for nothing else. It is called once for each model and for each
             average; scores are kept beside the output until the soup is complete, so that an interrupted one continues.
+        scored_by: Identifies what `score` measures; scores that were kept for something else are not used.
 
     Returns:
         The manifest, with the decision on every model under `soup`, also written to `merge.json`.
@@ -44,7 +47,7 @@ def greedy_soup(config: MergeConfig, score: Score, *, progress: Progress | None 
     out = real_path(config.out)
     scratch = out.parent / f".{out.name}.soup"
     scratch.mkdir(parents=True, exist_ok=True)
-    scores = _Scores(config, score, scratch)
+    scores = _Scores(config, score, scratch, scored_by)
     alone = {model: scores.of([model]) for model in config.models}
     order = sorted(config.models, key=lambda model: -alone[model])
     kept, best = [order[0]], alone[order[0]]
@@ -66,16 +69,19 @@ def greedy_soup(config: MergeConfig, score: Score, *, progress: Progress | None 
 class _Scores:
     """Scores of models and averages by the paths of the models, kept in a file."""
 
-    def __init__(self, config: MergeConfig, score: Score, scratch: Path) -> None:
+    def __init__(self, config: MergeConfig, score: Score, scratch: Path, scored_by: str) -> None:
         self._config = config
         self._score = score
         self._scratch = scratch
+        self._scored_by = [scored_by, config.only, config.dtype, config.match_tokens]
         path = scratch / _SCORES_NAME
         self._known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def of(self, models: Sequence[Path]) -> float:
         """The score of the average of some models."""
-        key = json.dumps(sorted(str(real_path(model)) for model in models))
+        files = [file for model in models for file in sorted(real_path(model).glob("*.safetensors"))]
+        state = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+        key = json.dumps([self._scored_by, state])
         if key not in self._known:
             if len(models) == 1:
                 found = self._score(models[0])

@@ -120,7 +120,9 @@ def merge(
                 click.echo(json.dumps(estimated))
             return
         if soup:
-            manifest = greedy_soup(converted, partial(_score, benchmarks=soup, trust_remote_code=trust_remote_code))
+            scored_by = json.dumps([(str(path.resolve()), path.stat().st_mtime_ns) for path in soup])
+            score = partial(_score, benchmarks=soup, trust_remote_code=trust_remote_code)
+            manifest = greedy_soup(converted, score, scored_by=scored_by)
         else:
             with reported_progress("merge", unit="MB", scale=1e6) as report:
                 manifest = merge_directories(converted, progress=report, recorded=config)

@@ -21,8 +21,8 @@ from mindvl_merge.evaluation.endpoint import Endpoint, EndpointConfig
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.predict import ImageDecoder, PredictConfig, Predictor, Progress, Question, open_image
 
-_PAPER_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
-_PAPER_MIN_UNITS = 4
+_DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
+_DEFAULT_MIN_UNITS = 4
 
 
 class RemotePredictor(Predictor):
@@ -64,7 +64,7 @@ class RemotePredictor(Predictor):
     @property
     def default_limits(self) -> tuple[int, int]:
         """The limits of Qwen2.5-VL's published processor."""
-        return _PAPER_MIN_UNITS * self.multiple**2, _PAPER_MAX_UNITS * self.multiple**2
+        return _DEFAULT_MIN_UNITS * self.multiple**2, _DEFAULT_MAX_UNITS * self.multiple**2
 
     def _answer_all(self, distinct: dict[str, Question], progress: Progress | None) -> None:
         missing = {key: question for key, question in distinct.items() if key not in self.cache.answers}
