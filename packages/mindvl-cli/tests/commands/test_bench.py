@@ -158,6 +158,7 @@ def test_rivals_lose_no_sample_and_overfill_no_pack(packing: ModuleType) -> None
         assert max(sum(lengths[number] for number in row) for row in rows) <= 100
 
 
+@pytest.mark.slow
 def test_the_layers_that_are_counted_multiply_the_same_and_the_kernels_move_the_least(layers: ModuleType) -> None:
     by_layer = layers.counted()
     for counters in by_layer.values():

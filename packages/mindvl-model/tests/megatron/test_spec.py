@@ -13,6 +13,7 @@ from mindvl_ops import use_backend
 from mindvl_ops.testing.interpreter import interpreted_triton
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [smallest_config, smallest_qwen2_5_vl, smallest_qwen3_moe, smallest_deepseek_v3])
 def test_the_triton_kernels_give_the_loss_and_gradients_of_the_torch_backend(
     make_model: Callable[..., Any], make: Callable[[], Any]

@@ -72,6 +72,7 @@ def pipeline_rank() -> RankRecord:
     return rehearse(config, recipe="dense", device="cpu", world_size=8, rank=2, pack=PACK)
 
 
+@pytest.mark.slow
 def test_the_rank_has_its_coordinates_and_its_share_of_packs(pipeline_rank):
     place = {name: pipeline_rank.coordinates[f"{name}_rank"] for name in ("tp", "pp", "dp")}
     assert place == {"tp": 0, "pp": 0, "dp": 1}
@@ -79,6 +80,7 @@ def test_the_rank_has_its_coordinates_and_its_share_of_packs(pipeline_rank):
     assert pipeline_rank.pack == {"tokens": 1024, "patches": 448, "segments": 4}
 
 
+@pytest.mark.slow
 def test_activations_are_sent_to_the_same_place_of_the_next_stage(pipeline_rank):
     messages = [m for m in pipeline_rank.messages if m.step == 1 and m.kind in ("send", "recv")]
     assert {m.kind: m.peer for m in messages} == {"send": 6, "recv": 6}
@@ -88,6 +90,7 @@ def test_activations_are_sent_to_the_same_place_of_the_next_stage(pipeline_rank)
     assert {m.shapes for m in messages} == {((512, 1, 128),)}
 
 
+@pytest.mark.slow
 def test_every_step_has_the_same_messages(pipeline_rank):
     def of_step(step: int) -> list[tuple[object, ...]]:
         return [(m.kind, m.group, m.shapes, m.peer) for m in pipeline_rank.messages if m.step == step]
@@ -97,6 +100,7 @@ def test_every_step_has_the_same_messages(pipeline_rank):
     assert of_step(1)[: len(of_step(0))] == of_step(0)
 
 
+@pytest.mark.slow
 def test_every_message_has_a_group_with_this_rank(pipeline_rank):
     for message in pipeline_rank.messages:
         assert 2 in pipeline_rank.groups[message.group].ranks
@@ -104,6 +108,7 @@ def test_every_message_has_a_group_with_this_rank(pipeline_rank):
     assert names["TENSOR_MODEL_PARALLEL_GROUP"] == (2, 3)
 
 
+@pytest.mark.slow
 def test_bytes_between_steps_are_those_of_weights_gradients_and_two_moments(pipeline_rank):
     held = pipeline_rank.persistent
     assert held["gradients"] == pytest.approx(held["parameters"], rel=0.01)
@@ -112,12 +117,14 @@ def test_bytes_between_steps_are_those_of_weights_gradients_and_two_moments(pipe
     assert sum(pipeline_rank.peak.categories.values()) == pipeline_rank.peak.num_bytes > pipeline_rank.persistent_bytes
 
 
+@pytest.mark.slow
 def test_one_step_after_a_resume_has_the_peak_of_the_second(pipeline_rank):
     config = config_of(DENSE, packs=4, parallel=ParallelConfig(tp_size=2, pp_size=2))
     resumed = rehearse(config, recipe="dense", device="cpu", world_size=8, rank=2, steps=1, pack=PACK)
     assert resumed.peak.num_bytes == pytest.approx(pipeline_rank.peak.num_bytes, rel=0.005)
 
 
+@pytest.mark.slow
 def test_experts_receive_an_even_share_of_the_tokens():
     config = config_of(EXPERTS, packs=4, parallel=ParallelConfig(ep_size=4))
     record = rehearse(config, recipe="experts", device="cpu", world_size=4, rank=3, steps=1, pack=PACK)
@@ -127,6 +134,7 @@ def test_experts_receive_an_even_share_of_the_tokens():
     assert record.coordinates["ep_rank"] == 3
 
 
+@pytest.mark.slow
 def test_offloaded_moments_are_not_on_the_device():
     config = config_of(DENSE, packs=1)
     options = {"recipe": "dense", "device": "cpu", "world_size": 1, "rank": 0, "steps": 1, "pack": PACK}
