@@ -15,7 +15,7 @@ from mindvl_data.decoding import opened
 from mindvl_data.images import decode, smart_resize, to_patches
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import PredictConfig, evaluate, load_benchmarks
-from mindvl_merge.evaluation.predict import open_image
+from mindvl_merge.evaluation.images import open_image
 from mindvl_model import ModelError
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -41,6 +41,20 @@ def test_batches_give_the_answers_of_single_items(model_directory, items):
     assert [p.answer for p in together.predict(questions)] == [p.answer for p in alone.predict(questions)]
 
 
+@pytest.mark.slow
+def test_two_processes_give_the_answers_of_one(model_directory, items, tmp_path):
+    single, double = (
+        _predictor(model_directory, tmp_path / name, device=device, batch_size=2)
+        for name, device in (("one", "cpu"), ("two", "cpu,cpu"))
+    )
+    questions = single.questions(items, min_pixels=None, max_pixels=None)
+    expected, found = single.predict(questions), double.predict(questions)
+    assert found == expected
+    assert len({prediction.answer for prediction in expected}) > 1
+    assert all(prediction.seconds > 0 for prediction in (*expected, *found))
+    assert _predictor(model_directory, tmp_path / "two").predict(questions) == expected  # from the cache
+
+
 def test_sizes_are_those_of_the_processor_and_follow_the_limits(model_directory, items):
     predictor = _predictor(model_directory)
     assert predictor.default_limits == (4 * 784, 16 * 784)
@@ -61,7 +75,7 @@ def test_the_second_run_asks_nothing(model_directory, items, tmp_path, monkeypat
     expected = first.predict(questions, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (len(items), len(items))
     second = _predictor(model_directory, cache)
-    monkeypatch.setattr(second, "_answer", lambda questions: pytest.fail("asked again"))
+    monkeypatch.setattr(second, "generate", lambda inputs: pytest.fail("asked again"))
     assert second.predict(questions) == expected
 
 

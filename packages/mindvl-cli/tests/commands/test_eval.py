@@ -26,7 +26,9 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setattr(Predictor, "default_limits", (784, 7840))
     monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
     monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ())
-    monkeypatch.setattr(Predictor, "_answer", lambda self, questions: ["2"] * len(questions))
+    monkeypatch.setattr(
+        Predictor, "answer", lambda self, batches: ((n, ["2"] * len(batch), 1.0) for n, batch in enumerate(batches))
+    )
     (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
     return directory
 
@@ -59,7 +61,7 @@ def test_a_tsv_is_scored_as_its_benchmark_and_the_reason_is_shown(model, tmp_pat
 
 
 def test_a_benchmark_that_needs_a_judge_is_refused_before_a_question_is_asked(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(Predictor, "_answer", lambda self, questions: pytest.fail("asked"))
+    monkeypatch.setattr(Predictor, "answer", lambda self, batches: pytest.fail("asked"))
     (tmp_path / "vet.tsv").write_text("index\tquestion\tanswer\n1\tq\ta\n")
     arguments = [str(model), "-b", str(tmp_path / "vet.tsv"), "--kind", "mmvet"]
     result = CliRunner().invoke(evaluate, arguments)

@@ -22,9 +22,14 @@ def arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(Predictor, "fingerprint", "f")
     monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
     monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ((high, 1),))
-    monkeypatch.setattr(
-        Predictor, "_answer", lambda self, questions: ["2" if q.max_pixels >= 16 * 784 else "1" for q in questions]
-    )
+
+    def answer(self, batches):
+        """Larger images take longer."""
+        for number, batch in enumerate(batches):
+            seconds = sum(question.max_pixels / 784 for question in batch)
+            yield number, ["2" if q.max_pixels >= 16 * 784 else "1" for q in batch], seconds
+
+    monkeypatch.setattr(Predictor, "answer", answer)
     (tmp_path / "sum.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     return [str(directory), "-b", str(tmp_path / "sum.jsonl"), "--grid", "4,8x8,16,32"]
 
@@ -60,6 +65,9 @@ def test_several_models_are_compared_on_one_page(arguments, tmp_path):
     result = CliRunner().invoke(search_resolution, [model, str(other), *rest, *settings], catch_exceptions=False)
     assert result.stdout.count("best: min 3136, max 12544 pixels") == 2
     assert "distinct of 6" in result.stdout
+    cells = [line.split("\u2502")[1:-1] for line in result.stdout.splitlines() if "\u2502" in line]
+    rows = [[cell.strip() for cell in row] for row in cells]
+    assert rows[:2] == [["sum", name, "0.0", "100.0", "100.0", "100.0"] for name in ("model", "other")]
     assert sorted(path.name for path in out.iterdir() if path.suffix != ".jsonl") == [
         "model",
         "other",
@@ -69,5 +77,9 @@ def test_several_models_are_compared_on_one_page(arguments, tmp_path):
         CliRunner().invoke(search_resolution, [model, str(other), *rest, "--json"], catch_exceptions=False).stdout
     )
     assert [one["model"] for one in json.loads(document)["models"]] == [model, str(other)]
+    assert json.loads(document)["robustness"]["sum"][model]["minimum"] == 0.0
+    front = json.loads(document)["models"][0]["pareto_front_by_seconds"]
+    # one batch of three text questions took 8 + 16 + 32 seconds
+    assert [(cell["seconds"], cell["score"]) for cell in front] == [(pytest.approx(56 / 3), 1.0)]
     assert CliRunner().invoke(search_resolution, [model, str(other), *rest, "--copy-to", "x"]).exit_code == 2
     assert CliRunner().invoke(search_resolution, [model, model, *rest, "--out", str(out)]).exit_code == 2

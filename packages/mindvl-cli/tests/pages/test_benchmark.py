@@ -27,7 +27,11 @@ def test_answers_cannot_write_html(tmp_path):
 
 def test_scores_report_and_pages(model_directory, benchmark_file, tmp_path, monkeypatch):
     predictor = make_predictor(model_directory, config=PredictConfig(), cache=None, trust_remote_code=True)
-    monkeypatch.setattr(predictor, "_answer", lambda questions: [RIGHT.get(q.item.id, "?") for q in questions])
+    monkeypatch.setattr(
+        predictor,
+        "answer",
+        lambda batches: ((n, [RIGHT.get(q.item.id, "?") for q in batch], 1.0) for n, batch in enumerate(batches)),
+    )
     benchmarks = load_benchmarks(benchmark_file)
     result = evaluate(predictor, benchmarks)
     write_evaluation(tmp_path / "out", result, benchmarks, predictor)

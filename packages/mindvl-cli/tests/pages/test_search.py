@@ -26,7 +26,7 @@ def test_the_page_compares_models_and_escapes_their_names(tmp_path):
     cells = tuple(
         CellScore(
             min_pixels=4 * 784, max_pixels=high * 784, score=0.5, by_task={"read": 0.4, "find": 0.6}, visual_tokens=high,
-            num_items=items,
+            num_items=items, seconds=high / 100,
         )
         for high, items in ((8, 20), (16, 20), (32, 5))
     )  # fmt: skip
@@ -37,5 +37,12 @@ def test_the_page_compares_models_and_escapes_their_names(tmp_path):
     page = write_page({"a/<one>": result, "b/two": result}, tmp_path / "page.html").read_text()
     assert "&lt;one&gt;" in page
     assert "<one>" not in page
-    for text in ("40.0 to 60.0", "30 of 60", "read: 2 distinct of 3", "Models compared", "Score against visual tokens"):
+    for text in (
+        "40.0 to 60.0",
+        "30 of 60",
+        "read: 2 distinct of 3",
+        "Models compared",
+        "Score against visual tokens",
+        "Score against time",
+    ):
         assert text in page

@@ -8,7 +8,6 @@ import pytest
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import Item, Predictor
-from mindvl_merge.evaluation.predict import open_image
 
 
 class LastByteDecoder:
@@ -35,11 +34,12 @@ def predictor(tmp_path, monkeypatch):
     predictor.__dict__.update(processor=SimpleNamespace(image_processor=images), fingerprint="f")
     predictor.asked = []
 
-    def answer(questions):
-        predictor.asked.append([question.item.id for question in questions])
-        return [question.item.id.upper() for question in questions]
+    def answer(batches):
+        for number, batch in enumerate(batches):
+            predictor.asked.append([question.item.id for question in batch])
+            yield number, [question.item.id.upper() for question in batch], 3.0 * len(batch)
 
-    monkeypatch.setattr(predictor, "_answer", answer)
+    monkeypatch.setattr(predictor, "answer", answer)
     return predictor
 
 
@@ -54,11 +54,6 @@ def test_each_distinct_input_is_answered_once_and_the_order_is_kept(predictor, t
     questions = [q for high in (20, 30) for q in predictor.questions(items, min_pixels=None, max_pixels=high * 784)]
     predictions = predictor.predict(questions)
     assert [p.answer for p in predictions] == ["B", "A", "B", "A"]
+    assert [p.seconds for p in predictions] == [3.0] * 4
     assert [p.resized for p in predictions[:2]] == [((28, 56),), ((28, 252),)]
     assert sorted(name for batch in predictor.asked for name in batch) == ["a", "b"]
-
-
-def test_a_damaged_image_is_named_with_the_remedy(predictor, tmp_path):
-    (tmp_path / "empty.png").write_bytes(b"")
-    with pytest.raises(EvaluationError, match=r"empty\.png: image is empty\. Replace the file"):
-        open_image(tmp_path / "empty.png", predictor.decoder)

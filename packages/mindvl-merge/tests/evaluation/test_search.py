@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindvl_merge import MergeError
-from mindvl_merge.evaluation import ResolutionGrid, box_of, search_resolution
+from mindvl_merge.evaluation import ResolutionGrid, box_of, pareto_front, scores_over_grid, search_resolution
 
 
 class ClampScorer:
@@ -64,6 +64,24 @@ def test_visual_tokens_are_those_of_the_resized_items():
     grid = ResolutionGrid(min_units=(4,), max_units=(100, 200), unit_pixels=1)
     result = search_resolution(TokenScorer(), [50, 2, 250], grid)
     assert [cell.visual_tokens for cell in result.cells] == [(50 + 4 + 100) / 3, (50 + 4 + 200) / 3]
+
+
+def test_the_time_of_a_cell_is_the_mean_of_its_answers_and_gives_a_second_front():
+    class Timed(ClampScorer):
+        """Answers take a second for each ten pixels; images above 100 pixels gain nothing."""
+
+        def score_timed(self, requests):
+            sizes = [self.resized(r.item, r.min_pixels, r.max_pixels) for r in requests]
+            return [(min(size, 100) / 100, size / 10) for size in sizes]
+
+    grid = ResolutionGrid(min_units=(1,), max_units=(50, 100, 200), unit_pixels=1)
+    result = search_resolution(Timed(), [50, 250], grid)
+    assert [cell.seconds for cell in result.cells] == [5.0, 7.5, 12.5]
+    assert [cell.max_pixels for cell in pareto_front(result.cells, "seconds")] == [50, 100]
+    assert scores_over_grid(result.cells) == {"all": [0.5, 0.75, 0.75]}
+    untimed = search_resolution(ClampScorer(), [50], grid)
+    assert untimed.cells[0].seconds is None
+    assert pareto_front(untimed.cells, "seconds") == []
 
 
 def test_each_task_has_its_own_choice_and_number_of_distinct_cells():

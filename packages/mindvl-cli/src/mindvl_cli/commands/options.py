@@ -106,7 +106,10 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
             help=f"Directory for {out}; nothing is written by default.",
         ),
         click.option(
-            "--device", default="auto", show_default=True, help="Device that runs the model: auto, cpu, cuda or npu."
+            "--device",
+            default="auto",
+            show_default=True,
+            help="Device that runs the model: auto, cpu, cuda or npu; several, as in npu:0,npu:1, run one process each.",
         ),
         count_option("--batch-size", default=64, help="Items per generation batch."),
         count_option("--max-new-tokens", default=64, help="Maximum answer length in tokens."),

@@ -2,6 +2,8 @@
 """`mindvl search-resolution`: find the image size limits at which models score best on held-out items."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from mindvl_cli.extras import require
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
-    from mindvl_merge.evaluation import ResolutionSearch
+    from mindvl_merge.evaluation import Box, ResolutionSearch
 
 
 @click.command(
@@ -64,13 +66,13 @@ def search_resolution(
     """Score MODELS for every pair of minimum and maximum pixels in a grid, and choose the best pair of each.
 
     Of pairs with equal scores, the one with the fewest visual tokens is chosen. Use held-out items that are not part of the
-    final test, or --report-share. With several models, --out has one page that compares them. Python files of a model
-    directory run only with --trust-remote-code: pass it for models that you trust.
+    final test, or --report-share. For several models, a table compares how much the scores vary over the grid. Python files of
+    a model directory run only with --trust-remote-code: pass it for models that you trust.
     """
     if out:
         require("plots", "mindvl search-resolution --out")
     from mindvl_cli.pages.benchmark import CACHE_NAME
-    from mindvl_cli.pages.search import PAGE_NAME, search_report, write_page, write_search
+    from mindvl_cli.pages.search import PAGE_NAME, robustness, search_report, write_page, write_search
     from mindvl_cli.predictor import make_predictor
     from mindvl_cli.processor_limits import apply_limits
     from mindvl_merge.evaluation import PredictConfig, ResolutionGrid, load_benchmarks, search_model
@@ -113,8 +115,12 @@ def search_resolution(
             _print_choice(result, f"{model}: " if len(models) > 1 else "", per_benchmark=per_benchmark)
     if out and len(models) > 1:
         write_page(results, out / PAGE_NAME)
+    compared = {} if len(models) == 1 else robustness(results)
     if as_json:
-        click.echo(json.dumps(reports[0] if len(models) == 1 else {"models": reports}))
+        spread = {task: {name: asdict(box) for name, box in boxes.items()} for task, boxes in compared.items()}
+        click.echo(json.dumps({"models": reports, "robustness": spread} if compared else reports[0]))
+    elif compared:
+        _print_robustness(compared)
 
 
 def _print_choice(result: "ResolutionSearch", start: str, *, per_benchmark: bool) -> None:
@@ -123,6 +129,8 @@ def _print_choice(result: "ResolutionSearch", start: str, *, per_benchmark: bool
         f"{start}best: min {chosen.min_pixels}, max {chosen.max_pixels} pixels, score {100 * chosen.score:.1f} % "
         f"({result.num_evaluations} evaluations instead of {result.num_requests})"
     )
+    if chosen.seconds is not None:
+        click.echo(f"{start}{chosen.visual_tokens:.0f} visual tokens of an item, {chosen.seconds:.3g} s per answer")
     if per_benchmark:
         for task, cell in result.chosen_by_task.items():
             click.echo(
@@ -135,3 +143,16 @@ def _print_choice(result: "ResolutionSearch", start: str, *, per_benchmark: bool
             f"{start}on {result.holdout.num_items} other items: {100 * found.mean:.1f} % "
             f"(95 % confidence interval {100 * found.low:.1f} to {100 * found.high:.1f} %)"
         )
+
+
+def _print_robustness(compared: "Mapping[str, Mapping[str, Box]]") -> None:
+    """Lowest, median and highest score of each model over the grid, by task."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "model", "lowest, %", "median, %", "highest, %", "range, points")
+    for task, boxes in compared.items():
+        for name, box in boxes.items():
+            shares = (box.minimum, box.median, box.maximum, box.maximum - box.minimum)
+            table.add_row(task, Path(name).name, *(f"{100 * share:.1f}" for share in shares))
+    Console(markup=False).print(table)

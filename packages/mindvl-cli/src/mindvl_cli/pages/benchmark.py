@@ -16,7 +16,8 @@ from mindvl_cli.predictor import DECODER
 from mindvl_cli.whole_file import write_whole
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Benchmark
 from mindvl_merge.evaluation.grounding import find_points
-from mindvl_merge.evaluation.predict import Prediction, Predictor, open_image
+from mindvl_merge.evaluation.images import open_image
+from mindvl_merge.evaluation.predict import Prediction, Predictor
 from mindvl_merge.evaluation.run import Evaluation
 
 MAX_ITEMS = 60

@@ -13,7 +13,7 @@ from typing import Any
 from mindvl_cli.pages.plots import Plot, boxes, front, heat_map
 from mindvl_cli.pages.render import render
 from mindvl_cli.whole_file import write_whole
-from mindvl_merge.evaluation import CellScore, ResolutionSearch, box_of, pareto_front
+from mindvl_merge.evaluation import Box, CellScore, ResolutionSearch, box_of, pareto_front, scores_over_grid
 
 SEARCH_NAME = "resolution.json"
 PAGE_NAME = "resolution.html"
@@ -34,6 +34,7 @@ def search_report(result: ResolutionSearch) -> dict[str, Any]:
         "num_evaluations": result.num_evaluations,
         "num_saved": result.num_saved,
         "pareto_front": [asdict(cell) for cell in pareto_front(whole)],
+        "pareto_front_by_seconds": [asdict(cell) for cell in pareto_front(whole, "seconds")],
         "holdout": asdict(result.holdout) if result.holdout else None,
         "box": asdict(box_of([cell.score for cell in result.cells])),
         "box_by_task": {task: asdict(box_of([cell.by_task[task] for cell in result.cells])) for task in tasks},
@@ -52,17 +53,35 @@ def write_search(result: ResolutionSearch, out: Path, *, model: str) -> list[Pat
 def write_page(results: Mapping[str, ResolutionSearch], path: Path) -> Path:
     """Write the page of one or several models, each with its maps; returns the file."""
     models = [_model(name, result) for name, result in results.items()]
-    compared = None
-    if len(results) > 1:
-        groups = [(Path(name).name, [cell.score for cell in _whole_cells(one)]) for name, one in results.items()]
-        chosen = [result.chosen.score for result in results.values()]
-        compared = boxes(groups, marks=chosen, mark_name="chosen", describe="Scores of each model over the grid")
+    compared = _compared(results) if len(results) > 1 else []
     spread = [
-        (Path(name).name, *(f"{100 * value:.1f}" for value in asdict(box_of(scores)).values()))
-        for name, scores in ((n, [cell.score for cell in _whole_cells(one)]) for n, one in results.items())
+        (task, Path(name).name, *(f"{100 * value:.1f}" for value in asdict(box).values()))
+        for task, by_model in robustness(results).items()
+        for name, box in by_model.items()
     ]
     write_whole(path, render("resolution", title="Resolution search", models=models, compared=compared, spread=spread))
     return path
+
+
+def robustness(results: Mapping[str, ResolutionSearch]) -> dict[str, dict[str, Box]]:
+    """The boxes of the paper's Figure 4: for each task and over all tasks, the scores of each model over the grid."""
+    scores = {name: scores_over_grid(result.cells) for name, result in results.items()}
+    tasks = next(iter(scores.values()))
+    return {task: {name: box_of(by_task[task]) for name, by_task in scores.items()} for task in tasks}
+
+
+def _compared(results: Mapping[str, ResolutionSearch]) -> list[tuple[str, Plot]]:
+    """One panel of Figure 4 for each task, with one box for each model."""
+    scores = {name: scores_over_grid(result.cells) for name, result in results.items()}
+    panels = []
+    for task in next(iter(scores.values())):
+        chosen = [
+            result.chosen.score if task == "overall" else result.chosen.by_task[task] for result in results.values()
+        ]
+        groups = [(Path(name).name, by_task[task]) for name, by_task in scores.items()]
+        describe = f"Scores of each model over the grid, {task}"
+        panels.append((task, boxes(groups, marks=chosen, mark_name="chosen for all tasks", describe=describe)))
+    return panels
 
 
 def draw_heat_map(result: ResolutionSearch, out: Path) -> list[Path]:
@@ -79,18 +98,15 @@ def _model(name: str, result: ResolutionSearch) -> dict[str, Any]:
     """The values of one model for the page."""
     tasks = list(result.chosen_by_task)
     whole = _whole_cells(result)
-    on_front = {id(cell) for cell in pareto_front(whole)}
     maps = [(f"all tasks, {_distinct(result)}", _heat_map(result, name=name))]
     if len(tasks) > 1:
         maps += [
             (f"{task}: {result.num_distinct[task]} distinct of {len(result.cells)}", _heat_map(result, task, name=name))
             for task in tasks
         ]
-    chosen = [
-        ("all", *_limits(result.chosen), f"{100 * result.chosen.score:.1f}", f"{result.chosen.visual_tokens:.0f}")
-    ]
+    chosen = [("all", *_limits(result.chosen), f"{100 * result.chosen.score:.1f}", *_costs(result.chosen))]
     chosen += [
-        (task, *_limits(cell), f"{100 * cell.by_task[task]:.1f}", f"{cell.visual_tokens:.0f}")
+        (task, *_limits(cell), f"{100 * cell.by_task[task]:.1f}", *_costs(cell))
         for task, cell in result.chosen_by_task.items()
     ]
     return {
@@ -100,15 +116,33 @@ def _model(name: str, result: ResolutionSearch) -> dict[str, Any]:
         "holdout": _holdout(result),
         "maps": maps,
         "boxes": _box_plot(result, name=name),
-        "front": front(
-            [(cell.visual_tokens, cell.score, id(cell) in on_front) for cell in whole],
-            x_label="visual tokens of an item",
-            describe=f"Score against visual tokens of {name}",
-            chosen=(result.chosen.visual_tokens, result.chosen.score),
-        )
-        if any(cell.visual_tokens for cell in whole)
-        else None,
+        "fronts": _fronts(whole, result.chosen, name),
     }
+
+
+def _fronts(cells: list[CellScore], chosen: CellScore, name: str) -> list[tuple[str, Plot]]:
+    """Score against visual tokens and against time, where these are known."""
+    fronts = []
+    if any(cell.visual_tokens for cell in cells):
+        best = {id(cell) for cell in pareto_front(cells)}
+        tokens = [(cell.visual_tokens, cell.score, id(cell) in best) for cell in cells]
+        mark = (chosen.visual_tokens, chosen.score)
+        fronts.append(("visual tokens", "visual tokens of an item", tokens, mark))
+    if all(cell.seconds is not None for cell in cells):
+        best = {id(cell) for cell in pareto_front(cells, "seconds")}
+        seconds = [(cell.seconds or 0.0, cell.score, id(cell) in best) for cell in cells]
+        fronts.append(("time", "seconds per answer", seconds, (chosen.seconds or 0.0, chosen.score)))
+    return [
+        (
+            f"Score against {cost}; the line joins the cells that no cheaper one matches",
+            front(points, x_label=label, describe=f"Score against {cost} of {name}", chosen=mark),
+        )
+        for cost, label, points, mark in fronts
+    ]
+
+
+def _costs(cell: CellScore) -> tuple[str, str]:
+    return f"{cell.visual_tokens:.0f}", "-" if cell.seconds is None else f"{cell.seconds:.3g}"
 
 
 def _holdout(result: ResolutionSearch) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .benchmark import Benchmark, EmbeddedImage, Item
-    from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front
+    from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front, scores_over_grid
     from .endpoint import Endpoint, EndpointConfig
     from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
-    "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front"),
+    "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front", "scores_over_grid"),
     "endpoint": ("Endpoint", "EndpointConfig"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
@@ -65,6 +65,7 @@ __all__ = [
     "load_benchmarks",
     "pareto_front",
     "score",
+    "scores_over_grid",
     "search_model",
     "search_resolution",
 ]

@@ -7,6 +7,7 @@ Comes after search.py asked for the scores; the pages of mindvl-cli draw from it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ class CellScore:
     by_task: dict[str, float]
     visual_tokens: float = 0.0  # mean of an item
     num_items: int = 0  # that it was scored on; fewer if a search with halving stopped it
+    seconds: float | None = None  # mean of an answer; None if not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +66,18 @@ class Box:
 
 
 def cell_scores(
-    cells: Sequence[Cell], scored: Mapping[int, tuple[Sequence[int], Table]], tasks: Sequence[str], tokens: Table
+    cells: Sequence[Cell],
+    scored: Mapping[int, tuple[Sequence[int], Table]],
+    tasks: Sequence[str],
+    tokens: Table,
+    seconds: Sequence[Table],
 ) -> list[CellScore]:
     """Scores of each cell over the items that it was scored on.
 
     Args:
         scored: Row of each cell -> its items and their scores.
         tokens: Visual tokens `[cells, items]`.
+        seconds: Of the answers of each cell; NaN if not measured.
     """
     found = []
     for row, cell in enumerate(cells):
@@ -84,6 +91,7 @@ def cell_scores(
                 by_task=by_task,
                 visual_tokens=float(tokens[row].mean()),
                 num_items=len(columns),
+                seconds=None if np.isnan(seconds[row]).any() else float(seconds[row].mean()),
             )
         )
     return found
@@ -99,10 +107,16 @@ def choose_cell(cells: Sequence[CellScore], *, task: str | None = None) -> CellS
     return min(cells, key=order)
 
 
-def pareto_front(cells: Sequence[CellScore]) -> list[CellScore]:
-    """Cells for which no other one scores at least as well with fewer visual tokens, from cheap to expensive."""
+def pareto_front(
+    cells: Sequence[CellScore], cost: Literal["visual_tokens", "seconds"] = "visual_tokens"
+) -> list[CellScore]:
+    """Cells for which no other one scores at least as well at a lower cost, from cheap to expensive.
+
+    Cells whose cost is not known are omitted.
+    """
     front: list[CellScore] = []
-    for cell in sorted(cells, key=lambda one: (one.visual_tokens, -one.score, one.max_pixels, one.min_pixels)):
+    known = [cell for cell in cells if getattr(cell, cost) is not None]
+    for cell in sorted(known, key=lambda one: (getattr(one, cost), -one.score, one.max_pixels, one.min_pixels)):
         if not front or cell.score > front[-1].score:
             front.append(cell)
     return front
@@ -176,6 +190,15 @@ def box_of(values: Sequence[float]) -> Box:
         upper_quartile=numbers[3],
         maximum=numbers[4],
     )
+
+
+def scores_over_grid(cells: Sequence[CellScore]) -> dict[str, list[float]]:
+    """Scores by task over the cells that were scored on all items, and those over all tasks as `overall`: Figure 4."""
+    most = max(cell.num_items for cell in cells)
+    whole = [cell for cell in cells if cell.num_items == most]
+    tasks = whole[0].by_task
+    by_task = {task: [cell.by_task[task] for cell in whole] for task in tasks}
+    return by_task if len(tasks) == 1 else {**by_task, "overall": [cell.score for cell in whole]}
 
 
 def _interval(mean: float, resampled: Table) -> Interval:

@@ -5,18 +5,23 @@ Comes after benchmark.py, before grounding.py. Items of similar length share a b
 from all requests, including cached ones, so that a resumed evaluation has the same batches and answers.
 """
 
+import copy
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mindvl_merge.errors import EvaluationError
-from mindvl_merge.evaluation.benchmark import IMAGE_MARK, EmbeddedImage, ImageSource, Item
+from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
 from mindvl_merge.evaluation.cache import AnswerCache
+from mindvl_merge.evaluation.devices import Answered, DevicePool
 from mindvl_merge.evaluation.grounding import Size
+from mindvl_merge.evaluation.images import ImageDecoder, image_hash, image_size, open_image
 
 Progress = Callable[[int, int], None]  # requests answered, requests in all
 
@@ -27,34 +32,21 @@ _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_t
 _DECODER = 2  # version of image decoding; cached answers of other versions are not used
 
 
-class ImageDecoder(Hashable, Protocol):
-    """What evaluation needs of the training's image code; errors are EvaluationError without the file's name."""
-
-    def read_size(self, content: bytes) -> Size:
-        """Height and width as shown (EXIF orientation applied), from the header of an image file."""
-        ...
-
-    def decode(self, content: bytes) -> Any:
-        """Pixels uint8 `[height, width, 3]` of an image file."""
-        ...
-
-    def decode_scaled(self, content: bytes, size: Size) -> Any:
-        """Pixels uint8 `[*size, 3]` of an image file, resized as training does with `data.image.jpeg_scaling`."""
-        ...
-
-    def resized(self, size: Size, *, multiple: int, min_pixels: int, max_pixels: int) -> Size:
-        """Size after resizing to multiples of `multiple` within the limits, in pixels."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """Settings of generation."""
 
-    device: str = "auto"  # auto: an accelerator if there is one, else cpu
+    device: str = (
+        "auto"  # auto: an accelerator if there is one, else cpu; several, as in cuda:0,cuda:1: a process for each
+    )
     batch_size: int = 64  # items in one generate call
     max_batch_tokens: int = 32768  # prompt tokens in one generate call, padding included
     max_new_tokens: int = 64  # longest answer
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names in `device`."""
+        return tuple(name.strip() for name in self.device.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +66,8 @@ class Prediction:
     answer: str
     original: tuple[Size, ...]  # of each image
     resized: tuple[Size, ...]  # as the model saw it
+    # of generation: the time of the batch divided by its items, or of the request to an endpoint; None if not measured
+    seconds: float | None = field(default=None, compare=False)
 
 
 class Predictor:
@@ -176,7 +170,7 @@ class Predictor:
         try:
             return tuple(
                 self.decoder.resized(
-                    self.image_size(path), multiple=self.multiple, min_pixels=min_pixels, max_pixels=max_pixels
+                    image_size(path, self.decoder), multiple=self.multiple, min_pixels=min_pixels, max_pixels=max_pixels
                 )
                 for path in item.images
             )
@@ -184,10 +178,6 @@ class Predictor:
             raise EvaluationError(
                 f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item."
             ) from error
-
-    def image_size(self, image: ImageSource) -> Size:
-        """Height and width of an image as it is shown, from its header."""
-        return _image_size(image, _version(image), self.decoder)
 
     def predict(self, questions: Sequence[Question], *, progress: Progress | None = None) -> list[Prediction]:
         """Answer every question, from the cache if possible; the order is kept."""
@@ -198,29 +188,58 @@ class Predictor:
             Prediction(
                 item=question.item,
                 answer=self.cache.answers[key],
-                original=tuple(self.image_size(path) for path in question.item.images),
+                original=tuple(image_size(path, self.decoder) for path in question.item.images),
                 resized=self.sizes(question.item, question.min_pixels, question.max_pixels),
+                seconds=self.cache.seconds.get(key),
             )
             for key, question in zip(keys, questions, strict=True)
         ]
 
     def _answer_all(self, distinct: dict[str, Question], progress: Progress | None) -> None:
         """Answer the questions that are not in the cache."""
-        done = 0
-        for batch in self._batches(distinct):
-            if any(key not in self.cache.answers for key in batch):
-                answers = self._answer([distinct[key] for key in batch])
-                self.cache.add(dict(zip(batch, answers, strict=True)))
+        missing = [batch for batch in self._batches(distinct) if any(key not in self.cache.answers for key in batch)]
+        done = len(distinct) - sum(map(len, missing))
+        for number, answers, seconds in self.answer([[distinct[key] for key in batch] for batch in missing]):
+            batch = missing[number]
+            self.cache.add(dict(zip(batch, answers, strict=True)), dict.fromkeys(batch, seconds / len(batch)))
             done += len(batch)
             if progress is not None:
                 progress(done, len(distinct))
+
+    def answer(self, batches: Sequence[Sequence[Question]]) -> Iterator[Answered]:
+        """Answers of each batch, as soon as they are complete; the next batch is prepared during generation."""
+        if not batches:
+            return
+        if self._pool is not None:
+            yield from self._pool.answer(batches)
+            return
+        self.load_all()
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(self.prepare, batches[0])
+            for number in range(len(batches)):
+                inputs = waiting.result()
+                if number + 1 < len(batches):
+                    waiting = thread.submit(self.prepare, batches[number + 1])
+                yield (number, *self.generate(inputs))
+
+    def load_all(self) -> None:
+        """Load what answers need, so that it is not loaded in two threads or measured."""
+        _ = self.processor, self.model, self._decoding_tokenizer
+
+    @cached_property
+    def _pool(self) -> DevicePool | None:
+        devices = self.config.devices
+        if len(devices) < 2:
+            return None
+        make = partial(_loaded_predictor, self.directory, self.decoder, self.load, self.config, self.trust_remote_code)
+        return DevicePool(make, devices)
 
     def _load(self, auto_class: Any, **options: Any) -> Any:
         return self.load(auto_class, self.directory, trust_remote_code=self.trust_remote_code, **options)
 
     def _key(self, question: Question) -> str:
         item = question.item
-        images = [_file_hash(image, _version(image)) for image in item.images]
+        images = [image_hash(image) for image in item.images]
         sizes = self.sizes(item, question.min_pixels, question.max_pixels)
         decoding = [_DECODER, "jpeg_scaling"] if item.images and self.jpeg_scaling else _DECODER
         parts = [decoding, self.fingerprint, item.id, item.question, images, sizes, self.config.max_new_tokens]
@@ -252,30 +271,43 @@ class Predictor:
         sizes = self.sizes(question.item, question.min_pixels, question.max_pixels)
         return sum(height * width // area for height, width in sizes) + len(question.item.question)
 
-    def _answer(self, questions: Sequence[Question]) -> list[str]:
+    def prepare(self, batch: Sequence[Question]) -> Any:
+        """Inputs of the model on the host: token ids, and patches of the images."""
+        texts = [self._prompt(question.item) for question in batch]
+        images = [image for question in batch for image in self._images(question)]
+        options: dict[str, Any] = {}
+        if images:
+            limits = {"shortest_edge": batch[0].min_pixels, "longest_edge": batch[0].max_pixels}
+            options = {"images": images, "images_kwargs": {"size": limits}}
+        inputs = self.processor(text=texts, return_tensors="pt", padding=True, **options)
+        if images:
+            self._check_sizes(batch, inputs["image_grid_thw"])
+        return inputs
+
+    def generate(self, inputs: Any) -> tuple[list[str], float]:
+        """Answers by greedy decoding with a key-value cache, and the seconds that they took."""
         import torch
         from transformers import GenerationConfig
 
-        tokenizer = self.processor.tokenizer
-        texts = [self._prompt(question.item) for question in questions]
-        images = [image for question in questions for image in self._images(question)]
-        options: dict[str, Any] = {}
-        if images:
-            limits = {"shortest_edge": questions[0].min_pixels, "longest_edge": questions[0].max_pixels}
-            options = {"images": images, "images_kwargs": {"size": limits}}
-        inputs = self.processor(text=texts, return_tensors="pt", padding=True, **options).to(self.device)
-        if images:
-            self._check_sizes(questions, inputs["image_grid_thw"])
+        start = time.perf_counter()
+        inputs = inputs.to(self.device)
+        tokenizer = self._decoding_tokenizer
         greedy = GenerationConfig(
             max_new_tokens=self.config.max_new_tokens,
             do_sample=False,
+            use_cache=True,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
         with torch.inference_mode():
             output = self.model.generate(**inputs, generation_config=greedy)
         answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return [answer.strip() for answer in answers]
+        return [answer.strip() for answer in answers], time.perf_counter() - start
+
+    @cached_property
+    def _decoding_tokenizer(self) -> Any:
+        """A second tokenizer: one object must not encode and decode in two threads at the same time."""
+        return copy.deepcopy(self.processor.tokenizer)
 
     @property
     def jpeg_scaling(self) -> bool:
@@ -316,43 +348,21 @@ class Predictor:
         return prompt
 
 
-def open_image(image: ImageSource, decoder: ImageDecoder, size: Size | None = None) -> Any:
-    """The image as training decodes it, in RGB, for the processor and for pages.
+def _loaded_predictor(
+    directory: Path,
+    decoder: ImageDecoder,
+    load: Loader,
+    config: PredictConfig,
+    trust_remote_code: bool,
+    device: str,
+    num_processes: int,
+) -> Predictor:
+    """The predictor of one device in a process of its own; cores are shared by the processes on CPU."""
+    import torch
 
-    Args:
-        size: Height and width after resizing, as with `data.image.jpeg_scaling`; None: decode whole, do not resize.
-
-    Raises:
-        EvaluationError: The file cannot be read or decoded.
-    """
-    from PIL import Image
-
-    if size is None:
-        return Image.fromarray(_of_image(image, decoder.decode))
-    return Image.fromarray(_of_image(image, lambda content: decoder.decode_scaled(content, size)))
-
-
-@lru_cache(maxsize=100_000)
-def _image_size(image: ImageSource, modified_ns: int, decoder: ImageDecoder) -> Size:
-    return _of_image(image, decoder.read_size)
-
-
-@lru_cache(maxsize=100_000)
-def _file_hash(image: ImageSource, modified_ns: int) -> str:
-    return hashlib.sha256(image.read_bytes()).hexdigest()
-
-
-def _version(image: ImageSource) -> int:
-    """Changes when a file does; the bytes of an embedded image are part of its identity."""
-    return 0 if isinstance(image, EmbeddedImage) else image.stat().st_mtime_ns
-
-
-def _of_image(image: ImageSource, read: Callable[[bytes], Any]) -> Any:
-    try:
-        return read(image.read_bytes())
-    except OSError as error:
-        raise EvaluationError(
-            f"{image}: the image cannot be read ({error.strerror}). Replace the file or remove the item."
-        ) from error
-    except EvaluationError as error:
-        raise EvaluationError(f"{image}: {error}. Replace the file or remove the item.") from error
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
+    own = replace(config, device=device)
+    predictor = Predictor(directory, decoder=decoder, load=load, config=own, trust_remote_code=trust_remote_code)
+    predictor.load_all()
+    return predictor

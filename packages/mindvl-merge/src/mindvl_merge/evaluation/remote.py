@@ -8,6 +8,7 @@ it arrives, so that none is asked for twice.
 import base64
 import hashlib
 import io
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -19,7 +20,8 @@ from mindvl_merge.evaluation.benchmark import IMAGE_MARK
 from mindvl_merge.evaluation.cache import AnswerCache
 from mindvl_merge.evaluation.endpoint import Endpoint, EndpointConfig
 from mindvl_merge.evaluation.grounding import Size
-from mindvl_merge.evaluation.predict import ImageDecoder, PredictConfig, Predictor, Progress, Question, open_image
+from mindvl_merge.evaluation.images import ImageDecoder, open_image
+from mindvl_merge.evaluation.predict import PredictConfig, Predictor, Progress, Question
 
 _DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
 _DEFAULT_MIN_UNITS = 4
@@ -73,7 +75,7 @@ class RemotePredictor(Predictor):
             futures = {key: pool.submit(self._ask, question) for key, question in missing.items()}
             try:
                 for number, (key, future) in enumerate(futures.items()):
-                    self.cache.add({key: future.result()})
+                    self._keep({key: future.result()})
                     if progress is not None:
                         progress(done + number + 1, len(distinct))
             except BaseException:
@@ -83,14 +85,22 @@ class RemotePredictor(Predictor):
                 finished = {
                     k: f.result() for k, f in futures.items() if f.done() and not f.cancelled() and not f.exception()
                 }
-                self.cache.add({key: answer for key, answer in finished.items() if key not in self.cache.answers})
+                self._keep({key: found for key, found in finished.items() if key not in self.cache.answers})
                 raise
 
-    def _ask(self, question: Question) -> str:
+    def _keep(self, found: dict[str, tuple[str, float]]) -> None:
+        answers = {key: answer for key, (answer, _) in found.items()}
+        self.cache.add(answers, {key: seconds for key, (_, seconds) in found.items()})
+
+    def _ask(self, question: Question) -> tuple[str, float]:
+        """The answer, and the seconds of the request with its repetitions."""
         try:
-            return self.endpoint.ask(self._messages(question), max_new_tokens=self.config.max_new_tokens).strip()
+            messages = self._messages(question)
+            start = time.perf_counter()
+            answer = self.endpoint.ask(messages, max_new_tokens=self.config.max_new_tokens).strip()
         except EvaluationError as error:
             raise EvaluationError(f"item {question.item.id}: {error}") from error
+        return answer, time.perf_counter() - start
 
     def _messages(self, question: Question) -> list[dict[str, Any]]:
         sizes = iter(self.sizes(question.item, question.min_pixels, question.max_pixels))

@@ -6,6 +6,7 @@ Comes after benchmark.py and predict.py; the commands write reports and pages fr
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from statistics import fmean
 from typing import Any
 
@@ -113,11 +114,15 @@ def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit", judg
 
 def _require_judge(benchmarks: Sequence[Benchmark], judge: Judge | None) -> None:
     for benchmark in benchmarks:
-        judged = {item.metric for item in benchmark.items if item.metric and find_metric(item.metric).needs_judge}
+        judged = _judged_metrics(benchmark.items)
         if judged and judge is None:
             raise EvaluationError(
-                f"{benchmark.name}: {sorted(judged)[0]} needs a judge. Evaluate this benchmark with a judge endpoint."
+                f"{benchmark.name}: {judged[0]} needs a judge. Evaluate this benchmark with a judge endpoint."
             )
+
+
+def _judged_metrics(items: Sequence[Item]) -> list[str]:
+    return sorted({item.metric for item in items if item.metric and find_metric(item.metric).needs_judge})
 
 
 def _aggregated(benchmark: Benchmark, kind: str, scores: Sequence[float], compat: str) -> dict[str, float]:
@@ -163,9 +168,14 @@ class PredictorScorer:
 
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
         """Answer and score all requests."""
+        return [score for score, _ in self.score_timed(requests)]
+
+    def score_timed(self, requests: Sequence[Request[Item]]) -> list[tuple[float, float]]:
+        """Answer and score all requests, with the seconds that each answer took."""
         questions = [Question(item=r.item, min_pixels=r.min_pixels, max_pixels=r.max_pixels) for r in requests]
         return [
-            score_prediction(p, compat=self.compat) for p in self.predictor.predict(questions, progress=self.progress)
+            (score_prediction(found, compat=self.compat), nan if found.seconds is None else found.seconds)
+            for found in self.predictor.predict(questions, progress=self.progress)
         ]
 
 
@@ -184,7 +194,13 @@ def search_model(
 
     Args:
         halving, report_share, seed: As in `search_resolution`.
+
+    Raises:
+        EvaluationError: A task needs a judge.
     """
+    judged = _judged_metrics(items)
+    if judged:
+        raise EvaluationError(f"{judged[0]}: the search cannot use a judge. Search on benchmarks that need none.")
     scorer = PredictorScorer(predictor, compat, progress)
     tasks = [item.task for item in items]
     return search_resolution(scorer, items, grid, tasks=tasks, halving=halving, report_share=report_share, seed=seed)

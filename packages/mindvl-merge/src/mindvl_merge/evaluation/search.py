@@ -52,6 +52,15 @@ class CountsVisualTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuresTime(Protocol[Item]):
+    """A scorer that also knows how long an answer took."""
+
+    def score_timed(self, requests: Sequence[Request[Item]]) -> Sequence[tuple[float, float]]:
+        """Score and seconds for each request, instead of `score`; NaN seconds if they are not known."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResolutionSearch:
     """Result of a search."""
@@ -86,6 +95,7 @@ class Requests(Generic[Item]):
                     self._requests.append(Request(item=item, min_pixels=cell.min_pixels, max_pixels=cell.max_pixels))
                 self.position_of[row, column] = positions[key]
         self._scores = np.full(len(self._requests), np.nan)
+        self._seconds = np.full(len(self._requests), np.nan)
 
     @property
     def num_scored(self) -> int:
@@ -97,13 +107,22 @@ class Requests(Generic[Item]):
         wanted = self.position_of[np.ix_(rows, columns)]
         missing = [number for number in np.unique(wanted) if np.isnan(self._scores[number])]
         if missing:
-            found = list(self._scorer.score([self._requests[number] for number in missing]))
+            found = self._ask([self._requests[number] for number in missing])
             if len(found) != len(missing):
                 raise MergeError(
                     f"Scorer.score: got {len(found)} scores for {len(missing)} requests. Return one score per request."
                 )
-            self._scores[missing] = found
+            self._scores[missing], self._seconds[missing] = zip(*found, strict=True)
         return self._scores[wanted]
+
+    def seconds(self, row: int, columns: Sequence[int]) -> Table:
+        """Seconds of the answers of a cell `[columns]` that were asked for; NaN where they are not known."""
+        return self._seconds[self.position_of[row, columns]]
+
+    def _ask(self, requests: Sequence[Request[Item]]) -> Sequence[tuple[float, float]]:
+        if isinstance(self._scorer, MeasuresTime):
+            return self._scorer.score_timed(requests)
+        return [(score, np.nan) for score in self._scorer.score(requests)]
 
     def num_distinct(self, columns: Sequence[int]) -> int:
         """Number of cells that differ in the model input of these items."""
@@ -148,7 +167,8 @@ def search_resolution(
     else:
         every = list(range(len(cells)))
         scored = {row: (selected, one) for row, one in zip(every, requests.scores(every, selected), strict=True)}
-    found = cell_scores(cells, scored, tasks, tokens)
+    seconds = [requests.seconds(row, scored[row][0]) for row in range(len(cells))]
+    found = cell_scores(cells, scored, tasks, tokens, seconds)
     whole = [cell for cell in found if cell.num_items == len(selected)]
     names = list(dict.fromkeys(tasks[column] for column in selected))
     chosen, by_task = choose_cell(whole), {name: choose_cell(whole, task=name) for name in names}
