@@ -9,7 +9,7 @@ import pytest
 from mindvl_cli.demo.digits import load_scans
 from mindvl_cli.demo.pages import Layout, compose_page, number_split, page_generator, random_number
 
-LAYOUTS: tuple[Layout, ...] = ("line", "two_lines", "small", "large")
+LAYOUTS: tuple[Layout, ...] = ("line", "two_lines", "small", "large", "document")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -68,7 +68,7 @@ def test_a_run_that_was_cut_off_continues_and_ends_with_the_same_figures(
     first: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("mindvl_cli.demo.pipeline.merge", lambda work: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr("mindvl_cli.demo.pipeline.merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             _document(tmp_path)
 

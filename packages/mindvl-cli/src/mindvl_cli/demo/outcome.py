@@ -82,14 +82,19 @@ def gather(work: DemoRun, stages: dict[str, Any], *, is_quick: bool) -> Results:
                 for name in stages
             )
         ),
-        machine=Machine(
-            device="CPU",
-            num_cores=machine.num_cores(),
-            memory_gib=round(machine.memory_bytes() / 2**30, 1),
-            platform=platform.platform(),
-            versions=machine.versions(),
-            finished_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        ),
+        machine=this_machine(),
+    )
+
+
+def this_machine() -> Machine:
+    """The machine that the demo runs on."""
+    return Machine(
+        device="CPU",
+        num_cores=machine.num_cores(),
+        memory_gib=round(machine.memory_bytes() / 2**30, 1),
+        platform=platform.platform(),
+        versions=machine.versions(),
+        finished_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 

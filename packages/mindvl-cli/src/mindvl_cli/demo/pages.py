@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compose digits into an image of a number: one line, two lines, small on a large page, or one digit alone.
+"""Compose digits into an image of a number: one line, several lines, small on a large page, or one digit alone.
 
 Comes after digits.py, before tasks.py. A page depends only on its generator, so the same (seed, index) gives the same
 image on every machine.
@@ -15,10 +15,11 @@ from PIL import Image
 
 from mindvl_cli.demo.digits import Scans, Split, draw_digit, random_style
 
-Layout = Literal["line", "two_lines", "large", "small", "digit"]
+Layout = Literal["line", "two_lines", "large", "small", "document", "digit"]
 Box = tuple[int, int, int, int]
 
 _NUM_SHARES = 10
+_LINE_DIGITS = 3  # of a document
 _SHORTEST_KEPT = 3  # there are too few shorter numbers to hold any out
 
 
@@ -61,8 +62,9 @@ def compose_page(number: str, *, scans: Scans, layout: Layout, generator: np.ran
     Args:
         scans: Scans of the split; each digit of the number uses a random scan of it.
         layout: "line" (about 56 x 168 pixels, digits 28 to 46 high), "two_lines" (about 84 x 140), "large" (up to
-            224 x 336 with digits of 20 to 32), "small" (about 28 x 84, digits 11 to 20), "digit" (one digit that
-            fills most of a page of 28 x 28 to 58 x 58).
+            224 x 336 with digits of 20 to 32), "small" (about 28 x 84, digits 11 to 20), "document" (lines of up to three
+            digits on 112 x 112 to 224 x 280, digits 20 to 34), "digit" (one digit that fills most of a page of 28 x 28
+            to 58 x 58).
     """
     height, width, digit_height = _page_size(layout, len(number), generator)
     lines = _split_lines(number, layout, generator)
@@ -85,6 +87,8 @@ def _page_size(layout: Layout, num_digits: int, generator: np.random.Generator) 
         return round(height), round(28 + 30 * second), max(13.0, height * (0.55 + 0.4 * third))
     if layout == "large":
         return round(112 + 112 * first), round(196 + 140 * second), 20 + 12 * third
+    if layout == "document":
+        return round(112 + 112 * first), round(112 + 168 * second), 20 + 14 * third
     if layout == "small":
         return round(24 + 10 * first), round(max(56, 16 * num_digits) + 28 * second), 11 + 9 * third
     if layout == "two_lines":
@@ -97,6 +101,8 @@ def _page_size(layout: Layout, num_digits: int, generator: np.random.Generator) 
 
 
 def _split_lines(number: str, layout: Layout, generator: np.random.Generator) -> list[str]:
+    if layout == "document":
+        return [number[start : start + _LINE_DIGITS] for start in range(0, len(number), _LINE_DIGITS)]
     if layout != "two_lines" or len(number) < 2:
         return [number]
     cut = int(generator.integers(1, len(number)))

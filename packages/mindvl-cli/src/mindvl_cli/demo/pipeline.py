@@ -6,6 +6,7 @@ order, which is the paper's: backbones, warm-up, multitask, SFT at three lengths
 """
 
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,10 +60,26 @@ class DemoRun:
 def run_demo(work: DemoRun) -> dict[str, Any]:
     """Run every unfinished stage in order; returns the record of each stage."""
     settings, stage = work.settings, work.book.run
+    results = run_start(work, partial(make_benchmarks, work))
+    start = {"checkpoint": work.run("multitask")}
+    for name, phase in sft_phases(settings).items():
+        results[name] = stage(name, partial(train, work, name, phase, start, phase_name="sft", export=True))
+    results["merge"] = stage("merge", partial(merge, work, list(sft_phases(settings)), "merged"))
+    for name in models(settings):
+        results[f"search-{name}"] = stage(f"search-{name}", partial(search, work, name, "validation"))
+    for name in models(settings):
+        chosen = results[f"search-{name}"]["chosen"]
+        results[f"test-{name}"] = stage(f"test-{name}", partial(test, work, name, chosen, "test"))
+    return results
+
+
+def run_start(work: DemoRun, benchmarks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run the stages before SFT: data, `benchmarks`, backbones, warm-up and multitask."""
+    settings, stage = work.settings, work.book.run
     results: dict[str, Any] = {
         "tokenizer": stage("tokenizer", partial(make_tokenizer, work)),
         "data": stage("data", partial(make_data, work)),
-        "benchmarks": stage("benchmarks", partial(make_benchmarks, work)),
+        "benchmarks": stage("benchmarks", benchmarks),
         "backbone-vision": stage("backbone-vision", partial(make_vision_backbone, work)),
         "backbone-language": stage("backbone-language", partial(make_language_backbone, work)),
     }
@@ -73,17 +90,7 @@ def run_demo(work: DemoRun) -> dict[str, Any]:
             train, work, "multitask", settings.multitask, {"checkpoint": work.run("warmup")}, phase_name="multitask"
         ),
     }
-    start = {"checkpoint": work.run("multitask")}
-    for name, phase in sft_phases(settings).items():
-        training[name] = partial(train, work, name, phase, start, phase_name="sft", export=True)
-    results |= {name: stage(name, action) for name, action in training.items()}
-    results["merge"] = stage("merge", partial(merge, work))
-    for name in models(settings):
-        results[f"search-{name}"] = stage(f"search-{name}", partial(search, work, name))
-    for name in models(settings):
-        chosen = results[f"search-{name}"]["chosen"]
-        results[f"test-{name}"] = stage(f"test-{name}", partial(test, work, name, chosen))
-    return results
+    return results | {name: stage(name, action) for name, action in training.items()}
 
 
 def sft_phases(settings: DemoSettings) -> dict[str, PhaseSettings]:
@@ -210,20 +217,19 @@ def train(
     }
 
 
-def merge(work: DemoRun) -> dict[str, Any]:
-    """Average the SFT models."""
-    out = work.model("merged")
+def merge(work: DemoRun, parents: Sequence[str], name: str) -> dict[str, Any]:
+    """Average exported models."""
+    out = work.model(name)
     shutil.rmtree(out, ignore_errors=True)
-    parents = [work.model(name) for name in sft_phases(work.settings)]
-    return work.book.command("merge", *parents, "--out", out)
+    return work.book.command("merge", *map(work.model, parents), "--out", out)
 
 
-def search(work: DemoRun, name: str) -> dict[str, Any]:
-    """Score a model on the validation split over the grid; returns the cells and the chosen one."""
+def search(work: DemoRun, name: str, split: str) -> dict[str, Any]:
+    """Score a model on a split over the grid; returns the cells and the chosen one."""
     settings = work.settings
     minimums, maximums = (",".join(map(str, axis)) for axis in (settings.grid_min, settings.grid_max))
     return work.book.command(
-        *("search-resolution", work.model(name), "--benchmark", work.benchmarks("validation")),
+        *("search-resolution", work.model(name), "--benchmark", work.benchmarks(split)),
         *("--grid", f"{minimums}x{maximums}", "--out", work.out / "search" / name),
         *(() if name != "merged" else ("--apply",)),
         *ANSWER_OPTIONS,
@@ -231,10 +237,10 @@ def search(work: DemoRun, name: str) -> dict[str, Any]:
     )
 
 
-def test(work: DemoRun, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Score a model once on the test split, with the image limits chosen on the validation split."""
+def test(work: DemoRun, name: str, chosen: dict[str, Any], split: str) -> dict[str, Any]:
+    """Score a model once on a split, with the image limits chosen on the validation split."""
     return work.book.command(
-        *("eval", work.model(name), "--benchmark", work.benchmarks("test")),
+        *("eval", work.model(name), "--benchmark", work.benchmarks(split)),
         *("--min-pixels", str(chosen["min_pixels"]), "--max-pixels", str(chosen["max_pixels"])),
         *("--out", work.out / "scores" / name),
         *ANSWER_OPTIONS,

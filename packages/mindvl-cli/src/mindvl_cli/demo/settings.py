@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of the demo: model, data, schedule and grid, for the full run and the quick one.
+"""Sizes of the demo: model, data, schedule and grid, for the full run, the quick one and the study.
 
 Read by pipeline.py. The stages are the paper's in miniature (sections 5.2 to 5.4); the values come from the
 experiments in docs/design/evidence/demo.md.
@@ -141,4 +141,40 @@ QUICK = replace(
     test_items=8,
     headline_items=16,
     tokenizer_samples=500,
+)
+
+# Shorter backbones than in the demo, so that five repetitions take less than an hour of two cores. The learning rate of SFT is
+# higher and the image budgets differ more: a page of a document has 16 to 80 visual tokens, so that only the longest run sees
+# all of them at full size.
+_STUDY_MULTITASK = {"read": 0.40, "document": 0.30, "count": 0.05, "compare": 0.05, "text": 0.20}
+_STUDY_SFT = {"read": 0.20, "document": 0.22, "count": 0.04, "compare": 0.04, "text": 0.50}
+
+STUDY = replace(
+    FULL,
+    sources={
+        "captions": replace(FULL.sources["captions"], num_samples=3000),
+        "read": replace(FULL.sources["read"], num_samples=14000),
+        "count": replace(FULL.sources["count"], num_samples=2000),
+        "compare": replace(FULL.sources["compare"], num_samples=2000),
+        "text": FULL.sources["text"],
+        "document": SourceSettings(shares={"document": 1}, num_samples=12000),
+    },
+    vision_backbone=replace(FULL.vision_backbone, num_images=20000, steps=1200),
+    multitask=replace(FULL.multitask, weights=_STUDY_MULTITASK, steps=800),
+    sft=tuple(
+        PhaseSettings(
+            weights=_STUDY_SFT,
+            text_share=0.5,
+            steps=110,
+            peak_lr=1.2e-3,
+            seq_length=length,
+            max_pixels=pixels,
+            global_batch_size=packs,
+        )
+        for length, pixels, packs in ((256, 16, 8), (512, 36, 4), (1024, 96, 2))
+    ),
+    grid_min=(1, 8, 16, 32),
+    grid_max=(12, 24, 36, 48, 72, 108),
+    validation_items=80,
+    test_items=200,
 )

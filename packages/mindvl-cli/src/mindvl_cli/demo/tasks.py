@@ -18,19 +18,21 @@ from mindvl_cli.demo.digits import Split, load_scans
 from mindvl_cli.demo.pages import Box, Layout, Page, compose_page, key_split, page_generator, random_number
 from mindvl_cli.whole_file import write_whole
 
-Task = Literal["digit", "caption", "read", "read3", "count", "compare", "locate", "arithmetic", "copy"]
-ScoreKind = Literal["exact", "point", "box"]
+Task = Literal["digit", "caption", "read", "read3", "count", "compare", "locate", "arithmetic", "copy", "document"]
+ScoreKind = Literal["exact", "anls", "point", "box"]
 
 IMAGE_MARK = "<image>"
 BENCHMARK_TASKS: tuple[Task, ...] = ("read", "count", "compare", "locate", "arithmetic", "copy")
 
 _JPEG_QUALITY = 95
 _MAX_DIGITS = 6
+_LEAST_OF_DOCUMENT, _MOST_OF_DOCUMENT = 4, 8
 _LARGEST_OPERAND = 20
 _LAYOUT_SHARES: Mapping[Layout, float] = {"line": 0.64, "two_lines": 0.16, "small": 0.12, "large": 0.08}
 
 _CAPTION_QUESTION, _CAPTION_ANSWER = "Describe it.", "The number is {}."
 _READ_QUESTIONS = ("Which number is this?", "Read the number.", "What number do you see?")
+_DOCUMENT_QUESTIONS = ("Read all lines.", "Write all digits of the page.")
 _COUNT_QUESTIONS = ("How many digits are there?", "Count the digits.")
 _COMPARE_QUESTIONS = (
     "A: <image> B: <image> Which number is larger?",
@@ -92,8 +94,8 @@ def write_source(
 def write_benchmark(directory: Path, *, task: Task, split: Split, num_samples: int, seed: int) -> Path:
     """Write one benchmark, `TASK.jsonl` and its images in `images/`, from the scans and numbers of a held-out split.
 
-    Lines hold id, task, images (paths relative to `directory`), question, answer, score and, for locate, box: the true
-    box in pixels of the image file.
+    Lines hold id, task, images (paths relative to `directory`), question, answer, score or metric and, for locate, box:
+    the true box in pixels of the image file.
     """
     directory.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -101,8 +103,9 @@ def write_benchmark(directory: Path, *, task: Task, split: Split, num_samples: i
         example = make_example(task, split=split, seed=seed, index=index)
         key = f"{task}-{index:05d}"
         row: dict[str, Any] = {"id": key, "task": task, "images": _write_pages(example, directory=directory, key=key)}
-        row |= {"question": example.question, "answer": example.answer, "score": example.score}
-        if example.score != "exact":
+        row |= {"question": example.question, "answer": example.answer}
+        row |= {"metric": "anls"} if example.score == "anls" else {"score": example.score}
+        if example.score in ("point", "box"):
             row["box"] = list(example.boxes[0])
         rows.append(json.dumps(row))
     path = directory / f"{task}.jsonl"
@@ -153,6 +156,14 @@ def _read3(split: Split, generator: np.random.Generator) -> Example:
     page = _page(split, generator, num_digits=3, layout="line")
     question = f"{IMAGE_MARK}\n{_choose(_READ_QUESTIONS, generator)}"
     return Example(task="read3", question=question, answer=page.number, pages=(page,))
+
+
+def _document(split: Split, generator: np.random.Generator) -> Example:
+    """The task of the study: more digits on larger images than `read`, so that resolution matters and answers are long."""
+    num_digits = int(generator.integers(_LEAST_OF_DOCUMENT, _MOST_OF_DOCUMENT + 1))
+    page = _page(split, generator, num_digits=num_digits, layout="document")
+    question = f"{IMAGE_MARK}\n{_choose(_DOCUMENT_QUESTIONS, generator)}"
+    return Example(task="document", question=question, answer=page.number, pages=(page,), score="anls")
 
 
 def _count(split: Split, generator: np.random.Generator) -> Example:
@@ -221,6 +232,7 @@ _MAKERS: dict[Task, Callable[[Split, np.random.Generator], Example]] = {
     "caption": _caption,
     "read": _read,
     "read3": _read3,
+    "document": _document,
     "count": _count,
     "compare": _compare,
     "locate": _locate,
