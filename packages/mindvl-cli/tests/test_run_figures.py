@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mindvl_cli.failures import CliError
-from mindvl_cli.run_figures import SPLIT_PARTS, mean_split, read_run, run_figures, state_of
+from mindvl_cli.run_figures import SPLIT_PARTS, mean_split, read_run, run_figures, splits, state_of
 
 
 def line(step: int, **more: Any) -> dict[str, Any]:
@@ -71,11 +71,18 @@ def test_a_run_is_finished_or_stopped_by_its_result_and_unfinished_without_or_wi
 
 def test_the_gain_is_how_much_faster_steps_were_without_a_part() -> None:
     split = dict.fromkeys(SPLIT_PARTS, 0.0) | {"vision": 1.0, "language": 2.0, "data_wait": 1.0}
-    parts = mean_split([line(1, step_split=split), line(2)])
+    parts = mean_split(splits([line(1, step_split=split), line(2)], {}))
     assert parts["data_wait"] == {"seconds": 1.0, "share": 0.25, "gain_if_zero": pytest.approx(1 / 3)}
     assert parts["host"]["gain_if_zero"] == 0
     assert sum(part["share"] for part in parts.values()) == 1
-    assert mean_split([line(1)]) == {}
+    assert mean_split(splits([line(1)], {})) == {}
+
+
+def test_one_process_waits_for_no_other_and_sends_nothing() -> None:
+    split = dict.fromkeys(SPLIT_PARTS, 0.0) | {"vision": 1.0, "host": 0.5, "exposed_communication": 0.25}
+    (alone,) = splits([line(1, step_split=split)], {"hardware": {"count": 1}})
+    assert alone == {"vision": 1.0, "language": 0.0, "optimizer": 0.0, "host": 0.75, "data_wait": 0.0}
+    assert splits([line(1, step_split=split)], {"hardware": {"count": 2}}) == [split]
 
 
 def test_sources_are_those_asked_for_and_those_that_came(tmp_path: Path) -> None:

@@ -30,6 +30,24 @@ def test_without_a_tokenizer_there_are_no_tokens(shard_directories: dict[str, Pa
     assert all(new == (28, 28) for _, new in shown.scales)
 
 
+def test_a_character_of_several_tokens_is_decoded_whole_and_bytes_that_are_none_stay_single(
+    tokenizer: Tokenizer,
+) -> None:
+    def ids_of(text: str) -> list[int]:
+        return tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+    ids = ids_of("a\u4f60\u201cb")
+    assert len(ids) > 4  # the tokenizer of the tests has no token for the Chinese character or the quote
+    runs = token_runs(ids, [-100] * len(ids), tokenizer)
+    assert [run.text for run in runs] == ["a", "\u4f60", "\u201c", "b"]
+    assert sum(run.count for run in runs) == len(ids)
+    assert [run.repeats for run in runs] == [1, 1, 1, 1]
+    broken = ids_of("\u4f60")[:-1] + ids_of("b")
+    assert [run.text for run in token_runs(broken, [-100] * len(broken), tokenizer)] == ["\ufffd"] * (
+        len(broken) - 1
+    ) + ["b"]
+
+
 def test_runs_of_placeholders_are_counted_and_keep_apart_what_differs(tokenizer: Tokenizer) -> None:
     pad, image, video = tokenizer.pad_id, tokenizer.image_pad_id, tokenizer.video_pad_id
     ids = [image, image, video, 65, 65, pad, pad, pad]

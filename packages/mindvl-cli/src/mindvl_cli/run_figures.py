@@ -26,6 +26,7 @@ SPLIT_PARTS = (
     "pipeline_bubble",
     "exposed_communication",
 )
+BETWEEN_PROCESSES = ("vision_imbalance", "language_imbalance", "pipeline_bubble", "exposed_communication")
 WORK = ("vision", "language")  # what a step is for; all else would best be zero
 
 State = Literal["finished", "stopped", "unfinished"]
@@ -102,7 +103,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
             if any(name in line.get("imbalance", {}) for line in steady)
         },
         "sources": _sources(run),
-        "step_split": mean_split(steady),
+        "step_split": mean_split(splits(steady, run.card)),
         "card": run.card,
     }
     return figures
@@ -124,15 +125,29 @@ def state_of(run: RunRecord) -> State:
     return "finished" if run.result["finished"] else "stopped"
 
 
-def mean_split(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each part of the measured steps: mean seconds, share of the step, and how much faster steps were without it.
+def splits(lines: Sequence[dict[str, Any]], card: dict[str, Any]) -> list[dict[str, float]]:
+    """The measured seconds of a step by part, of each report that has them.
+
+    In a run of one process nothing is sent and no rank waits for another: what its collectives take is host time.
+    """
+    found = [line["step_split"] for line in lines if "step_split" in line]
+    if card.get("hardware", {}).get("count") != 1:
+        return [{name: split[name] for name in SPLIT_PARTS} for split in found]
+    return [
+        {name: split[name] for name in SPLIT_PARTS if name not in BETWEEN_PROCESSES}
+        | {"host": split["host"] + sum(split[name] for name in BETWEEN_PROCESSES)}
+        for split in found
+    ]
+
+
+def mean_split(measured: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Of each part of `splits`: mean seconds, share of the step, and how much faster steps were without it.
 
     The gain is an upper bound: what is taken away may have hidden something else.
     """
-    splits = [line["step_split"] for line in lines if "step_split" in line]
-    if not splits:
+    if not measured:
         return {}
-    seconds = {name: fmean(split[name] for split in splits) for name in SPLIT_PARTS}
+    seconds = {name: fmean(split[name] for split in measured) for name in measured[0]}
     total = sum(seconds.values())
     return {
         name: {"seconds": value, "share": value / total, "gain_if_zero": total / max(total - value, 1e-9) - 1}

@@ -46,7 +46,7 @@ def test_a_file_of_its_own_has_dark_colours_and_is_the_same_in_every_run() -> No
 
 
 def test_a_long_curve_is_thinned_but_keeps_both_ends() -> None:
-    xs, ys = _curve(line([(float(x), 1.0 + x) for x in range(10_000)], x_label="step", describe="loss"), "raw")
+    xs, ys = _curve(line([(float(x), 1.0 + x) for x in range(10_000)], x_label="step", describe="loss"), "measured")
     assert len(xs) == 400
     assert (xs[0], xs[-1], ys[0], ys[-1]) == (0, 9_999, 1, 10_000)
 
@@ -67,6 +67,18 @@ def test_a_loss_that_is_not_finite_leaves_a_gap_and_the_scale_as_it_is() -> None
 def test_names_are_drawn_as_they_are(name: str) -> None:
     root = ElementTree.fromstring(boxes([(name, [0.5, 1.0])], describe="scores").__html__())
     assert name in [node.text for node in root.iter("text")]
+
+
+def test_what_was_measured_is_drawn_and_a_moving_mean_of_many_points_is_named() -> None:
+    points = [(float(x), 1.0 / x) for x in range(1, 41)]
+    plot = line(points, x_label="step", y_label="nats", describe="loss")
+    assert _curve(plot, "measured")[1] == [y for _, y in points]
+    assert plot.names == ("measured", "moving mean of 3 points (dashed)")
+    assert _curve(plot, "mean")[1][1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+    assert _axes(plot).get_ylabel() == "nats"
+    few = line(points[:39], x_label="step", describe="loss")
+    assert few.names == ()
+    assert [curve.get_gid() for curve in _axes(few).lines if curve.get_gid() == "mean"] == []
 
 
 def test_a_moving_mean_keeps_the_first_and_the_last_value() -> None:

@@ -22,13 +22,22 @@ from mindvl_data.shards.reading import read_sample
 from mindvl_data.tokenization import Tokenizer, expand
 from mindvl_data.types import IGNORE_INDEX, RawSample, Sample
 
+_REPLACEMENT = "\ufffd"
+_MOST_TOKENS = 8  # of two characters of four bytes that a token splits
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRun:
-    """The text of one token, or a run of equal placeholders."""
+    """The text of one token, of the tokens that form one character together, or a run of equal placeholders.
+
+    Attributes:
+        count: Number of tokens.
+        repeats: How often the text stands there; 1 except for placeholders and padding.
+    """
 
     text: str
     count: int
+    repeats: int
     in_loss: bool  # the token is a prediction target
     visual: bool
 
@@ -113,20 +122,42 @@ def preview_sample(
 
 
 def token_runs(input_ids: Any, labels: Any, tokenizer: Tokenizer) -> list[TokenRun]:
-    """Decode tokens to text; consecutive equal placeholders become one run with a count."""
-    in_loss = np.concatenate(([False], np.asarray(labels)[:-1] != IGNORE_INDEX))
+    """Decode tokens to text, the tokens of one character together; equal placeholders become one run."""
+    ids = np.asarray(input_ids).tolist()
+    in_loss = np.concatenate(([False], np.asarray(labels)[:-1] != IGNORE_INDEX)).tolist()
     runs: list[TokenRun] = []
-    before = None
-    for token, is_in_loss in zip(np.asarray(input_ids).tolist(), in_loss.tolist(), strict=True):
+    start = 0
+    while start < len(ids):
+        token = ids[start]
+        stop = start + 1
         visual = token in tokenizer.media_pad_ids
-        if token == before and (visual or token == tokenizer.pad_id):
-            last = runs.pop()
-            runs.append(TokenRun(text=last.text, count=last.count + 1, in_loss=last.in_loss, visual=visual))
+        if visual or token == tokenizer.pad_id:
+            while stop < len(ids) and ids[stop] == token:
+                stop += 1
+            text, repeats = tokenizer.backend.decode([token], skip_special_tokens=False), stop - start
         else:
-            text = tokenizer.backend.decode([token], skip_special_tokens=False)
-            runs.append(TokenRun(text=text, count=1, in_loss=is_in_loss, visual=visual))
-        before = token
+            longest = next(
+                (place for place in range(start + 1, len(ids)) if in_loss[place] != in_loss[start]), len(ids)
+            )
+            stop, text = _whole_characters(ids, start, min(longest, start + _MOST_TOKENS), tokenizer)
+            repeats = 1
+        runs.append(TokenRun(text=text, count=stop - start, repeats=repeats, in_loss=in_loss[start], visual=visual))
+        start = stop
     return runs
+
+
+def _whole_characters(ids: list[int], start: int, longest: int, tokenizer: Tokenizer) -> tuple[int, str]:
+    """The smallest number of tokens from `start` that end with a whole character: (end, text).
+
+    Byte-level tokenizers split a character of several bytes over tokens; each alone is decoded as U+FFFD.
+    """
+    first = tokenizer.backend.decode([ids[start]], skip_special_tokens=False)
+    text = first
+    for stop in range(start + 1, longest + 1):
+        text = tokenizer.backend.decode(ids[start:stop], skip_special_tokens=False)
+        if _REPLACEMENT not in text:
+            return stop, text
+    return start + 1, first  # the bytes are no character
 
 
 def _find(index: DirectoryIndex, key: str) -> tuple[int, int]:

@@ -341,7 +341,7 @@ def _as_text(shown: "Preview", stage: str) -> str:
         lines = [f"  {role}: {' '.join(str(part) for part in parts)}" for role, parts in turns]
         return "\n".join([head, *sizes, *lines])
     runs = [
-        click.style(run.text + (f" x{run.count}" if run.count > 1 else ""), fg="green" if run.in_loss else None)
+        click.style(run.text + (f" x{run.repeats}" if run.repeats > 1 else ""), fg="green" if run.in_loss else None)
         for run in shown.tokens
     ]
     cut = [f"  truncated: the sample is too long by {shown.num_cut} messages"] if shown.num_cut else []

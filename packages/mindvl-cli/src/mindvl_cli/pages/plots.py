@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 MAX_POINTS = 400  # of one curve, more than a plot has pixels; longer curves are thinned evenly
+MEAN_FROM = 40  # points of a curve; a mean over fewer hides what they show
 NUM_TONES = 10  # colours of curves and areas in style.css
 
 _SMALL, _WIDE = (4.4, 2.6), (9.0, 3.4)  # inches
@@ -98,28 +99,34 @@ class Plot:
         return re.sub(r" d=\"[^\"]*\"", lambda match: re.sub(r"(\.\d\d)\d+|\s*\n", r"\1", match[0]), text)
 
 
-def line(points: Points, *, x_label: str, describe: str) -> Plot:
-    """One curve with its moving mean on top; at least one point (x, y), y >= 0."""
+def line(points: Points, *, x_label: str, y_label: str = "", describe: str) -> Plot:
+    """One curve of measured values, at least one point (x, y), y >= 0.
+
+    From MEAN_FROM points on, a dashed moving mean is drawn over it, which the legend names.
+    """
     figure, axes = _axes(*_SMALL)
     xs, ys = _thinned(points)
-    smooth = _smoothed(ys)
-    axes.plot(xs, ys, color=_colour("accent"), linewidth=1, alpha=0.35, gid="raw")
-    axes.plot(xs, smooth, color=_colour("accent"), linewidth=2, gid="smooth")
-    axes.plot(xs[-1:], smooth[-1:], "o", color=_colour("accent"), markersize=4)
-    return _over_steps(figure, axes, xs, ys, x_label, describe)
+    axes.plot(xs, ys, color=_colour("tone-0"), linewidth=1.6, gid="measured")
+    axes.plot(xs[-1:], ys[-1:], "o", color=_colour("tone-0"), markersize=4)
+    names: tuple[str, ...] = ()
+    if len(points) >= MEAN_FROM:
+        reach = _reach(len(ys))
+        axes.plot(xs, _smoothed(ys), color=_colour("tone-1"), linewidth=1.4, linestyle="--", gid="mean")
+        names = ("measured", f"moving mean of {2 * reach + 1} points (dashed)")
+    return _over_steps(figure, axes, xs, ys, x_label, describe, names, y_label)
 
 
-def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, describe: str) -> Plot:
-    """Moving means of several named curves; a curve without points keeps its tone."""
+def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, y_label: str = "", describe: str) -> Plot:
+    """Measured values of several named curves; a curve without points keeps its tone."""
     figure, axes = _axes(*_SMALL)
     drawn = [(number, *_thinned(points)) for number, (_, points) in enumerate(curves) if points]
     for number, xs, ys in drawn:
-        smooth, colour = _smoothed(ys), _colour(f"tone-{number % NUM_TONES}")
-        axes.plot(xs, smooth, color=colour, linewidth=1.8, gid=f"curve-{number}")
-        axes.plot(xs[-1:], smooth[-1:], "o", color=colour, markersize=3.5)
+        colour = _colour(f"tone-{number % NUM_TONES}")
+        axes.plot(xs, ys, color=colour, linewidth=1.5, gid=f"curve-{number}")
+        axes.plot(xs[-1:], ys[-1:], "o", color=colour, markersize=3.5)
     names = tuple(name for name, _ in curves)
     all_xs, all_ys = [x for _, xs, _ in drawn for x in xs], [y for _, _, ys in drawn for y in ys]
-    return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names)
+    return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names, y_label)
 
 
 def areas(
@@ -127,6 +134,7 @@ def areas(
     layers: Sequence[tuple[str, Sequence[float]]],
     *,
     x_label: str,
+    y_label: str = "",
     describe: str,
     limit: float | None = None,
 ) -> Plot:
@@ -144,7 +152,7 @@ def areas(
     if limit is not None:
         axes.axhline(limit, color=_colour("wrong"), linewidth=1.5, linestyle="--", gid="limit")
         totals.append(limit)
-    return _over_steps(figure, axes, places, totals, x_label, describe, tuple(name for name, _ in layers))
+    return _over_steps(figure, axes, places, totals, x_label, describe, tuple(name for name, _ in layers), y_label)
 
 
 def histogram(
@@ -330,6 +338,7 @@ def _over_steps(
     x_label: str,
     describe: str,
     names: tuple[str, ...] = (),
+    y_label: str = "",
 ) -> Plot:
     """Set the axes of a curve from 0 up to its highest value."""
     from matplotlib.ticker import MaxNLocator
@@ -341,6 +350,7 @@ def _over_steps(
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10_000 else f"{value:.4g}")
     axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     return Plot(figure=figure, describe=describe, names=names)
 
 
@@ -358,9 +368,14 @@ def _evenly(count: int) -> list[int]:
 
 def _smoothed(values: Sequence[float]) -> list[float]:
     """A moving mean over a twentieth of the curve, narrower at the ends so that first and last value stay."""
-    reach, last = max(1, len(values) // 40), len(values) - 1
+    reach, last = _reach(len(values)), len(values) - 1
     near = [min(reach, index, last - index) for index in range(len(values))]
     return [fmean(values[index - width : index + width + 1]) for index, width in enumerate(near)]
+
+
+def _reach(count: int) -> int:
+    """Values on each side of a value that its moving mean takes."""
+    return max(1, count // 40)
 
 
 def _short(name: str, most: int = 22) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from mindvl_cli.pages.plots import Plot, areas, heat_map, line, lines
 from mindvl_cli.pages.render import render
-from mindvl_cli.run_figures import SPLIT_PARTS, RunRecord, gain
+from mindvl_cli.run_figures import RunRecord, gain, splits
 
 MOST_CURVES = 10  # of sources in one plot, the largest ones; the table has all of them
+_NATS = "nats per token"
 MOST_COLUMNS = 60  # of the load of experts
 
 Line = dict[str, Any]
@@ -22,23 +23,25 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
     reports = run.lines
     largest = [source["name"] for source in figures["sources"] if source["tokens"]][:MOST_CURVES]
     loss = [
-        _one("Loss of all loss tokens", reports, lambda report: report["loss"]),
-        _several("Loss by source", reports, "loss_by_source", largest),
-        _several("Loss by modality", reports, "loss_by_modality"),
-        _several("Loss of tokens further ahead", reports, "mtp_loss", name_of=lambda depth: f"{depth} further"),
+        _one("Loss of all loss tokens", reports, lambda report: report["loss"], _NATS),
+        _several("Loss by source", reports, "loss_by_source", largest, unit=_NATS),
+        _several("Loss by modality", reports, "loss_by_modality", unit=_NATS),
+        _several(
+            "Loss of tokens further ahead", reports, "mtp_loss", name_of=lambda depth: f"{depth} further", unit=_NATS
+        ),
     ]
     update = [
-        _one("Learning rate, in millionths", reports, lambda report: 1e6 * report["learning_rate"]),
-        _one("Gradient norm", reports, lambda report: report["grad_norm"]),
-        _several("Gradient norm by part", reports, "grad_norm_by_part"),
+        _one("Learning rate", reports, lambda report: report["learning_rate"], "per update"),
+        _one("Gradient norm", reports, lambda report: report["grad_norm"], "L2 norm, before clipping"),
+        _several("Gradient norm by part", reports, "grad_norm_by_part", unit="L2 norm, before clipping"),
     ]
     speed = [
-        _one("Tokens/s", reports, lambda report: report["tokens_per_s"]),
-        _one("MFU", reports, lambda report: report.get("mfu")),
-        _one("TFLOP/s per device", reports, lambda report: report.get("tflops_per_device")),
-        _one("Packing efficiency", reports, lambda report: report.get("packing_efficiency")),
-        _several("Load of the busiest rank over the mean", reports, "imbalance"),
-        _one("Memory in GB", reports, lambda report: report.get("memory_gb")),
+        _one("Throughput", reports, lambda report: report["tokens_per_s"], "tokens/s"),
+        _one("MFU", reports, lambda report: report.get("mfu"), "share of peak FLOP/s"),
+        _one("Model FLOPs per device", reports, lambda report: report.get("tflops_per_device"), "TFLOP/s"),
+        _one("Packing efficiency", reports, lambda report: report.get("packing_efficiency"), "share of positions"),
+        _several("Load of the busiest rank", reports, "imbalance", unit="times the mean"),
+        _one("Device memory", reports, lambda report: report.get("memory_gb"), "GB"),
     ]
     return render(
         "run",
@@ -48,7 +51,7 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
             name: [plot for plot in plots if plot]
             for name, plots in (("loss", loss), ("update", update), ("speed", speed))
         },
-        **_split(reports, figures["step_split"]),
+        **_split(run, figures["step_split"]),
         **_experts(reports),
         source_rows=[
             (
@@ -64,9 +67,9 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
     )
 
 
-def _one(title: str, reports: Sequence[Line], value: Callable[[Line], float | None]) -> Plot | None:
+def _one(title: str, reports: Sequence[Line], value: Callable[[Line], float | None], unit: str) -> Plot | None:
     points = [(float(report["step"]), found) for report in reports if (found := value(report)) is not None]
-    return line(points, x_label="step", describe=title) if points else None
+    return line(points, x_label="step", y_label=unit, describe=title) if points else None
 
 
 def _several(
@@ -75,6 +78,8 @@ def _several(
     group: str,
     names: Sequence[str] | None = None,
     name_of: Callable[[str], str] = lambda name: name,
+    *,
+    unit: str,
 ) -> Plot | None:
     """The members of a group of numbers, or those with these names."""
     if names is None:
@@ -83,17 +88,18 @@ def _several(
         (name_of(name), [(float(one["step"]), one[group][name]) for one in reports if name in one.get(group, {})])
         for name in names
     ]
-    return lines(curves, x_label="step", describe=title) if any(points for _, points in curves) else None
+    drawn = any(points for _, points in curves)
+    return lines(curves, x_label="step", y_label=unit, describe=title) if drawn else None
 
 
-def _split(reports: Sequence[Line], split: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _split(run: RunRecord, split: dict[str, dict[str, float]]) -> dict[str, Any]:
     if not split:
         return {"split": None}
-    measured = [report for report in reports if "step_split" in report]
-    layers = [(_words(name), [report["step_split"][name] for report in measured]) for name in SPLIT_PARTS]
-    steps = [float(report["step"]) for report in measured]
+    measured = splits(run.lines, run.card)
+    layers = [(_words(name), [one[name] for one in measured]) for name in split]
+    steps = [float(report["step"]) for report in run.lines if "step_split" in report]
     return {
-        "split": areas(steps, layers, x_label="step", describe="Seconds of a step by part"),
+        "split": areas(steps, layers, x_label="step", y_label="s", describe="Seconds of a step by part"),
         "split_rows": [
             (_words(name), f"{1000 * part['seconds']:,.1f}", f"{part['share']:.1%}", gain(name, part))
             for name, part in split.items()
