@@ -44,6 +44,10 @@ COMMANDS = {
         "mindvl_cli.commands.search_resolution:search_resolution",
         "Find the image size limits at which a model scores best.",
     ),
+    "paper-table": (
+        "mindvl_cli.commands.paper_table:paper_table",
+        "Show a table of the paper with the scores of evaluated models.",
+    ),
     "analyze": ("mindvl_cli.commands.analyze:analyze", "Measure the expert routing of a trained model."),
     "bench": (
         "mindvl_cli.commands.bench:bench",
