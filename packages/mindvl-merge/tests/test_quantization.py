@@ -49,6 +49,15 @@ def test_float8_and_bfloat16_models_are_averaged(tmp_path, quantized):
         assert all(model["complete"] for model in document["models"])
 
 
+def test_the_block_size_may_be_in_the_section_of_the_language_model(tmp_path, quantized):
+    tensors, values = load_file(quantized[0] / "model.safetensors"), quantized[1]
+    path = _write(tmp_path / "vl", tensors, {"text_config": {"hidden_size": 5} | FP8})  # blocks of 4 x 3, not 128 x 128
+    merge(MergeConfig(models=(path, path), out=tmp_path / "out"))
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(merged["model.layers.0.w.weight"], values.bfloat16())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["text_config"] == {"hidden_size": 5}
+
+
 def test_float8_models_alone_become_bfloat16(tmp_path, quantized):
     path, values = quantized
     merge(MergeConfig(models=(path, path), out=tmp_path / "out"))

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from mindvl_cli.commands.convert import convert
 from mindvl_cli.commands.eval import evaluate
 from mindvl_cli.commands.merge import _score, merge
+from mindvl_cli.commands.train import train
 from mindvl_merge import MergeError
 from mindvl_train import CheckpointError
+from mindvl_train.checkpoints.export import export_checkpoint
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -108,24 +114,82 @@ def test_a_dry_run_measures_and_writes_nothing(models, tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_training_runs_are_converted_first(tmp_path, monkeypatch):
-    """The conversion itself is tested in mindvl-train; a run without a checkpoint ends with its error."""
+@pytest.fixture(scope="module")
+def runs(tiny_place, tmp_path_factory):
+    """Two training runs of the tiny recipe of SFT, from one seed of weights, in another data order."""
+    out = tmp_path_factory.mktemp("runs")
+    recipe = yaml.safe_load((ROOT / "recipes" / "tiny" / "sft.yaml").read_text())
+    recipe |= {"init": {}, "schedule": {"steps": 2, "peak_lr": 0.001}, "checkpoints": {"every_steps": 2}}
+    recipe["data"]["tokenizer"] = str(tiny_place / "tokenizer")
+    for source in recipe["data"]["sources"]:
+        source["path"] = str(tiny_place / source["path"])
+    for seed in (0, 1):
+        recipe["out"], recipe["data"]["seed"] = str(out / f"seed-{seed}"), seed
+        (out / f"{seed}.yaml").write_text(json.dumps(recipe))
+        result = CliRunner().invoke(train, [str(out / f"{seed}.yaml")], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    return [out / "seed-0", out / "seed-1"]
+
+
+@pytest.mark.slow
+def test_training_runs_are_converted_and_merged(runs, tmp_path):
+    checkpoints = [next((run / "checkpoints").glob("step-*")) for run in runs]
+    out = tmp_path / "out"
+    arguments = [str(runs[0]), str(checkpoints[1]), "--out", str(out), "--json"]  # a run and a checkpoint
+    document = json.loads(CliRunner().invoke(merge, arguments, catch_exceptions=False).stdout)
+    assert [one["path"] for one in document["models"]] == [str(runs[0]), str(checkpoints[1])]
+    parents = []
+    for run in runs:
+        CliRunner().invoke(convert, [str(run), str(tmp_path / run.name)], catch_exceptions=False)
+        parents.append(load_file(tmp_path / run.name / "model.safetensors"))
+    merged = load_file(out / "model.safetensors")
+    assert merged.keys() == parents[0].keys()
+    assert any(not torch.equal(parents[0][name], parents[1][name]) for name in merged)
+    for name, values in merged.items():
+        mean = (parents[0][name].double() + parents[1][name].double()) / 2
+        assert torch.equal(values, mean.to(values.dtype)), name
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out", "seed-0", "seed-1"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_merge_keeps_what_it_converted(runs, tmp_path, monkeypatch):
+    converted = []
+
+    def export(source, destination, **values):
+        if len(converted) == stop_after:
+            raise KeyboardInterrupt
+        converted.append(source.name)
+        export_checkpoint(source, destination, **values)
+
+    monkeypatch.setattr("mindvl_train.checkpoints.export.export_checkpoint", export)
+    arguments = [*map(str, runs), "--out", str(tmp_path / "out")]
+    stop_after = 1
+    CliRunner().invoke(merge, arguments)
+    assert converted == ["seed-0"]
+    assert not (tmp_path / "out").exists()
+    stop_after = 2
+    result = CliRunner().invoke(merge, [*arguments, "--only", "nothing"])  # refused after the conversion
+    assert isinstance(result.exception, MergeError)
+    assert "has the converted models. The same command uses them" in result.output
+    stop_after = 0
+    assert CliRunner().invoke(merge, arguments, catch_exceptions=False).exit_code == 0
+    assert converted == ["seed-0", "seed-1"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_run_without_a_checkpoint_is_refused_by_name(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     result = CliRunner().invoke(merge, [str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, CheckpointError)
-    written = []
+    assert str(tmp_path / "run") in str(result.exception)
 
-    def export(source, destination, progress):
-        destination.mkdir()
-        save_file({"w": torch.full((2,), 3.0)}, destination / "model.safetensors")
-        written.append(destination)
 
-    monkeypatch.setattr("mindvl_train.checkpoints.export.export_checkpoint", export)
-    arguments = [str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--json"]
-    result = CliRunner().invoke(merge, arguments, catch_exceptions=False)
-    assert _value(tmp_path / "out") == 3.0
-    assert json.loads(result.stdout)["models"][0]["path"] == str(tmp_path / "run")
-    assert not written[0].exists()
+def test_a_file_between_directories_is_named(models, tmp_path):
+    recipe = tmp_path / "merge.yaml"
+    recipe.write_text("{}")
+    result = CliRunner().invoke(merge, [models[0], str(recipe), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "merge.yaml: is a file between 2 SOURCES. Give one merge recipe alone" in result.output
 
 
 def test_a_greedy_soup_is_chosen_by_the_score_of_benchmarks(models, tmp_path, monkeypatch):
@@ -154,28 +218,3 @@ def test_an_output_that_exists_is_refused_by_a_dry_run_and_before_a_conversion(m
     monkeypatch.setattr("mindvl_train.checkpoints.export.export_checkpoint", lambda *_, **__: pytest.fail("converted"))
     result = CliRunner().invoke(merge, [str(tmp_path / "run"), "--out", str(out)])
     assert "the output exists" in str(result.exception)
-
-
-def test_what_a_killed_conversion_left_is_removed(tmp_path, monkeypatch):
-    def killed(source, destination, progress):
-        destination.mkdir()
-        (destination / "model.safetensors").write_bytes(b"half")
-        left.write_text(str(destination))
-
-    def export(source, destination, progress):
-        assert not old.exists()
-        destination.mkdir()
-        save_file({"w": torch.full((2,), 3.0)}, destination / "model.safetensors")
-
-    left, export_name = tmp_path / "left", "mindvl_train.checkpoints.export.export_checkpoint"
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    arguments = [str(tmp_path / "run"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(export_name, killed)
-    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # as if the process was killed
-    CliRunner().invoke(merge, arguments)
-    monkeypatch.undo()
-    old = Path(left.read_text()) / "model.safetensors"
-    assert old.exists()
-    monkeypatch.setattr(export_name, export)
-    assert CliRunner().invoke(merge, arguments, catch_exceptions=False).exit_code == 0
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["left", "out", "run"]

@@ -21,6 +21,7 @@ from .directory import ModelDirectory
 from .errors import DirectoryError, MergeError
 from .methods import angle, average, dare, slerp, task_arithmetic, thresholds, ties
 from .methods.values import Values, accumulator
+from .missing_rows import fill_missing_rows
 from .names import canonical_name
 from .quantization import read_values
 from .sources import OutputTensor
@@ -129,7 +130,7 @@ class BlockMaker:
                     digest=digests[number],
                 )
             )
-        return blocks
+        return fill_missing_rows(tensor, blocks, begin, end)
 
     def _pass(self, tensor: OutputTensor) -> Iterator[Sequence[Values]]:
         """All blocks of a tensor, in order."""

@@ -84,9 +84,15 @@ def _rule(config: MergeConfig, tensor: OutputTensor) -> dict[str, Any]:
         return {"copied_from": 0}
     matched = any(source.rows is not None for source in tensor.sources)
     scaled = [source.parent for source in tensor.sources if source.scales is not None]
+    missing = {
+        str(source.parent): count
+        for source in tensor.sources
+        if source.rows is not None and (count := int((source.rows < 0).sum()))
+    }
     return (
         {"method": config.method, "weights": list(tensor.weights)}
         | ({"rows_matched_by_token": True} if matched else {})
+        | ({"num_missing_rows": missing} if missing else {})  # the other models provide these rows
         | ({"float8_models": scaled} if scaled else {})
     )
 

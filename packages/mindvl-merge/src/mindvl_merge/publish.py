@@ -41,7 +41,7 @@ def partial_directory(
     """A hidden directory beside `out`, for one process at a time.
 
     It is removed after a MergeError, which would come again. After an interruption or a failure of the disk it stays if
-    `has_progress` says so, and the next call finds the files that match `keep`.
+    `has_progress` says so, and the next call finds the files and directories that match `keep`.
 
     Raises:
         MergeError: Another process writes there.
@@ -60,9 +60,11 @@ def partial_directory(
         if not is_ours:
             raise MergeError(f"{out}: another merge is writing it. Wait for that merge, or choose another output.")
         for left in partial.iterdir():  # of a killed process
+            if not left.is_symlink() and any(fnmatchcase(left.name, pattern) for pattern in keep):
+                continue
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
-            elif left.is_symlink() or not any(fnmatchcase(left.name, pattern) for pattern in keep):
+            else:
                 left.unlink()
         try:
             yield partial

@@ -3,7 +3,7 @@
 
 Comes after sources.py, before run.py computes. DeepSeek-V3 stores a float8 tensor `X.weight` `[out, in]` with
 `X.weight_scale_inv` `[ceil(out / 128), ceil(in / 128)]`; the value is the product of both (its config.json:
-`quantization_config`).
+`quantization_config`, which multimodal models may have in `text_config`).
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .sources import Source
 
 SCALE_SUFFIX = "_scale_inv"
+QUANTIZATION = "quantization_config"  # key of config.json, at the top or in text_config
 
 _DEFAULT_BLOCK = (128, 128)
 
@@ -36,7 +37,9 @@ def block_size(path: Path) -> tuple[int, int]:
     """
     if not (path / "config.json").exists():
         return _DEFAULT_BLOCK
-    section = read_json(regular_file(path, "config.json")).get("quantization_config")
+    document = read_json(regular_file(path, "config.json"))
+    text = document.get("text_config")  # of a multimodal model whose language model alone is quantized
+    section = document.get(QUANTIZATION) or (text.get(QUANTIZATION) if isinstance(text, dict) else None)
     if not isinstance(section, dict):
         return _DEFAULT_BLOCK
     kind, size = section.get("quant_method", "fp8"), section.get("weight_block_size", list(_DEFAULT_BLOCK))

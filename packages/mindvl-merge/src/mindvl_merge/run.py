@@ -30,6 +30,7 @@ from .manifest import MANIFEST_NAME, manifest
 from .output_path import check_paths
 from .parents import check_parents
 from .publish import partial_directory, recover, replace_directory
+from .quantization import QUANTIZATION
 from .sources import OutputTensor, Pairing, pair_tensors
 from .writer import JOURNAL_NAME, DirectoryWriter, has_finished_tensors
 
@@ -236,7 +237,9 @@ def _copy_other_files(directories: Sequence[ModelDirectory], path: Path, config:
         return
     document = read_json(config_path)
     changed = _with_dtype(document, config.torch_dtype) if config.torch_dtype is not None else dict(document)
-    changed.pop("quantization_config", None)  # float8 values become bfloat16
+    changed.pop(QUANTIZATION, None)  # float8 values become bfloat16
+    if isinstance(changed.get("text_config"), dict):
+        changed["text_config"] = {key: value for key, value in changed["text_config"].items() if key != QUANTIZATION}
     if changed != document:
         config_path.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
 

@@ -25,7 +25,12 @@ _SCORES_NAME = "scores.json"
 
 
 def greedy_soup(
-    config: MergeConfig, score: Score, *, scored_by: str = "", progress: Progress | None = None
+    config: MergeConfig,
+    score: Score,
+    *,
+    scored_by: str = "",
+    progress: Progress | None = None,
+    recorded: MergeConfig | None = None,
 ) -> dict[str, Any]:
     """Choose models by score and average them with equal weights.
 
@@ -33,6 +38,7 @@ def greedy_soup(
         config: A merge with method average and without weights.
         score: Scores a model directory on items that are used for nothing else. It is called once for each model and for each
             average; scores are kept beside the output until the soup is complete, so that an interrupted one continues.
+        recorded: Configuration for the manifest where the models were converted from other directories, in the same order.
         scored_by: Identifies what `score` measures; scores that were kept for something else are not used.
 
     Returns:
@@ -49,15 +55,19 @@ def greedy_soup(
     scratch.mkdir(parents=True, exist_ok=True)
     scores = _Scores(config, score, scratch, scored_by)
     alone = {model: scores.of([model]) for model in config.models}
+    names = dict(zip(config.models, (recorded or config).models, strict=True))
     order = sorted(config.models, key=lambda model: -alone[model])
     kept, best = [order[0]], alone[order[0]]
-    decisions = [{"model": str(order[0]), "score": best, "score_with": best, "kept": True}]
+    decisions = [{"model": str(names[order[0]]), "score": best, "score_with": best, "kept": True}]
     for model in order[1:]:
         found = scores.of([*kept, model])
-        decisions.append({"model": str(model), "score": alone[model], "score_with": found, "kept": found >= best})
+        decisions.append(
+            {"model": str(names[model]), "score": alone[model], "score_with": found, "kept": found >= best}
+        )
         if found >= best:
             kept, best = [*kept, model], found
-    document = merge(replace(config, models=tuple(kept)), progress=progress) | {"soup": decisions}
+    chosen = replace(recorded or config, models=tuple(names[model] for model in kept))
+    document = merge(replace(config, models=tuple(kept)), progress=progress, recorded=chosen) | {"soup": decisions}
     path = out / MANIFEST_NAME
     unfinished = path.with_name(f".{MANIFEST_NAME}.unfinished")
     unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl merge`: combine the weights of model directories."""
 
+import glob
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -100,13 +102,18 @@ def merge(
     from mindvl_merge import MergeConfig, greedy_soup
     from mindvl_merge import merge as merge_directories
 
-    if len(sources) == 1 and sources[0].is_file():
+    file = next((path for path in sources if path.is_file()), None)
+    if file is not None and len(sources) > 1:
+        raise click.UsageError(
+            f"{file}: is a file between {len(sources)} SOURCES. Give one merge recipe alone, or only directories."
+        )
+    if file is not None:
         given = [name for name in ("out", "weights", *values) if _is_given(context, name)]
         if given:
             raise click.UsageError(
-                f"{sources[0]}: a merge recipe has all settings. Remove every option except --force, --dry-run and --json."
+                f"{file}: a merge recipe has all settings. Remove every option except --force, --dry-run and --json."
             )
-        config = load_config(sources[0], MergeConfig)
+        config = load_config(file, MergeConfig)
         config = replace(config, overwrite=config.overwrite or force)
     elif out is None:
         raise click.UsageError("--out: is required. Name a new directory.")
@@ -122,7 +129,7 @@ def merge(
         if soup:
             scored_by = json.dumps([(str(path.resolve()), path.stat().st_mtime_ns) for path in soup])
             score = partial(_score, benchmarks=soup, trust_remote_code=trust_remote_code)
-            manifest = greedy_soup(converted, score, scored_by=scored_by)
+            manifest = greedy_soup(converted, score, scored_by=scored_by, recorded=config)
         else:
             with reported_progress("merge", unit="MB", scale=1e6) as report:
                 manifest = merge_directories(converted, progress=report, recorded=config)
@@ -140,7 +147,7 @@ def merge(
 def _as_directories(config: "MergeConfig") -> "Iterator[MergeConfig]":
     """The configuration with training runs and checkpoints replaced by model directories, converted beside the output.
 
-    The next call for this output removes what a killed process converted.
+    Converted models are kept until a merge has succeeded, so that the next call for this output uses them.
     """
     from dataclasses import replace
 
@@ -148,22 +155,43 @@ def _as_directories(config: "MergeConfig") -> "Iterator[MergeConfig]":
     if not any(is_run.values()):
         yield config
         return
+    from mindvl_merge import MergeError
     from mindvl_merge.output_path import check_paths
     from mindvl_merge.publish import partial_directory
     from mindvl_train.checkpoints.export import export_checkpoint
 
     check_paths(config)  # before hours of conversion
-    with partial_directory(config.out.parent / f"{config.out.name}.converted") as scratch:
-        converted = {}
-        for number, path in enumerate(dict.fromkeys(config.parents)):
-            converted[path] = path
-            if is_run[path]:
-                converted[path] = scratch / f"{number}-{path.name}"
-                with reported_progress("convert", unit="parameters") as report:
+    names = {path: _converted_name(path) for path in config.parents if is_run[path]}
+    place, failure = config.out.parent / f"{config.out.name}.converted", None
+    with partial_directory(place, keep=tuple(map(glob.escape, names.values())), has_progress=_has_models) as scratch:
+        converted = {path: path for path in config.parents} | {path: scratch / name for path, name in names.items()}
+        for path in names:
+            if not converted[path].exists():
+                with reported_progress(f"convert {path.name}", unit="parameters") as report:
                     export_checkpoint(path, converted[path], progress=report)
         base = None if config.base is None else converted[config.base]
-        yield replace(config, models=tuple(converted[path] for path in config.models), base=base)
-        shutil.rmtree(scratch)
+        try:
+            yield replace(config, models=tuple(converted[path] for path in config.models), base=base)
+        except MergeError as error:
+            failure = error
+        else:
+            shutil.rmtree(scratch)
+    if failure is not None:
+        click.echo(f"{scratch}: has the converted models. The same command uses them; remove it otherwise.", err=True)
+        raise failure
+
+
+def _converted_name(path: Path) -> str:
+    """Name of the directory of a converted checkpoint; another checkpoint has another name."""
+    from mindvl_train.checkpoints.directory import newest_checkpoint
+
+    checkpoint = newest_checkpoint(path).resolve()
+    identity = hashlib.sha256(str(checkpoint).encode() + (checkpoint / "manifest.json").read_bytes()).hexdigest()[:16]
+    return f"{path.resolve().name}-{identity}"
+
+
+def _has_models(scratch: Path) -> bool:
+    return any(scratch.glob("*/config.json"))
 
 
 def _score(directory: Path, *, benchmarks: tuple[Path, ...], trust_remote_code: bool) -> float:
