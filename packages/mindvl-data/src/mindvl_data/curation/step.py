@@ -26,7 +26,12 @@ from mindvl_data.curation.record import Record
 from mindvl_data.errors import DataError
 
 # Modules that register steps when they are imported; a module imports libraries of an extra inside its functions only.
-STEP_MODULES: tuple[str, ...] = ("documents",)
+STEP_MODULES: tuple[str, ...] = (
+    "documents",
+    "duplicates.exact",
+    "duplicates.minhash",
+    "duplicates.perceptual",
+)
 
 T = TypeVar("T")
 
