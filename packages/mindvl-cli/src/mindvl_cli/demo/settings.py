@@ -159,13 +159,13 @@ STUDY = replace(
         "text": FULL.sources["text"],
         "document": SourceSettings(shares={"document": 1}, num_samples=12000),
     },
-    vision_backbone=replace(FULL.vision_backbone, num_images=20000, steps=1200),
-    multitask=replace(FULL.multitask, weights=_STUDY_MULTITASK, steps=800),
+    vision_backbone=replace(FULL.vision_backbone, num_images=16000, steps=900),
+    multitask=replace(FULL.multitask, weights=_STUDY_MULTITASK, steps=700),
     sft=tuple(
         PhaseSettings(
             weights=_STUDY_SFT,
             text_share=0.5,
-            steps=110,
+            steps=100,
             peak_lr=1.2e-3,
             seq_length=length,
             max_pixels=pixels,
@@ -175,6 +175,7 @@ STUDY = replace(
     ),
     grid_min=(1, 8, 16, 32),
     grid_max=(12, 24, 36, 48, 72, 108),
-    validation_items=80,
-    test_items=200,
+    validation_items=60,
+    test_items=150,
+    threads=1,  # two threads that wait for each other waste most of their time when other programs run
 )
