@@ -116,3 +116,50 @@ def test_a_model_that_is_no_directory_needs_an_endpoint(tmp_path, benchmark_file
         evaluate, ["m", "-b", str(benchmark_file), "--endpoint", "http://x/v1", "--judge", "http://y"]
     )
     assert (result.exit_code, "--judge and --judge-model" in result.output) == (2, True)
+
+
+@pytest.fixture
+def text_tasks(tmp_path):
+    """A directory with one task that compares log-likelihoods and one that generates; their data lies beside them."""
+    rows = [{"question": f"read {number}?", "choices": ["the", "number"], "label": number % 2} for number in range(4)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(json.dumps(row) for row in rows))
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    source = f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\ndoc_to_text: question\n"
+    choose = "task: choose\noutput_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: label\n"
+    write = (
+        "task: write\noutput_type: generate_until\ndoc_to_target: '{{choices[label]}}'\n"
+        "generation_kwargs:\n  until: ['.']\n  max_gen_toks: 4\nmetric_list:\n  - metric: exact_match\n"
+    )
+    (tasks / "choose.yaml").write_text(source + choose)
+    (tasks / "write.yaml").write_text(source + write)
+    return tasks
+
+
+@pytest.mark.slow
+def test_tasks_of_lm_eval_run_offline_and_continue_from_their_answers(
+    model_directory, text_tasks, tmp_path, monkeypatch
+):
+    lm_eval = pytest.importorskip("lm_eval.models.huggingface")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    out = ["--out", str(tmp_path / "scores"), "--device", "cpu", "--trust-remote-code", "--json"]
+    arguments = [str(model_directory), "-b", f"lm-eval:{text_tasks}", *out]
+    first = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    figures = json.loads(first.stdout)["lm_eval"][f"lm-eval:{text_tasks}"]
+    assert set(figures) == {"choose", "write"}
+    assert figures["choose"]["acc"] in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert figures["write"] == {"exact_match": 0.0}
+    assert json.loads((tmp_path / "scores" / "report.json").read_text())["lm_eval"]
+    monkeypatch.setattr(lm_eval.HFLM, "_model_call", lambda *_, **__: pytest.fail("asked again"))
+    monkeypatch.setattr(lm_eval.HFLM, "_model_generate", lambda *_, **__: pytest.fail("asked again"))
+    again = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_tasks_of_lm_eval_need_a_model_directory_and_are_named_if_unknown(model, tmp_path):
+    result = CliRunner().invoke(evaluate, ["m", "-b", "lm-eval:gsm8k", "--endpoint", "http://localhost:1/v1"])
+    assert (result.exit_code, "--endpoint: cannot run lm-eval:gsm8k" in result.output) == (2, True)
+    pytest.importorskip("lm_eval.models.huggingface")
+    result = CliRunner().invoke(evaluate, [str(model), "-b", "lm-eval:no-such-task"])
+    assert "lm-eval:no-such-task: is neither a directory with task files nor a task of lm-eval" in str(result.exception)

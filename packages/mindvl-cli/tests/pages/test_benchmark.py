@@ -34,7 +34,7 @@ def test_scores_report_and_pages(model_directory, benchmark_file, tmp_path, monk
     )
     benchmarks = load_benchmarks(benchmark_file)
     result = evaluate(predictor, benchmarks)
-    write_evaluation(tmp_path / "out", result, benchmarks, predictor)
+    write_evaluation(tmp_path / "out", result.report(), result, benchmarks, predictor)
     assert {task: round(score.score, 3) for task, score in result.scores.by_task.items()} == {
         "read": 0.333, "text": 0.333, "locate": 0.5, "compare": 1.0,
     }  # fmt: skip

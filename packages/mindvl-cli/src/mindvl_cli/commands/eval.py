@@ -11,16 +11,17 @@ from mindvl_cli.commands.options import answering_options, count_option
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
-    from mindvl_merge.evaluation import Evaluation
+    from mindvl_merge.evaluation import Evaluation, Predictor
 
 JUDGE_NAME = "judgements.jsonl"  # replies of the judge
+TASKS_NAME = "lm_eval"  # start of the name of lm-eval's file of answers
 
 
 @click.command(
     "eval", epilog="Example: mindvl eval model --benchmark benchmarks/read.jsonl --out scores --trust-remote-code"
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@answering_options(benchmark="TSV, parquet or JSONL file", out="report, pages and answers")
+@answering_options(benchmark="TSV, parquet or JSONL file", out="report, pages and answers", has_tasks=True)
 @count_option("--min-pixels", help="Minimum image area in pixels; default: that of the processor.")
 @count_option("--max-pixels", help="Maximum image area in pixels; default: that of the processor.")
 @click.option(
@@ -43,7 +44,7 @@ JUDGE_NAME = "judgements.jsonl"  # replies of the judge
 )
 def evaluate(
     model: Path,
-    paths: tuple[Path, ...],
+    paths: tuple[Path | str, ...],
     kind: str | None,
     compat: str,
     out: Path | None,
@@ -66,49 +67,70 @@ def evaluate(
     directory run only with --trust-remote-code: pass it for models that you trust.
     """
     from mindvl_cli.pages.benchmark import CACHE_NAME, REPORT_NAME, write_evaluation
-    from mindvl_cli.predictor import DECODER, make_predictor
     from mindvl_merge import evaluation
 
+    tasks = [path.removeprefix(evaluation.PREFIX) for path in paths if isinstance(path, str)]
+    if endpoint and tasks:
+        raise click.UsageError(
+            f"--endpoint: cannot run {evaluation.PREFIX}{tasks[0]}. Give a model directory, or use lm-eval's own command."
+        )
     benchmarks = [
-        benchmark for path in paths for benchmark in evaluation.load_benchmarks(path, kind=kind, compat=compat)
+        benchmark
+        for path in paths
+        if isinstance(path, Path)
+        for benchmark in evaluation.load_benchmarks(path, kind=kind, compat=compat)
     ]
     for note in (note for benchmark in benchmarks for note in benchmark.notes):
         click.echo(note, err=True)
     config = evaluation.PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     cache = out / CACHE_NAME if out else None
     asked: dict[str, Any] = {"num_workers": num_workers, "api_key": api_key}
-    predictor: evaluation.Predictor
-    if endpoint:
-        at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
-        predictor = evaluation.RemotePredictor(at, decoder=DECODER, config=config, cache=cache)
-    elif model.is_dir():
-        predictor = make_predictor(model, config=config, cache=cache, trust_remote_code=trust_remote_code)
-    else:
-        raise click.UsageError(f"MODEL: directory {model} does not exist. Give an exported model, or set --endpoint.")
+    predictor = _predictor(model, endpoint, asked, config=config, cache=cache, trust_remote_code=trust_remote_code)
     if bool(judge) != bool(judge_model):
         raise click.UsageError("--judge and --judge-model: are only used together. Give both or none.")
     judging = None
     if judge and judge_model:
         at = evaluation.EndpointConfig(url=judge, model=judge_model, **asked)
         judging = evaluation.endpoint_judge(at, cache=out / JUDGE_NAME if out else None)
-    with reported_progress("eval", unit="answers") as report:
-        result = evaluation.evaluate(
-            predictor,
-            benchmarks,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            compat=compat,
-            judge=judging,
-            progress=report,
-        )
+    result = None
+    if benchmarks:
+        with reported_progress("eval", unit="answers") as report:
+            result = evaluation.evaluate(
+                predictor,
+                benchmarks,
+                min_pixels=min_pixels,
+                max_pixels=max_pixels,
+                compat=compat,
+                judge=judging,
+                progress=report,
+            )
+    kept = out / TASKS_NAME if out else None
+    figures = {f"{evaluation.PREFIX}{name}": evaluation.run_tasks(predictor, name, cache=kept) for name in tasks}
+    document = {"model": str(model), **(result.report() if result else {}), **({"lm_eval": figures} if tasks else {})}
     if out:
-        write_evaluation(out, result, benchmarks, predictor)
+        write_evaluation(out, document, result, benchmarks, predictor)
     if as_json:
-        click.echo(json.dumps({"model": str(model), **result.report()}))
+        click.echo(json.dumps(document))
         return
-    _print_scores(result)
+    if result:
+        _print_scores(result)
+    if tasks:
+        _print_tasks(figures)
     if out:
         click.echo(f"wrote {out / REPORT_NAME} and {len(benchmarks)} pages", err=True)
+
+
+def _predictor(model: Path, endpoint: str | None, asked: dict[str, Any], **settings: Any) -> "Predictor":
+    from mindvl_cli.predictor import DECODER, make_predictor
+    from mindvl_merge import evaluation
+
+    if endpoint:
+        del settings["trust_remote_code"]
+        at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
+        return evaluation.RemotePredictor(at, decoder=DECODER, **settings)
+    if model.is_dir():
+        return make_predictor(model, **settings)
+    raise click.UsageError(f"MODEL: directory {model} does not exist. Give an exported model, or set --endpoint.")
 
 
 def _print_scores(result: "Evaluation") -> None:
@@ -119,4 +141,15 @@ def _print_scores(result: "Evaluation") -> None:
     for task, score in result.scores.by_task.items():
         table.add_row(task, f"{100 * score.score:.1f}", str(score.num_items))
     table.add_row("overall", f"{100 * result.scores.overall:.1f}", str(len(result.predictions)), style="bold")
+    Console(markup=False).print(table)
+
+
+def _print_tasks(figures: dict[str, dict[str, dict[str, float]]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("lm-eval task", "metric", "value")
+    for task, values in (pair for found in figures.values() for pair in found.items()):
+        for name, value in values.items():
+            table.add_row(task, name, f"{value:.4g}")
     Console(markup=False).print(table)

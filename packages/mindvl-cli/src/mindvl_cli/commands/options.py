@@ -32,6 +32,17 @@ class _PlotFile(_OutFile):
         return super().convert(value, param, ctx)
 
 
+class BenchmarkPath(click.Path):
+    """A file or a directory, or `lm-eval:` and the name of a task, which stays text."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Leave tasks of lm-eval to lm-eval."""
+        return value if str(value).startswith("lm-eval:") else super().convert(value, param, ctx)
+
+
 class RenamedChoice(click.Choice[str]):
     """A choice that refuses a renamed value with its new name.
 
@@ -69,7 +80,7 @@ def count_option(*names: str, help: str, default: int | None = None, least: int 
     )
 
 
-def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
+def answering_options(*, benchmark: str, out: str, has_tasks: bool = False) -> Callable[[F], F]:
     """Add the options for benchmarks, generation and the output directory.
 
     The command receives `paths`, `kind`, `compat`, `out`, `device`, `batch_size`, `max_new_tokens`, `trust_remote_code` and
@@ -78,16 +89,18 @@ def answering_options(*, benchmark: str, out: str) -> Callable[[F], F]:
     Args:
         benchmark: Kind of one benchmark file for the help text, such as "JSONL file".
         out: Content of the output directory for the help text.
+        has_tasks: Whether `lm-eval:TASK` is accepted as a benchmark; such entries of `paths` are texts.
     """
     options = (
         click.option(
             "-b",
             "--benchmark",
             "paths",
-            type=click.Path(exists=True, path_type=Path),
+            type=BenchmarkPath() if has_tasks else click.Path(exists=True, path_type=Path),
             multiple=True,
             required=True,
-            help=f"{benchmark}, or a directory of such files; may be repeated. docs/guides/evaluate.md has the formats.",
+            help=f"{benchmark}, or a directory of such files{', or lm-eval:TASK' * has_tasks}; may be repeated. "
+            "docs/guides/evaluate.md has the formats.",
         ),
         click.option(
             "--kind",

@@ -6,8 +6,9 @@ whether they are right.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -27,10 +28,17 @@ REPORT_NAME = "report.json"
 CACHE_NAME = "predictions.jsonl"
 
 
-def write_evaluation(out: Path, evaluation: Evaluation, benchmarks: Sequence[Benchmark], predictor: Predictor) -> None:
-    """Write `report.json` and `NAME.html` of every benchmark."""
+def write_evaluation(
+    out: Path,
+    document: Mapping[str, Any],
+    evaluation: Evaluation | None,
+    benchmarks: Sequence[Benchmark],
+    predictor: Predictor,
+) -> None:
+    """Write `report.json`, which has `document` and the model's fingerprint, and `NAME.html` of every benchmark."""
     start = 0
-    for benchmark in benchmarks:
+    for benchmark in benchmarks if evaluation else ():
+        assert evaluation is not None
         stop = start + len(benchmark.items)
         write_page(
             out / f"{benchmark.name}.html",
@@ -39,8 +47,8 @@ def write_evaluation(out: Path, evaluation: Evaluation, benchmarks: Sequence[Ben
             scores=evaluation.item_scores[start:stop],
         )
         start = stop
-    document = {"model": str(predictor.directory), "fingerprint": predictor.fingerprint, **evaluation.report()}
-    write_whole(out / REPORT_NAME, json.dumps(document, indent=2) + "\n")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / REPORT_NAME, json.dumps({**document, "fingerprint": predictor.fingerprint}, indent=2) + "\n")
 
 
 def write_page(path: Path, *, name: str, predictions: Sequence[Prediction], scores: Sequence[float]) -> None:

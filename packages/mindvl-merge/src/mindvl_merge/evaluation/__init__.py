@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .benchmark import Benchmark, EmbeddedImage, Item
     from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front, scores_over_grid
     from .endpoint import Endpoint, EndpointConfig
+    from .harness import PREFIX, run_tasks
     from .metrics import METRICS, aggregate, find_metric, score
     from .predict import PredictConfig, Prediction, Predictor
     from .readers import load_benchmarks
@@ -25,6 +26,7 @@ _MODULES = {
     "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
     "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front", "scores_over_grid"),
     "endpoint": ("Endpoint", "EndpointConfig"),
+    "harness": ("PREFIX", "run_tasks"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
     "predict": ("PredictConfig", "Prediction", "Predictor"),
     "readers": ("load_benchmarks",),
@@ -37,6 +39,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "METRICS",
+    "PREFIX",
     "Benchmark",
     "Box",
     "Cell",
@@ -64,6 +67,7 @@ __all__ = [
     "find_metric",
     "load_benchmarks",
     "pareto_front",
+    "run_tasks",
     "score",
     "scores_over_grid",
     "search_model",
