@@ -31,6 +31,9 @@ STEP_MODULES: tuple[str, ...] = (
     "duplicates.exact",
     "duplicates.minhash",
     "duplicates.perceptual",
+    "garbled_text",
+    "text_filters",
+    "text_rules",
 )
 
 T = TypeVar("T")
