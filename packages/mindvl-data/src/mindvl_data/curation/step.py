@@ -27,6 +27,7 @@ from mindvl_data.errors import DataError
 
 # Modules that register steps when they are imported; a module imports libraries of an extra inside its functions only.
 STEP_MODULES: tuple[str, ...] = (
+    "contamination.decontaminate",
     "documents",
     "duplicates.exact",
     "duplicates.minhash",

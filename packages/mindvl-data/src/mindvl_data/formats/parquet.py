@@ -41,9 +41,7 @@ def read_parquet(path: Path, image_root: Path | None) -> Records:
         DataError: pyarrow is not installed, or a file is not a parquet file.
     """
     parquet = _library()
-    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not paths or not path.exists():
-        raise DataError(f"{path}: no parquet file found. Specify a .parquet file or a directory of them.")
+    paths = parquet_files(path)
     total = 0
     for file in paths:
         try:
@@ -51,7 +49,15 @@ def read_parquet(path: Path, image_root: Path | None) -> Records:
         except (ValueError, OSError) as error:  # the base classes of pyarrow's errors
             raise DataError(f"{file}: not a parquet file ({error}). Correct or remove the file.") from error
     root = image_root or (path if path.is_dir() else path.parent)
-    return Records(total=total, records=each_row(_rows(parquet, paths), partial(_record, root)))
+    return Records(total=total, records=each_row(parquet_rows(paths), partial(_record, root)))
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """The file, or the files of the directory in name order."""
+    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not paths or not path.exists():
+        raise DataError(f"{path}: no parquet file found. Specify a .parquet file or a directory of them.")
+    return paths
 
 
 def _library() -> Any:
@@ -62,8 +68,9 @@ def _library() -> Any:
     return pyarrow.parquet
 
 
-def _rows(parquet: Any, paths: list[Path]) -> Iterator[Row]:
+def parquet_rows(paths: list[Path]) -> Iterator[Row]:
     """Yield each row with its media columns collected, by kind, under the empty name, which no column can have."""
+    parquet = _library()
     for path in paths:
         number = 0
         try:
@@ -93,7 +100,7 @@ def _media_kind(field: Any) -> str | None:
 
 
 def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
-    media = {kind: _flat(values, root, origin) for kind, values in row[""].items()}
+    media = {kind: flat_media(values, root, origin) for kind, values in row[""].items()}
     images, videos = media.get("image", ()), media.get("video", ())
     texts = {name: _parsed(value) if name in _USED else value for name, value in row.items() if name}
     body = to_record(texts, ["image"] * len(images) + ["video"] * len(videos))
@@ -108,13 +115,14 @@ def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
     return SourceRecord(body=body, media=media_in_order(body, images, videos, origin), origin=origin)
 
 
-def _flat(values: list[Any], root: Path, origin: Origin) -> tuple[Path | bytes, ...]:
+def flat_media(values: list[Any], root: Path, origin: Origin) -> tuple[Path | bytes, ...]:
+    """The media of a row, in which columns may hold bytes, names, structs of them, or lists."""
     found: list[Path | bytes] = []
     for value in values:
         if isinstance(value, list):
-            found += _flat(value, root, origin)
+            found += flat_media(value, root, origin)
         elif isinstance(value, dict):
-            found += _flat([value["path"] if value.get("bytes") is None else value["bytes"]], root, origin)
+            found += flat_media([value["path"] if value.get("bytes") is None else value["bytes"]], root, origin)
         elif isinstance(value, bytes):
             found.append(value)
         else:

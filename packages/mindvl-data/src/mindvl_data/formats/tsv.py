@@ -39,29 +39,32 @@ def read_tsv(path: Path, image_root: Path | None) -> Records:
     """Read a table; names in `image_path` are relative to `image_root` or else to the directory of the file."""
     if not path.is_file():
         raise DataError(f"{path}: the file does not exist. Specify a VLMEvalKit table.")
-    total = 0
-    referenced: set[str] = set()
-    for row in _rows(path):
-        total += 1
-        images = [] if isinstance(row, RecordError) else _listed(row[1].get("image", ""))
-        referenced |= {name for name in images if len(name) <= MAX_REFERENCE}
-    reader = _TableReader(path.parent if image_root is None else image_root, referenced)
-    return Records(total=total, records=reader.records(path))
+    reader = TableReader(path, image_root)
+    return Records(total=reader.num_rows, records=reader.records(path))
 
 
-class _TableReader:
-    """Converts rows, and keeps the images that later rows refer to."""
+class TableReader:
+    """Converts rows, and keeps the images that later rows refer to.
 
-    def __init__(self, root: Path, referenced: set[str]) -> None:
-        self._root = root
-        self._referenced = referenced
+    Attributes:
+        num_rows: Rows of the table, including invalid ones.
+    """
+
+    def __init__(self, path: Path, image_root: Path | None) -> None:
+        self._root = path.parent if image_root is None else image_root
+        self._referenced: set[str] = set()
+        self.num_rows = 0
+        for row in table_rows(path):
+            self.num_rows += 1
+            images = [] if isinstance(row, RecordError) else _listed(row[1].get("image", ""))
+            self._referenced |= {name for name in images if len(name) <= MAX_REFERENCE}
         self._images: dict[str, tuple[bytes, ...]] = {}
 
     def records(self, path: Path) -> Iterator[Item]:
-        return each_row(_rows(path), self._record)
+        return each_row(table_rows(path), self._record)
 
     def _record(self, origin: Origin, row: dict[str, Any]) -> SourceRecord:
-        media = self._media(origin, row)
+        media = self.media(origin, row)
         options = {letter: row[letter] for letter in string.ascii_uppercase if row.get(letter)}
         question, answer = row.get("question", ""), row.get("answer", "")
         if not question or not answer:
@@ -77,7 +80,8 @@ class _TableReader:
         rest = {"id": row.get("index") or None, **{name: value for name, value in row.items() if value}}
         return SourceRecord(body={"messages": messages, **extras(rest, _USED)}, media=media, origin=origin)
 
-    def _media(self, origin: Origin, row: dict[str, Any]) -> tuple[Path | bytes, ...]:
+    def media(self, origin: Origin, row: dict[str, Any]) -> tuple[Path | bytes, ...]:
+        """The images of a row; rows must be given in order, because a row may refer to an earlier one."""
         names = _listed(row.get("image", ""))
         if not names:
             return media_paths(_listed(row.get("image_path", "")), self._root, origin)
@@ -96,7 +100,8 @@ class _TableReader:
         return tuple(images)
 
 
-def _rows(path: Path) -> Iterator[Row | RecordError]:
+def table_rows(path: Path) -> Iterator[Row | RecordError]:
+    """Each row as a dictionary by column."""
     csv.field_size_limit(1 << 30)  # the default limit is less than one image
     with open_source(path) as file:
         lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter="\t")
