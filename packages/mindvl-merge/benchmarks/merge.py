@@ -121,11 +121,13 @@ def measure(directory: Path, *, rounds: int, layers: int) -> list[Figure]:
 
 def run(command: list[str]) -> tuple[float, float]:
     """Processor seconds and maximum resident bytes of a process."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONWARNINGS": "ignore"})
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[0]}: ended with exit code {process.returncode}. Read its output above.")
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise SystemExit(f"{command[0]}: exit code {process.returncode}: {output.read().decode()[-2000:]}")
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * (1024 if sys.platform != "darwin" else 1)
 
 

@@ -143,24 +143,26 @@ QUICK = replace(
     tokenizer_samples=500,
 )
 
-# Shorter backbones than in the demo, so that five repetitions take less than an hour of two cores. The learning rate of SFT is
-# higher and the image budgets differ more: a page of a document has 16 to 80 visual tokens, so that only the longest run sees
-# all of them at full size.
+# Shorter than the demo, and one process and one thread without waiting for each other, so that five repetitions take less than
+# an hour beside other programs. The learning rate of SFT is higher and the image budgets differ more: a page of a document has
+# 16 to 80 visual tokens, so that only the longest run sees all of them at full size.
 _STUDY_MULTITASK = {"read": 0.40, "document": 0.30, "count": 0.05, "compare": 0.05, "text": 0.20}
 _STUDY_SFT = {"read": 0.20, "document": 0.22, "count": 0.04, "compare": 0.04, "text": 0.50}
 
 STUDY = replace(
     FULL,
     sources={
-        "captions": replace(FULL.sources["captions"], num_samples=3000),
-        "read": replace(FULL.sources["read"], num_samples=14000),
-        "count": replace(FULL.sources["count"], num_samples=2000),
-        "compare": replace(FULL.sources["compare"], num_samples=2000),
-        "text": FULL.sources["text"],
-        "document": SourceSettings(shares={"document": 1}, num_samples=12000),
+        "captions": replace(FULL.sources["captions"], num_samples=1500),
+        "read": replace(FULL.sources["read"], num_samples=8000),
+        "count": replace(FULL.sources["count"], num_samples=1000),
+        "compare": replace(FULL.sources["compare"], num_samples=1000),
+        "text": replace(FULL.sources["text"], num_samples=8000),
+        "document": SourceSettings(shares={"document": 1}, num_samples=6000),
     },
-    vision_backbone=replace(FULL.vision_backbone, num_images=16000, steps=900),
-    multitask=replace(FULL.multitask, weights=_STUDY_MULTITASK, steps=700),
+    vision_backbone=replace(FULL.vision_backbone, num_images=12000, steps=600),
+    language_backbone=replace(FULL.language_backbone, steps=300),
+    warmup=replace(FULL.warmup, steps=80),
+    multitask=replace(FULL.multitask, weights=_STUDY_MULTITASK, steps=500, num_processes=1),
     sft=tuple(
         PhaseSettings(
             weights=_STUDY_SFT,
@@ -170,12 +172,13 @@ STUDY = replace(
             seq_length=length,
             max_pixels=pixels,
             global_batch_size=packs,
+            num_processes=1,
         )
-        for length, pixels, packs in ((256, 16, 8), (512, 36, 4), (1024, 96, 2))
+        for length, pixels, packs in ((256, 16, 4), (512, 36, 2), (1024, 96, 1))
     ),
     grid_min=(1, 8, 16, 32),
     grid_max=(12, 24, 36, 48, 72, 108),
-    validation_items=60,
-    test_items=150,
-    threads=1,  # two threads that wait for each other waste most of their time when other programs run
+    validation_items=50,
+    test_items=120,
+    threads=1,
 )
