@@ -33,6 +33,7 @@ STEP_MODULES: tuple[str, ...] = (
     "duplicates.minhash",
     "duplicates.perceptual",
     "garbled_text",
+    "image_rules",
     "text_filters",
     "text_rules",
 )
