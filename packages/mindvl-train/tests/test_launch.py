@@ -67,6 +67,13 @@ def test_a_process_that_fails_is_named_with_its_exit_code_and_the_others_end() -
 
 
 @pytest.mark.multi
+def test_a_process_that_a_signal_ended_is_named_with_the_signal() -> None:
+    fails = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(ProcessError, match=r"rank 0: process was ended by SIGKILL, perhaps because .* \(1 processes\)"):
+        launch([sys.executable, "-c", fails], 1, threads_per_process=1)
+
+
+@pytest.mark.multi
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)],

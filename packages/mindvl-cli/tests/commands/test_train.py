@@ -93,6 +93,23 @@ def test_changed_data_are_accepted_by_user_and_host_only_when_asked(
     assert given["accept_data_change"] == (f"{getpass.getuser()}@{socket.gethostname()}" if who else None)
 
 
+@pytest.mark.parametrize("start", [0, 40])
+def test_a_resumed_run_announces_its_step_and_a_new_one_does_not(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    import mindvl_train
+
+    def one_step(config: object, *, on_step: Any, **options: object) -> None:
+        on_step(start + 1, None)
+        raise SystemExit(3)
+
+    monkeypatch.setattr(mindvl_train, "run_training", one_step)
+    result = CliRunner().invoke(train, [str(recipe), "schedule.steps=50"])
+    assert result.exit_code == 3
+    assert ("resumed at step 40 of 50; the logs are in " in result.stderr) == bool(start)
+    assert ("resumed" in result.stderr) == bool(start)
+
+
 SHORT = ["schedule.steps=2", "checkpoints.every_steps=1", "metrics.tensorboard=false", "data.num_threads=0"]
 
 

@@ -7,6 +7,7 @@ in the calling process, and kills ranks that need more than 30 seconds to save.
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -138,10 +139,19 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
             # Other ranks fail as a consequence: report the rank that was stuck or killed first.
             rank = min(failed, key=lambda rank: (failed[rank] != STUCK, failed[rank] > 0))
             raise ProcessError(
-                f"rank {rank}: process ended with exit code {failed[rank]} ({len(processes)} processes). Fix the error "
-                "in its message above and start again; the run resumes from its last checkpoint.",
+                f"rank {rank}: process {_ended(failed[rank])} ({len(processes)} processes). "
+                f"{'Fix the error in its message above' if failed[rank] > 0 else 'Find the sender in the system log'} "
+                "and start again; the run resumes from its last checkpoint.",
                 failed[rank],
             )
         if all(code == 0 for code in codes):
             return
         time.sleep(_POLL_S)
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+    cause = ", perhaps because the machine had no memory left" if -exit_code == signal.SIGKILL else ""
+    return f"was ended by {name}{cause}"

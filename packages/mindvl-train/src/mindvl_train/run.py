@@ -23,6 +23,7 @@ from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.claim import claimed
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.faults.lost_rank import lost_ranks_named
 from mindvl_train.faults.watchdog import Watchdog
 from mindvl_train.launch import local_rank_and_size, world_size
 from mindvl_train.reading import start_timeout
@@ -95,6 +96,7 @@ def run_training(
         process_groups(
             accelerator, config.seed, run.parallel, timeout=start_timeout(run, ranks_per_machine=local_size)
         ) as ranks,
+        lost_ranks_named(config.out, rank=ranks.rank),
         _claimed(config.out, ranks),
         Watchdog(
             config.out,
@@ -125,8 +127,7 @@ def run_training(
                 last = train(
                     run, state, metrics, ranks, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_requested
                 )
-            stopped = any_rank(stop_requested(), ranks.device)
-            return _result(config, state, source, last, stopped)
+            return _result(config, state, source, last, any_rank(stop_requested(), ranks.device))
         finally:
             source.close()
             release(state.models)

@@ -230,6 +230,10 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
             if done is None or bar is None:  # only now are the checks of the run done and its first step known
                 write_whole(config.out / "recipe.yaml", to_yaml(config))
                 done, steps = step, config.schedule.steps
+                if done > 1:  # the first call follows the first step
+                    click.echo(
+                        f"resumed at step {done - 1} of {steps}; the logs are in {config.out / 'logs'}", err=True
+                    )
                 bar = stack.enter_context(progress(f"train {config.phase}", total=steps, unit="steps", done=done))
             bar(step - done, note=None if loss is None else f"loss {loss:.3f}")
             done = step
