@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindvl_cli.commands.eval import evaluate
-from mindvl_merge.evaluation import Predictor
+from mindvl_merge.evaluation import Endpoint, Predictor
 
 
 @pytest.fixture
@@ -66,6 +66,27 @@ def test_a_benchmark_that_needs_a_judge_is_refused_before_a_question_is_asked(mo
     arguments = [str(model), "-b", str(tmp_path / "vet.tsv"), "--kind", "mmvet"]
     result = CliRunner().invoke(evaluate, arguments)
     assert "mmvet needs a judge" in str(result.exception)
+
+
+def test_the_judge_its_prompts_and_its_replies_are_kept_with_the_scores(model, tmp_path, monkeypatch):
+    replies = {"first": "A", "second": "<b>?"}
+    monkeypatch.setattr(
+        Endpoint, "ask", lambda self, messages, **_: next(r for q, r in replies.items() if q in messages[0]["content"])
+    )
+    rows = [{"question": question, "answer": "x", "metric": "simpleqa"} for question in replies]
+    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    judge = ["--judge", "http://localhost:1/v1", "--judge-model", "grader"]
+    out = tmp_path / "out"
+    arguments = [str(model), "-b", str(tmp_path / "facts.jsonl"), *judge, "--out", str(out)]
+    result = CliRunner().invoke(evaluate, arguments, catch_exceptions=False)
+    assert "facts: 1 items have no valid judgement and score 0" in result.stderr
+    kept = [json.loads(line) for line in (out / "judged.jsonl").read_text().splitlines()]
+    assert [(row["score"], row["is_failed"], row["judge"]["model"]) for row in kept] == [
+        (1.0, False, "grader"), (0.0, True, "grader"),
+    ]  # fmt: skip
+    assert "Question: first" in kept[0]["judgements"][0]["prompt"]
+    page = (out / "facts.html").read_text()
+    assert all(text in page for text in ("grader at http://localhost:1/v1", "judgement failed", "&lt;b&gt;?"))
 
 
 @pytest.fixture(scope="module")

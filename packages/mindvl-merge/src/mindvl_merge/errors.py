@@ -20,3 +20,7 @@ class EvaluationError(MergeError):
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class RequestRefusedError(EvaluationError):
+    """An endpoint refuses one request, for example because its prompt is too long; others may succeed."""

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from mindvl_merge.errors import EvaluationError
+from mindvl_merge.errors import EvaluationError, RequestRefusedError
 from mindvl_merge.evaluation import METRICS, find_metric, score
 from mindvl_merge.evaluation.metrics.exam import _instruction
-from mindvl_merge.evaluation.metrics.judged import Judgement, ask, read_grade, read_verdict
+from mindvl_merge.evaluation.metrics.judged import Judgement, ask, judge_item, read_grade, read_verdict
 
 ANIMALS = {"A": "cat", "B": "dog", "C": "bird", "D": "red car"}
 FORMULA = {"category": "Handwritten Mathematical Expression Recognition"}
@@ -202,6 +202,49 @@ def test_two_replies_are_compared_in_both_orders():
     assert read_verdict("[[A>B]] or [[B>A]]") is None
 
 
+def test_a_strong_verdict_counts_for_three_games():
+    def judge(prompt):
+        return "[[A>>B]]" if prompt.index("bye") < prompt.index("hello") else "[[A>B]]"
+
+    found = judge_item("arena_hard", "bye", ["hello"], "strict", judge=judge)
+    assert (found.score, found.fields) == (3 / 4, {"weight": 4})  # three games won, one lost
+    lost = judge_item("arena_hard", "bye", ["hello"], "strict", judge=lambda prompt: "[[A>>B]] no [[B>A]]")
+    assert (lost.score, lost.fields, lost.is_failed) == (0.0, {"weight": 2}, True)
+
+
+def test_a_refused_prompt_is_a_failed_judgement_and_other_errors_stop():
+    def refuses(prompt):
+        raise RequestRefusedError("http://x/v1: refuses the request (HTTP 400: too long).")
+
+    found = judge_item("mmvet", "x", ["y"], "strict", judge=refuses)
+    assert (found.score, found.is_failed, found.judgements[0].reply) == (
+        0.0, True, "http://x/v1: refuses the request (HTTP 400: too long).",
+    )  # fmt: skip
+
+    def fails(prompt):
+        raise EvaluationError("http://x/v1: no answer after 6 tries.")
+
+    with pytest.raises(EvaluationError, match="no answer after 6 tries"):
+        judge_item("mmvet", "x", ["y"], "strict", judge=fails)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("A", (1, True)),
+        ("B", (0, True)),
+        ("C", (0, False)),
+        ("Correct: A", (1, True)),
+        ("A: CORRECT", (1, True)),
+        ("?", (0, True)),
+    ],
+)
+def test_the_letter_of_a_judge_stands_alone(reply, expected):
+    found = judge_item("simpleqa", "x", ["y"], "strict", judge=lambda prompt: reply)
+    assert (found.score, found.fields["attempted"]) == expected
+    assert found.is_failed == (reply == "?")
+
+
 def test_metrics_load_neither_torch_nor_numpy():
     code = (
         "import sys; from mindvl_merge.evaluation import score; score('anls', 'a', 'b'); score('mcq', 'A', 'A');"
@@ -211,7 +254,8 @@ def test_metrics_load_neither_torch_nor_numpy():
 
 
 def test_ifeval_counts_the_instructions_that_are_followed():
-    pytest.importorskip("lm_eval")
+    for name in ("lm_eval", "langdetect", "immutabledict"):
+        pytest.importorskip(name)
     assert _instruction("punctuation:no_comma") is not None
     options = {
         "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],

@@ -10,6 +10,7 @@ import pytest
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import Item, find_metric, load_benchmarks, score
+from mindvl_merge.evaluation.benchmark import IMAGE_MARK
 from mindvl_merge.evaluation.readers import recognize
 
 
@@ -322,3 +323,55 @@ def test_files_are_recognized_by_content(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"x" * 50)
     with pytest.raises(EvaluationError, match=r"bad\.parquet: cannot be read as parquet"):
         load_benchmarks(tmp_path / "bad.parquet")
+
+
+ARENA = {
+    "v0.1": (
+        {"question_id": "q1", "category": "arena-hard-v0.1", "cluster": "c", "turns": [{"content": "Write <image>."}]},
+        {
+            "question_id": "q1",
+            "model_id": "m",
+            "choices": [{"index": 0, "turns": [{"content": "base", "token_len": 1}]}],
+        },
+    ),
+    "v2.0": (
+        {"uid": "q1", "category": "hard_prompt", "subcategory": "coding", "prompt": "Write <image>."},
+        {
+            "uid": "q1",
+            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": {"answer": "base"}}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("version", ARENA)
+def test_questions_of_arena_hard_are_joined_with_the_replies_of_the_baseline(version, tmp_path):
+    question, reply = ARENA[version]
+    (tmp_path / "question.jsonl").write_text(json.dumps(question) + "\n")
+    (tmp_path / "gpt.jsonl").write_text(json.dumps(reply) + "\n")
+    (benchmark,) = load_benchmarks(tmp_path / "question.jsonl", baseline=tmp_path / "gpt.jsonl")
+    (item,) = benchmark.items
+    assert (benchmark.kind, item.id, item.metric, item.references) == ("arena_hard", "q1", "arena_hard", "base")
+    assert item.options["question"] == "Write <image>."
+    assert IMAGE_MARK not in item.question  # the text names no image
+
+
+def test_arena_hard_without_a_baseline_or_a_reply_is_refused(tmp_path):
+    question, reply = ARENA["v0.1"]
+    path, baseline = tmp_path / "question.jsonl", tmp_path / "gpt.jsonl"
+    path.write_text(
+        json.dumps(question) + "\n" + json.dumps(question) + "\n" + json.dumps({**question, "question_id": "q2"})
+    )
+    with pytest.raises(EvaluationError, match="Give its replies with --baseline FILE"):
+        load_benchmarks(path)
+    baseline.write_text(json.dumps(reply) + "\n{}\nno json")
+    with pytest.raises(EvaluationError) as caught:
+        load_benchmarks(path, baseline=baseline)
+    expected = [
+        "is not a reply of Arena",
+        "is not valid JSON",
+        "id 'q1' is used twice",
+        f"{baseline} has no reply to 'q2'",
+    ]
+    for problem, text in zip(caught.value.problems, expected, strict=True):
+        assert text in problem

@@ -60,3 +60,30 @@ def test_a_benchmark_of_a_known_kind_is_one_task():
     result = evaluate(WidthPredictor(), [Benchmark(name="DocVQA", items=items, kind="docvqa")])
     assert result.metrics == {"DocVQA": {"overall": 100.0}}
     assert result.scores.by_task["DocVQA"].score == 1.0
+
+
+def test_judgements_are_kept_with_the_scores_and_failed_ones_are_counted():
+    items = tuple(
+        Item(id=str(number), task="t", images=(), question=f"q{number}", answer="3", metric="simpleqa", references="3")
+        for number in range(4)
+    )
+    replies = {"q0": "A", "q1": "C", "q2": "nonsense", "q3": "B"}
+
+    def judge(prompt):
+        return next(reply for question, reply in replies.items() if f"Question: {question}" in prompt)
+
+    result = evaluate(
+        WidthPredictor(), [Benchmark(name="facts", items=items, kind="simpleqa")], judge=judge, num_judge_workers=3
+    )
+    assert result.item_scores == (1.0, 0.0, 0.0, 0.0)
+    assert result.report()["failed_judgements"] == {"facts": 1}
+    assert [one.judgements[0].reply for one in result.judged] == ["A", "C", "nonsense", "B"]
+    assert "Answer: 3" in result.judged[0].judgements[0].prompt
+    assert result.metrics["facts"]["not attempted"] == 25.0
+    assert result.metrics["facts"]["F-score"] == pytest.approx(100 * 2 * 0.25 * (1 / 3) / (0.25 + 1 / 3))
+
+
+def test_a_search_on_a_benchmark_with_a_judge_is_refused():
+    item = Item(id="1", task="t", images=(), question="?", answer="a", metric="mmvet")
+    with pytest.raises(EvaluationError, match="mmvet: the search cannot use a judge"):
+        search_model(WidthPredictor(), [item], ResolutionGrid.paper())

@@ -11,7 +11,7 @@ from mindvl_cli.commands.options import answering_options, count_option
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
-    from mindvl_merge.evaluation import Evaluation, Predictor
+    from mindvl_merge.evaluation import Benchmark, Evaluation, Predictor
 
 JUDGE_NAME = "judgements.jsonl"  # replies of the judge
 TASKS_NAME = "lm_eval"  # start of the name of lm-eval's file of answers
@@ -33,6 +33,10 @@ TASKS_NAME = "lm_eval"  # start of the name of lm-eval's file of answers
 )
 @click.option("--judge-model", help="Name of the judge model at --judge.")
 @click.option(
+    "--baseline", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replies of the baseline model of Arena-Hard, as a JSONL file of that benchmark.",
+)  # fmt: skip
+@click.option(
     "--num-workers",
     type=click.IntRange(min=1),
     default=8,
@@ -53,6 +57,7 @@ def evaluate(
     endpoint: str | None,
     judge: str | None,
     judge_model: str | None,
+    baseline: Path | None,
     num_workers: int,
     api_key: str | None,
     device: str,
@@ -74,14 +79,7 @@ def evaluate(
         raise click.UsageError(
             f"--endpoint: cannot run {evaluation.PREFIX}{tasks[0]}. Give a model directory, or use lm-eval's own command."
         )
-    benchmarks = [
-        benchmark
-        for path in paths
-        if isinstance(path, Path)
-        for benchmark in evaluation.load_benchmarks(path, kind=kind, compat=compat)
-    ]
-    for note in (note for benchmark in benchmarks for note in benchmark.notes):
-        click.echo(note, err=True)
+    benchmarks = _benchmarks(paths, kind=kind, compat=compat, baseline=baseline)
     config = evaluation.PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     cache = out / CACHE_NAME if out else None
     asked: dict[str, Any] = {"num_workers": num_workers, "api_key": api_key}
@@ -90,8 +88,8 @@ def evaluate(
         raise click.UsageError("--judge and --judge-model: are only used together. Give both or none.")
     judging = None
     if judge and judge_model:
-        at = evaluation.EndpointConfig(url=judge, model=judge_model, **asked)
-        judging = evaluation.endpoint_judge(at, cache=out / JUDGE_NAME if out else None)
+        judge_at = evaluation.EndpointConfig(url=judge, model=judge_model, **asked)
+        judging = evaluation.endpoint_judge(judge_at, cache=out / JUDGE_NAME if out else None)
     result = None
     if benchmarks:
         with reported_progress("eval", unit="answers") as report:
@@ -102,11 +100,17 @@ def evaluate(
                 max_pixels=max_pixels,
                 compat=compat,
                 judge=judging,
+                num_judge_workers=num_workers,
                 progress=report,
             )
     kept = out / TASKS_NAME if out else None
     figures = {f"{evaluation.PREFIX}{name}": evaluation.run_tasks(predictor, name, cache=kept) for name in tasks}
-    document = {"model": str(model), **(result.report() if result else {}), **({"lm_eval": figures} if tasks else {})}
+    document = {
+        "model": str(model),
+        **(result.report() if result else {}),
+        **({"judge": {"url": judge, "model": judge_model}} if judge else {}),
+        **({"lm_eval": figures} if tasks else {}),
+    }
     if out:
         write_evaluation(out, document, result, benchmarks, predictor)
     if as_json:
@@ -118,6 +122,16 @@ def evaluate(
         _print_tasks(figures)
     if out:
         click.echo(f"wrote {out / REPORT_NAME} and {len(benchmarks)} pages", err=True)
+
+
+def _benchmarks(paths: tuple[Path | str, ...], **options: Any) -> "list[Benchmark]":
+    """The benchmarks of files, with a line about how each was recognized."""
+    from mindvl_merge.evaluation import load_benchmarks
+
+    found = [one for path in paths if isinstance(path, Path) for one in load_benchmarks(path, **options)]
+    for note in (note for benchmark in found for note in benchmark.notes):
+        click.echo(note, err=True)
+    return found
 
 
 def _predictor(model: Path, endpoint: str | None, asked: dict[str, Any], **settings: Any) -> "Predictor":
@@ -142,6 +156,9 @@ def _print_scores(result: "Evaluation") -> None:
         table.add_row(task, f"{100 * score.score:.1f}", str(score.num_items))
     table.add_row("overall", f"{100 * result.scores.overall:.1f}", str(len(result.predictions)), style="bold")
     Console(markup=False).print(table)
+    for name, count in result.failed_judgements.items():
+        if count:
+            click.echo(f"{name}: {count} items have no valid judgement and score 0", err=True)
 
 
 def _print_tasks(figures: dict[str, dict[str, dict[str, float]]]) -> None:

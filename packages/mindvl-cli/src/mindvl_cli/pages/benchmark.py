@@ -7,6 +7,7 @@ whether they are right.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mindvl_cli.whole_file import write_whole
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Benchmark
 from mindvl_merge.evaluation.grounding import find_points
 from mindvl_merge.evaluation.images import open_image
+from mindvl_merge.evaluation.metrics.judged import Judged
 from mindvl_merge.evaluation.predict import Prediction, Predictor
 from mindvl_merge.evaluation.run import Evaluation
 
@@ -25,6 +27,7 @@ MAX_ITEMS = 60
 MAX_SIDE = 320  # pixels of an embedded image
 
 REPORT_NAME = "report.json"
+JUDGED_NAME = "judged.jsonl"  # items with the prompts and the replies of the judge
 CACHE_NAME = "predictions.jsonl"
 
 
@@ -35,7 +38,10 @@ def write_evaluation(
     benchmarks: Sequence[Benchmark],
     predictor: Predictor,
 ) -> None:
-    """Write `report.json`, which has `document` and the model's fingerprint, and `NAME.html` of every benchmark."""
+    """Write `report.json`, which has `document` and the model's fingerprint, and `NAME.html` of every benchmark.
+
+    If a judge was asked, `judged.jsonl` has its prompts and replies with the score of each item.
+    """
     start = 0
     for benchmark in benchmarks if evaluation else ():
         assert evaluation is not None
@@ -45,14 +51,51 @@ def write_evaluation(
             name=benchmark.name,
             predictions=evaluation.predictions[start:stop],
             scores=evaluation.item_scores[start:stop],
+            judged=evaluation.judged[start:stop],
+            judge=f"{document['judge']['model']} at {document['judge']['url']}" if "judge" in document else "",
         )
         start = stop
+    if evaluation and any(evaluation.judged):
+        _write_judged(out / JUDGED_NAME, document, evaluation, benchmarks)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / REPORT_NAME, json.dumps({**document, "fingerprint": predictor.fingerprint}, indent=2) + "\n")
 
 
-def write_page(path: Path, *, name: str, predictions: Sequence[Prediction], scores: Sequence[float]) -> None:
-    """Write the page of one benchmark; at most `MAX_ITEMS` items are shown."""
+def _write_judged(
+    path: Path, document: Mapping[str, Any], evaluation: Evaluation, benchmarks: Sequence[Benchmark]
+) -> None:
+    names = [benchmark.name for benchmark in benchmarks for _ in benchmark.items]
+    rows = [
+        {
+            "benchmark": name,
+            "id": prediction.item.id,
+            "answer": prediction.answer,
+            "score": judged.score,
+            "is_failed": judged.is_failed,
+            "judge": document.get("judge"),
+            "judgements": [asdict(one) for one in judged.judgements],
+        }
+        for name, prediction, judged in zip(names, evaluation.predictions, evaluation.judged, strict=True)
+        if judged
+    ]
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_page(
+    path: Path,
+    *,
+    name: str,
+    predictions: Sequence[Prediction],
+    scores: Sequence[float],
+    judged: Sequence[Judged | None] = (),
+    judge: str = "",
+) -> None:
+    """Write the page of one benchmark; at most `MAX_ITEMS` items are shown.
+
+    Args:
+        judged: Of each prediction, the judgements that its score follows from.
+        judge: Model and server of the judge, for the page.
+    """
     groups: dict[str, list[float]] = {}
     for prediction, score in zip(predictions, scores, strict=True):
         groups.setdefault(prediction.item.task, []).append(score)
@@ -61,7 +104,12 @@ def write_page(path: Path, *, name: str, predictions: Sequence[Prediction], scor
         title=name,
         tasks=[(task, f"{sum(values) / len(values):.1%}", len(values)) for task, values in groups.items()],
         num_items=len(predictions),
-        items=[_item(predictions[place], scores[place]) for place in even_choice(len(predictions), MAX_ITEMS)],
+        judge=judge if any(judged) else "",
+        num_failed=sum(one.is_failed for one in judged if one),
+        items=[
+            {**_item(predictions[place], scores[place]), "judged": judged[place] if judged else None}
+            for place in even_choice(len(predictions), MAX_ITEMS)
+        ],
     )
     write_whole(path, page)
 
@@ -82,6 +130,7 @@ def _item(prediction: Prediction, score: float) -> dict[str, object]:
         "id": item.id,
         "task": item.task,
         "is_right": bool(score),
+        "score": f"{score:g}",
         "images": [data_url(image) for image in images],
         "question": item.question.replace(IMAGE_MARK, "").strip(),
         "answer": prediction.answer,

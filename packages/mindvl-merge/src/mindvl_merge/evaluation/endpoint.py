@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from mindvl_merge.errors import EvaluationError
+from mindvl_merge.errors import EvaluationError, RequestRefusedError
 
 _MAX_REPLY_BYTES = 10_000_000
 _MAX_PAUSE_S = 60.0
 _MAY_PASS = (408, 409, 425, 429)  # besides 5xx
+_ABOUT_REQUEST = (400, 413, 422)  # codes that concern one request; others, such as 401, concern all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,8 @@ class Endpoint:
         """The reply to a conversation, by greedy decoding.
 
         Raises:
-            EvaluationError: The endpoint refuses the request, or does not answer after all tries.
+            RequestRefusedError: The endpoint refuses this request.
+            EvaluationError: The endpoint refuses all requests, or does not answer after all tries.
         """
         body = {
             "model": self.config.model, "messages": list(messages), "max_tokens": max_new_tokens, "temperature": 0.0,
@@ -81,7 +83,8 @@ class Endpoint:
             except urllib.error.HTTPError as error:
                 reason = f"HTTP {error.code}: {_shown(error.read(2000))}"
                 if error.code < 500 and error.code not in _MAY_PASS:
-                    raise EvaluationError(
+                    kind = RequestRefusedError if error.code in _ABOUT_REQUEST else EvaluationError
+                    raise kind(
                         f"{self.config.url}: refuses the request ({reason}). Check the model name, the key and the length of "
                         "the prompt."
                     ) from error

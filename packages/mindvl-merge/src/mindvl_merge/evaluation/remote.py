@@ -8,6 +8,7 @@ it arrives, so that none is asked for twice.
 import base64
 import hashlib
 import io
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,21 +125,24 @@ class RemotePredictor(Predictor):
 
 
 def endpoint_judge(config: EndpointConfig, *, cache: Path | None = None, max_new_tokens: int = 2048) -> Any:
-    """A judge at an endpoint, as the metrics call it: a function from prompt to reply.
+    """A judge at an endpoint, as the metrics call it: a function from prompt to reply, safe in several threads.
 
     The n-th time that one prompt is asked has its own entry in the cache, so that an unreadable reply can be asked for again,
     and a repeated evaluation asks for nothing twice.
     """
     endpoint, answers = Endpoint(config), AnswerCache(cache)
     counts: dict[str, int] = {}
+    lock = threading.Lock()
 
     def judge(prompt: str) -> str:
-        counts[prompt] = counts.get(prompt, 0) + 1
-        parts: Sequence[object] = (config.url, config.model, prompt, counts[prompt], max_new_tokens)
+        with lock:
+            counts[prompt] = counts.get(prompt, 0) + 1
+            parts: Sequence[object] = (config.url, config.model, prompt, counts[prompt], max_new_tokens)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         if key not in answers.answers:
-            message = {"role": "user", "content": prompt}
-            answers.add({key: endpoint.ask([message], max_new_tokens=max_new_tokens)})
+            reply = endpoint.ask([{"role": "user", "content": prompt}], max_new_tokens=max_new_tokens)
+            with lock:
+                answers.add({key: reply})
         return answers.answers[key]
 
     return judge

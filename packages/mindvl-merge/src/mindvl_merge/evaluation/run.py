@@ -5,6 +5,7 @@ Comes after benchmark.py and predict.py; the commands write reports and pages fr
 """
 
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from math import nan
 from statistics import fmean
@@ -14,7 +15,8 @@ from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import Benchmark, Item
 from mindvl_merge.evaluation.grounding import Scores, TaskScore, gather, score_answer
 from mindvl_merge.evaluation.metrics import aggregate, find_metric, score
-from mindvl_merge.evaluation.metrics.judged import Judge
+from mindvl_merge.evaluation.metrics.judged import Judge, Judged, judge_item
+from mindvl_merge.evaluation.metrics.options import read_compat, read_references
 from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
 from mindvl_merge.evaluation.resolution import UNIT_PIXELS, ResolutionGrid
 from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
@@ -33,6 +35,10 @@ class Evaluation:
     metrics: dict[str, dict[str, float]]  # by benchmark: scores from 0 to 100, or points, by name
     predictions: tuple[Prediction, ...]  # in the order of benchmarks and items
     item_scores: tuple[float, ...]  # of each prediction
+    judged: tuple[Judged | None, ...]  # of each prediction; None where no judge was asked
+    failed_judgements: dict[
+        str, int
+    ]  # by benchmark that needs a judge: its items without a valid judgement, which score 0
 
     def report(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -43,6 +49,7 @@ class Evaluation:
             **asdict(self.scores),
             "by_benchmark": {name: asdict(scores) for name, scores in self.by_benchmark.items()},
             "metrics": self.metrics,
+            **({"failed_judgements": self.failed_judgements} if self.failed_judgements else {}),
         }
 
 
@@ -54,6 +61,7 @@ def evaluate(
     max_pixels: int | None = None,
     compat: str = "vlmevalkit",
     judge: Judge | None = None,
+    num_judge_workers: int = 1,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer and score all items.
@@ -61,7 +69,8 @@ def evaluate(
     Args:
         min_pixels, max_pixels: Limits of the image area in pixels; None means those of the processor.
         compat: Project whose rules score the answers.
-        judge: Answers the prompts of the metrics that need a judge.
+        judge: Answers the prompts of the metrics that need a judge; called in several threads.
+        num_judge_workers: Number of these threads.
 
     Raises:
         EvaluationError: A benchmark needs a judge and there is none.
@@ -73,16 +82,24 @@ def evaluate(
     items = [item for benchmark in benchmarks for item in benchmark.items]
     questions = predictor.questions(items, min_pixels=min_pixels, max_pixels=max_pixels)
     predictions = predictor.predict(questions, progress=progress)
-    scores = [score_prediction(prediction, compat=compat, judge=judge) for prediction in predictions]
+    judged = _judge_all(predictions, compat, judge, num_judge_workers)
+    scores = [
+        score_prediction(prediction, compat=compat) if one is None else one.score
+        for prediction, one in zip(predictions, judged, strict=True)
+    ]
     by_benchmark: dict[str, Scores] = {}
     metrics: dict[str, dict[str, float]] = {}
+    failed: dict[str, int] = {}
     start = 0
     for benchmark in benchmarks:
         stop = start + len(benchmark.items)
         by_benchmark[benchmark.name] = gather(benchmark.items, scores[start:stop])
         if benchmark.kind is not None:
-            metrics[benchmark.name] = _aggregated(benchmark, benchmark.kind, scores[start:stop], compat)
-            by_benchmark[benchmark.name] = _as_task(benchmark, metrics[benchmark.name]["overall"])
+            found = _aggregated(benchmark, benchmark.kind, scores[start:stop], compat, judged[start:stop])
+            metrics[benchmark.name] = found
+            by_benchmark[benchmark.name] = _as_task(benchmark, found["overall"])
+        if any(judged[start:stop]):
+            failed[benchmark.name] = sum(one.is_failed for one in judged[start:stop] if one)
         start = stop
     return Evaluation(
         compat=compat,
@@ -93,16 +110,16 @@ def evaluate(
         metrics=metrics,
         predictions=tuple(predictions),
         item_scores=tuple(scores),
+        judged=tuple(judged),
+        failed_judgements=failed,
     )
 
 
-def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit", judge: Judge | None = None) -> float:
-    """Score of an answer from 0 to 1."""
+def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit") -> float:
+    """Score of an answer from 0 to 1, without a judge."""
     item = prediction.item
     if item.metric is not None:
-        references = item.answer if item.references is None else item.references
-        asked = {"judge": judge} if find_metric(item.metric).needs_judge else {}
-        return score(item.metric, prediction.answer, references, compat, **item.options, **asked)
+        return score(item.metric, prediction.answer, _references(item), compat, **item.options)
     has_images = bool(prediction.original)
     return score_answer(
         prediction.item,
@@ -110,6 +127,35 @@ def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit", judg
         original=prediction.original[0] if has_images else None,
         resized=prediction.resized[0] if has_images else None,
     )
+
+
+def _judge_all(
+    predictions: Sequence[Prediction], compat: str, judge: Judge | None, num_workers: int
+) -> list[Judged | None]:
+    """What the judge says about each answer; None for answers that need none."""
+
+    def judged(prediction: Prediction) -> Judged | None:
+        item = prediction.item
+        metric = None if item.metric is None else find_metric(item.metric)
+        if judge is None or metric is None or not metric.needs_judge or item.options.get("judgement") is not None:
+            return None
+        references = read_references(_references(item), has_lists=metric.has_lists)
+        question = str(item.options.get("question", item.question))
+        return judge_item(
+            metric.name, prediction.answer, references, read_compat(compat), question=question, judge=judge
+        )
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        futures = [pool.submit(judged, prediction) for prediction in predictions]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # judgements under way are kept by the judge's cache
+            raise
+
+
+def _references(item: Item) -> Any:
+    return item.answer if item.references is None else item.references
 
 
 def _require_judge(benchmarks: Sequence[Benchmark], judge: Judge | None) -> None:
@@ -125,8 +171,13 @@ def _judged_metrics(items: Sequence[Item]) -> list[str]:
     return sorted({item.metric for item in items if item.metric and find_metric(item.metric).needs_judge})
 
 
-def _aggregated(benchmark: Benchmark, kind: str, scores: Sequence[float], compat: str) -> dict[str, float]:
-    records = [{**item.fields, "score": score} for item, score in zip(benchmark.items, scores, strict=True)]
+def _aggregated(
+    benchmark: Benchmark, kind: str, scores: Sequence[float], compat: str, judged: Sequence[Judged | None] = ()
+) -> dict[str, float]:
+    fields = [one.fields if one else {} for one in judged] or [{}] * len(scores)
+    records = [
+        {**item.fields, **own, "score": score} for item, own, score in zip(benchmark.items, fields, scores, strict=True)
+    ]
     return aggregate(kind, records, compat)
 
 

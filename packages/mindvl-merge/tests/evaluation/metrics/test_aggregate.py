@@ -94,3 +94,22 @@ def test_nothing_to_aggregate_is_an_error():
         aggregate("docvqa", [])
     with pytest.raises(EvaluationError, match="a record has no 'category'"):
         aggregate("ocrbench", [{"score": 1.0}])
+
+
+def test_simpleqa_has_the_f_score_of_all_and_of_attempted_answers():
+    records = [
+        {"score": score, "attempted": tried}
+        for score, tried in ((1, True), (1, True), (0, True), (0, False), (0, False))
+    ]
+    assert aggregate("simpleqa", records) == {
+        "overall": 40.0, "correct": 40.0, "incorrect": pytest.approx(20.0), "not attempted": 40.0,
+        "correct given attempted": pytest.approx(200 / 3), "F-score": pytest.approx(50.0),
+    }  # fmt: skip
+    assert aggregate("c_simpleqa", [{"score": 0, "attempted": False}])["F-score"] == 0.0
+
+
+def test_arena_hard_counts_games_by_their_weights():
+    found = aggregate("arena_hard", [{"score": 1.0, "weight": 6}, {"score": 0.0, "weight": 2}])
+    assert found["overall"] == 75.0
+    assert (found["low"], found["high"]) == (0.0, 100.0)
+    assert aggregate("arena_hard", [{"score": 0.5}] * 3) == {"overall": 50.0, "low": 50.0, "high": 50.0}

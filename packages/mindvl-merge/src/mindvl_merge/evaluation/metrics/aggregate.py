@@ -29,6 +29,7 @@ OCRBENCH_RECOGNITION = (
     "Digit String Recognition", "Non-Semantic Text Recognition",
 )  # fmt: skip
 OCRBENCH_OTHERS = ("Scene Text-centric VQA", "Doc-oriented VQA", "Key Information Extraction", FORMULA_CATEGORY)
+_RESAMPLES = 1000  # of the bootstrap
 CIRCULAR_STEP = 1_000_000  # distance of the indices of the rotations of a question
 
 
@@ -38,7 +39,8 @@ def aggregate(benchmark: str, records: Sequence[Record], compat: str = "vlmevalk
     Args:
         benchmark: Name of a benchmark or a metric.
         records: `score` of each item, and what the benchmark needs: `category`, `image` (MME), `index` and `g_index`
-            (MMBench), `index` (HallusionBench), `skills` and `task` (MathVista), `split`, `l2-category`.
+            (MMBench), `index` (HallusionBench), `skills` and `task` (MathVista), `split`, `l2-category`, `attempted`
+            (C-SimpleQA), `weight` (Arena-Hard).
 
     Returns:
         `overall` from 0 to 100, and further scores by name.
@@ -182,6 +184,38 @@ def mmvet(records: Sequence[Record], compat: Compat) -> dict[str, float]:
     return result
 
 
+def simpleqa(records: Sequence[Record], compat: Compat) -> dict[str, float]:
+    """Overall: share of correct answers; also of those that attempt an answer, and the harmonic mean of both (F-score)."""
+    correct = fmean(record["score"] for record in records)
+    attempted = [record for record in records if record.get("attempted", True)]
+    precision = fmean(record["score"] for record in attempted) if attempted else 0.0
+    shares = {
+        "correct": correct,
+        "incorrect": len(attempted) / len(records) - correct,
+        "not attempted": 1 - len(attempted) / len(records),
+        "correct given attempted": precision,
+        "F-score": 2 * correct * precision / (correct + precision) if correct else 0.0,
+    }
+    return {**_mean_by_category(records, compat), **{name: 100 * share for name, share in shares.items()}}
+
+
+def arena_hard(records: Sequence[Record], compat: Compat) -> dict[str, float]:
+    """Weighted share of won games, with a 95 % interval by a bootstrap over questions.
+
+    With one baseline, this is the win rate that a Bradley-Terry model predicts.
+    """
+    import numpy as np  # metrics of single items do not need it
+
+    scores = np.array([record["score"] for record in records])
+    weights = np.array([record.get("weight", 1) for record in records])
+    drawn = np.random.default_rng(0).integers(0, len(records), (_RESAMPLES, len(records)))
+    rates = (scores * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
+    low, high = np.percentile(rates, [2.5, 97.5])
+    overall = (scores * weights).sum() / weights.sum()
+    shares = {"overall": overall, "low": low, "high": high}
+    return {name: 100 * float(share) for name, share in shares.items()}
+
+
 def _groups(records: Sequence[Record], key: Callable[[Record], Any]) -> dict[Any, list[float]]:
     groups: dict[Any, list[float]] = defaultdict(list)
     for record in records:
@@ -202,4 +236,6 @@ _AGGREGATES: dict[str, Callable[[Sequence[Record], Compat], dict[str, float]]] =
     "hallusionbench": hallusionbench,
     "mathvista": mathvista,
     "mmvet": mmvet,
+    "simpleqa": simpleqa,
+    "arena_hard": arena_hard,
 }

@@ -7,11 +7,11 @@ cannot be read is a failed item with the score 0, never a guess.
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from mindvl_merge.errors import EvaluationError
+from mindvl_merge.errors import EvaluationError, RequestRefusedError
 from mindvl_merge.evaluation.metrics.options import Compat
 
 Judge = Callable[[str], str]  # prompt -> reply of the judge
@@ -53,52 +53,88 @@ Reply of assistant B: {second}"""
 
 _VERDICT = re.compile(r"\[\[(A>>B|A>B|A=B|B>A|B>>A)\]\]")
 _WINS = {"A>>B": 1.0, "A>B": 1.0, "A=B": 0.5, "B>A": 0.0, "B>>A": 0.0}
+_STRONG_WEIGHT = 3  # games that a verdict of "much better" counts for, as in the evaluation code of Arena-Hard
+_LETTER = re.compile(r"(?<![A-Za-z])[ABC](?![A-Za-z])")
+
+Read = Callable[[str], float | None]  # score of a reply from 0 to 1, None if it cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The result of a judge for one item."""
+    """The result of a judge for one prompt."""
 
     score: float  # from 0 to 1; 0 for a failed judgement
     is_failed: bool
     prompt: str
-    reply: str  # last reply; empty if the judge did not answer
+    reply: str  # last reply, or why the judge refuses the prompt
 
 
-def ask(judge: Judge, prompt: str, read: Callable[[str], float | None], *, num_tries: int = NUM_TRIES) -> Judgement:
-    """Ask until a reply can be read, at most `num_tries` times.
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The score of one item, and the judgements that it follows from."""
 
-    Args:
-        read: Score of a reply, None if it cannot be read.
-    """
+    score: float
+    judgements: tuple[Judgement, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)  # for metrics.aggregate
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a judgement failed."""
+        return any(judgement.is_failed for judgement in self.judgements)
+
+
+def ask(judge: Judge, prompt: str, read: Read, *, num_tries: int = NUM_TRIES) -> Judgement:
+    """Ask until a reply can be read, at most `num_tries` times; a refused prompt is a failed judgement."""
     reply = ""
     for _ in range(num_tries):
-        reply = judge(prompt)
+        try:
+            reply = judge(prompt)
+        except RequestRefusedError as error:
+            reply = str(error)
+            break
         score = read(reply)
         if score is not None:
             return Judgement(score=score, is_failed=False, prompt=prompt, reply=reply)
     return Judgement(score=0.0, is_failed=True, prompt=prompt, reply=reply)
 
 
-def mmvet(
-    prediction: str,
-    references: Sequence[str],
-    compat: Compat,
-    *,
-    question: str = "",
-    judge: Judge | None = None,
-    judgement: str | None = None,
-    **_: Any,
-) -> float:
+def judge_item(
+    metric: str, prediction: str, references: Sequence[str], compat: Compat, *, question: str = "", judge: Judge
+) -> Judged:
+    """Score and judgements of an item.
+
+    Args:
+        metric: `mmvet`, `simpleqa` or `arena_hard`.
+    """
+    if metric == "mmvet":
+        reference = references[0].replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
+        prompt = MMVET_PROMPT.format(question=question, reference=reference, prediction=prediction)
+        found = ask(judge, prompt, lambda reply: read_grade(reply, compat))
+        return Judged(score=found.score, judgements=(found,))
+    if metric == "simpleqa":
+        prompt = SIMPLEQA_PROMPT.format(question=question, reference=" / ".join(references), prediction=prediction)
+        found = ask(judge, prompt, _read_letter)
+        is_attempted = found.is_failed or _letter(found.reply) != "C"
+        return Judged(score=found.score, judgements=(found,), fields={"attempted": is_attempted})
+    prompts = (
+        ARENA_PROMPT.format(question=question, first=prediction, second=references[0]),
+        ARENA_PROMPT.format(question=question, first=references[0], second=prediction),
+    )
+    games = tuple(
+        ask(judge, prompt, read) for prompt, read in zip(prompts, (read_verdict, _swapped_verdict), strict=True)
+    )
+    weights = [1 if game.is_failed else verdict_weight(game.reply) for game in games]
+    won = sum(weight * game.score for weight, game in zip(weights, games, strict=True))
+    return Judged(score=won / sum(weights), judgements=games, fields={"weight": sum(weights)})
+
+
+def mmvet(prediction: str, references: Sequence[str], compat: Compat, **options: Any) -> float:
     """Grade from 0 to 1 by a judge; lmms-eval reads the first word of a reply, the others the whole reply.
 
     Args:
-        judge: Answers the prompt.
-        judgement: A reply that is already there.
+        options: `judge`, which answers the prompt; `question`; or `judgement`, a reply that is already there.
     """
-    reference = references[0].replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
-    prompt = MMVET_PROMPT.format(question=question, reference=reference, prediction=prediction)
-    return _judged("mmvet", prompt, lambda reply: read_grade(reply, compat), judge, judgement)
+    return _score("mmvet", prediction, references, compat, lambda reply: read_grade(reply, compat), **options)
 
 
 def read_grade(reply: str, compat: Compat) -> float | None:
@@ -111,43 +147,24 @@ def read_grade(reply: str, compat: Compat) -> float | None:
     return grade if math.isfinite(grade) and 0 <= grade <= 1 else None
 
 
-def simpleqa(
-    prediction: str,
-    references: Sequence[str],
-    compat: Compat,
-    *,
-    question: str = "",
-    judge: Judge | None = None,
-    judgement: str | None = None,
-    **_: Any,
-) -> float:
-    """1.0 if the judge's first letter of A, B and C is A."""
-    prompt = SIMPLEQA_PROMPT.format(question=question, reference=" / ".join(references), prediction=prediction)
-    return _judged("simpleqa", prompt, _read_letter, judge, judgement)
+def simpleqa(prediction: str, references: Sequence[str], compat: Compat, **options: Any) -> float:
+    """1.0 if the first letter A, B or C of the judge's reply that stands alone is A; options as for `mmvet`."""
+    return _score("simpleqa", prediction, references, compat, _read_letter, **options)
+
+
+def _letter(reply: str) -> str | None:
+    found = _LETTER.search(reply)
+    return found.group() if found else None
 
 
 def _read_letter(reply: str) -> float | None:
-    letter = re.search("[ABC]", reply)
-    return float(letter.group() == "A") if letter else None
+    letter = _letter(reply)
+    return None if letter is None else float(letter == "A")
 
 
-def arena_hard(
-    prediction: str,
-    references: Sequence[str],
-    compat: Compat,
-    *,
-    question: str = "",
-    judge: Judge | None = None,
-    judgement: str | None = None,
-    **_: Any,
-) -> float:
-    """Share of wins against the baseline's reply (the reference), a tie is one half; the judge sees both orders."""
-    if judgement is not None:
-        return _judged("arena_hard", "", read_verdict, None, judgement)
-    first = ARENA_PROMPT.format(question=question, first=prediction, second=references[0])
-    second = ARENA_PROMPT.format(question=question, first=references[0], second=prediction)
-    won = _judged("arena_hard", first, read_verdict, judge, None)
-    return (won + _judged("arena_hard", second, _swapped_verdict, judge, None)) / 2
+def arena_hard(prediction: str, references: Sequence[str], compat: Compat, **options: Any) -> float:
+    """Weighted share of wins against the baseline's reply (the reference) in both orders; a tie is one half."""
+    return _score("arena_hard", prediction, references, compat, read_verdict, **options)
 
 
 def read_verdict(reply: str) -> float | None:
@@ -156,16 +173,30 @@ def read_verdict(reply: str) -> float | None:
     return _WINS[verdicts.pop()] if len(verdicts) == 1 else None
 
 
+def verdict_weight(reply: str) -> int:
+    """Number of games that a verdict counts for."""
+    return _STRONG_WEIGHT if any(">>" in verdict for verdict in _VERDICT.findall(reply)) else 1
+
+
 def _swapped_verdict(reply: str) -> float | None:
     won = read_verdict(reply)
     return None if won is None else 1.0 - won
 
 
-def _judged(
-    metric: str, prompt: str, read: Callable[[str], float | None], judge: Judge | None, judgement: str | None
+def _score(
+    metric: str,
+    prediction: str,
+    references: Sequence[str],
+    compat: Compat,
+    read: Read,
+    *,
+    question: str = "",
+    judge: Judge | None = None,
+    judgement: str | None = None,
+    **_: Any,
 ) -> float:
     if judgement is not None:
         return read(judgement) or 0.0
     if judge is None:
         raise EvaluationError(f"{metric}: a judge decides this metric. Pass judge=, or judgement= with a reply.")
-    return ask(judge, prompt, read).score
+    return judge_item(metric, prediction, references, compat, question=question, judge=judge).score

@@ -4,16 +4,18 @@
 Comes first in an evaluation. Nothing is downloaded.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import Benchmark, ImageSource, Item
 from mindvl_merge.evaluation.metrics.options import Compat, is_missing, read_compat
 from mindvl_merge.evaluation.metrics.registry import find_metric
 from mindvl_merge.evaluation.readers import parquet, tsv
+from mindvl_merge.evaluation.readers.arena import is_arena, read_arena
 from mindvl_merge.evaluation.readers.jsonl import read_jsonl
 from mindvl_merge.evaluation.readers.rows import (
     ANSWER_COLUMNS,
@@ -44,12 +46,15 @@ _COLUMNS = (
 )
 
 
-def load_benchmarks(path: Path, *, kind: str | None = None, compat: str = "vlmevalkit") -> list[Benchmark]:
+def load_benchmarks(
+    path: Path, *, kind: str | None = None, compat: str = "vlmevalkit", baseline: Path | None = None
+) -> list[Benchmark]:
     """Benchmarks of a file or a directory; parquet shards of one split are one benchmark.
 
     Args:
         kind: Benchmark or metric of the files; by default found from their names, then from their columns.
         compat: Project whose prompts are built.
+        baseline: Replies of the baseline model, for questions in the format of Arena-Hard.
 
     Raises:
         EvaluationError: All problems of a file, each with its line.
@@ -68,7 +73,7 @@ def load_benchmarks(path: Path, *, kind: str | None = None, compat: str = "vlmev
     groups: dict[Path, list[Path]] = {}
     for file in files:
         groups.setdefault(file.with_name(_SHARD.sub("", file.stem) + file.suffix), []).append(file)
-    return [_load(group, name.stem, kind, rules) for name, group in groups.items()]
+    return [_load(group, name.stem, kind, rules, baseline) for name, group in groups.items()]
 
 
 def recognize(path: Path) -> tuple[Format, str]:
@@ -115,9 +120,12 @@ def find_kind(files: Sequence[Path], name: str, columns: Sequence[str], kind: st
     return name, "multiple_choice" if has_choices else "exact_match", "no known benchmark in its name or columns"
 
 
-def _load(files: Sequence[Path], name: str, kind: str | None, compat: Compat) -> Benchmark:
+def _load(files: Sequence[Path], name: str, kind: str | None, compat: Compat, baseline: Path | None) -> Benchmark:
     format, reason = recognize(files[0])
     note = f"{files[0]}: read as {format}, because {reason}"
+    if format == "jsonl" and is_arena(_first_row(files[0])):
+        note = f"{note}; scored as arena_hard against {baseline}, because of its fields"
+        return Benchmark(name=name, items=read_arena(files[0], baseline), kind="arena_hard", notes=(note,))
     if format == "jsonl":
         metric = None if kind is None else find_metric(kind).name
         items = read_jsonl(files[0], metric=metric)
@@ -135,6 +143,15 @@ def _load(files: Sequence[Path], name: str, kind: str | None, compat: Compat) ->
     if omitted:
         notes.append(f"{files[0]}: {omitted} rows without an image are omitted, as VLMEvalKit does")
     return Benchmark(name=title, items=items, kind=found, notes=tuple(notes))
+
+
+def _first_row(path: Path) -> Any:
+    """The first line of a file as JSON; None if it is not valid."""
+    with path.open("rb") as file:
+        try:
+            return json.loads(next((line for line in file if line.strip()), b"null"))
+        except ValueError:
+            return None
 
 
 def _items(
