@@ -26,6 +26,18 @@ def test_an_empty_group_has_a_gradient_of_zeros(backend):
     assert weight.grad[:, 0, 0].tolist() == [2.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_rows_are_kept_for_backward_only_if_the_weight_learns(learns):
+    x, weight, kept = torch.ones(3, 2, requires_grad=True), torch.ones(2, 2, 4, requires_grad=learns), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        product = grouped_matmul(x.square(), weight, [1, 2])
+    assert [list(tensor.shape) for tensor in kept if tensor.dim() == 2] == [[3, 2]] * (
+        1 + learns
+    )  # and that of the square
+    product.sum().backward()
+    assert x.grad.tolist() == [[8.0, 8.0]] * 3
+
+
 def test_gradients_are_right_in_float64():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 3, generator=generator).double().requires_grad_()

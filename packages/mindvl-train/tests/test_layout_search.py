@@ -3,10 +3,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from mindvl_model import MindVLConfig, ModelError, named_config
+from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, ModelError, named_config
 from mindvl_model.counts import count_parameters
 from mindvl_model.flops import pack_flops
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel
@@ -90,6 +91,62 @@ def test_parts_that_are_not_trained_keep_less_and_the_vision_encoder_nothing() -
     )
     assert sum(block.kept for block, _ in projector.before if block.part == "vision") == 0
     assert 0 < projector.layers[0].kept < everything.layers[0].kept
+
+
+# Peaks of tensors in GB of pipeline ranks, from `mindvl rehearse` of the published recipes with torch_npu 2.13.
+WARMUP_8B = ("mindvl-8b", 128, ("projector",), "none", {0: 46.98, 1: 44.27})
+WARMUP_671B = ("mindvl-671b-a37b", 512, ("projector",), "full", {1: 15.14})
+KEPT_671B = ("mindvl-671b-a37b", 512, ("projector",), "none", {1: 168.10})
+LEARNED_671B = ("mindvl-671b-a37b", 512, PARTS, "none", {1: 242.47})
+LAYOUTS = {
+    "mindvl-8b": ParallelConfig(pp_size=2, virtual_stages=4, stage_layers=(5, 5, 4, 5, 4, 5, 4, 4)),
+    "mindvl-671b-a37b": ParallelConfig(
+        tp_size=2,
+        pp_size=4,
+        virtual_stages=4,
+        stage_layers=(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 4, 4, 3),
+        ep_size=128,
+        spread_images=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [WARMUP_8B, WARMUP_671B, KEPT_671B, LEARNED_671B])
+def test_estimates_are_within_3_percent_of_rehearsed_peaks(case: tuple[Any, ...]) -> None:
+    name, num_devices, trained, kind, peaks = case
+    request = replace(_request(name, num_devices), max_pixels=3211264, trained=trained)
+    task = replace(request.task(), expert_imbalance=1.0)
+    memory = evaluate(task, LAYOUTS[name], RecomputeConfig(kind=kind)).memory
+    for rank, peak in peaks.items():
+        assert (memory[rank].total - memory[rank].base) / 1e9 == pytest.approx(peak, rel=0.03)
+
+
+def test_experts_that_are_not_trained_keep_neither_their_rows_nor_the_inputs_of_their_second_matrix() -> None:
+    """[rows, H] and [rows, F] of each layer, and the norm of the tokens for the shared expert and attention."""
+    model = smallest_deepseek_v3()
+    language = model.language
+    assert isinstance(language, DeepSeekV3LanguageConfig)
+    everything, projector = (
+        parts_of(Setting(model=model, pack=PACK, trained=trained, ep_size=2)).layers[1]
+        for trained in (PARTS, ("projector",))
+    )
+    rows = PACK.tokens * language.experts_per_token
+    values = rows * (language.hidden_size + language.expert_ffn_hidden_size)
+    assert everything.routed - projector.routed == 2 * values
+
+
+def test_virtual_stages_receive_two_tensors_in_advance_and_later_chunks_make_their_own_angles() -> None:
+    model = smallest_config()
+    setting = Setting(model=model, pack=PACK)
+    parts = parts_of(setting)
+    plain, virtual = (ParallelConfig(pp_size=2, virtual_stages=stages) for stages in (1, 2))
+    first, *_, last = parts.chunks((1,) * len(parts.layers))
+    received, angles = 2 * 64 * model.language.hidden_size, 2 * 4 * 64 * model.language.head_dim
+    ledger = Ledger(setting)
+    for chunk in (first, last):
+        one, more = (ledger._stretch(chunk, parallel, RecomputeConfig()) for parallel in (plain, virtual))
+        assert more.backward_peak - one.backward_peak == 2 * received
+    assert ledger._stretch(last, plain, RecomputeConfig()).kept == stretch_of(last.runs).kept + angles
 
 
 def test_a_typical_pack_has_whole_images_up_to_its_visual_tokens() -> None:
@@ -278,6 +335,7 @@ def test_activations_by_kind_of_layer_add_up() -> None:
         {"head"},
     ]
     assert plain.memory[1].activations_by["experts"] > plain.memory[1].activations_by["decoder"]
+    assert plain.memory[3].activations_by["prediction"] > 0
     again = evaluate(task, parallel, RecomputeConfig(kind="full"))
     assert "experts" not in again.memory[1].activations_by
 

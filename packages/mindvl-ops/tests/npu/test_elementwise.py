@@ -85,6 +85,15 @@ def test_the_rotary_kernel_gets_float32_and_no_gradient_for_the_tables(fake_npu)
     assert call.arguments["r1"].shape == (3, 1, 4)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_keeps_no_heads_for_its_backward_pass(fake_npu, interleaved):
+    cos, sin = rotary_tables(torch.arange(3), 4, 1e4, interleaved)
+    x, kept = torch.randn(3, 2, 4).bfloat16().requires_grad_(), []
+    with use_backend("npu"), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        rotary(x, cos, sin, interleaved)
+    assert {tensor.data_ptr() for tensor in kept} == {cos.data_ptr(), sin.data_ptr()}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

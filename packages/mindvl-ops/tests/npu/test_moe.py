@@ -88,6 +88,14 @@ def test_sizes_on_the_device_are_not_read_by_the_host(fake_npu):
     assert fake_npu.syncs == []
 
 
+def test_a_frozen_weight_keeps_no_rows_and_costs_no_third_product(fake_npu):
+    x, weight, kept = torch.randn(5, 4, requires_grad=True), torch.randn(2, 4, 6), []
+    with use_backend("npu"), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        grouped_matmul(x, weight, [2, 3]).sum().backward()
+    assert [list(tensor.shape) for tensor in kept if tensor.dim() > 1] == [[2, 4, 6]]
+    assert len([call for call in fake_npu.calls if call.op.startswith("npu_grouped_matmul")]) == 2
+
+
 def test_the_three_products_are_three_calls(fake_npu):
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(2, 4, 6, requires_grad=True)
     with use_backend("npu"):

@@ -34,12 +34,13 @@ ROUTING_MAP = torch.zeros(3, 3, dtype=torch.bool).scatter_(1, EXPERTS, True)
 SLOTS = moe_permute(torch.zeros(3, 1), EXPERTS)[1]
 LABELS = torch.tensor([1, -100, 0])
 TABLES = rotary_tables(torch.arange(3), 4, 10000.0)
+NEIGHBOURS = rotary_tables(torch.arange(3), 4, 10000.0, interleaved=True)
 BLOCKED = torch.ones(1, 1, 3, 3, dtype=torch.bool).triu(1)
 
 CASES = {
     "rms_norm": (lambda x, w: rms_norm(x, w, 1e-5), (2, 3), (3,)),
     "rotary": (lambda x: rotary(x, *TABLES), (3, 2, 4)),
-    "rotary, interleaved": (lambda x: rotary(x, *TABLES, interleaved=True), (3, 2, 4)),
+    "rotary, interleaved": (lambda x: rotary(x, *NEIGHBOURS, interleaved=True), (3, 2, 4)),
     "swiglu": (swiglu, (2, 6)),
     "scaled_masked_softmax": (lambda x: scaled_masked_softmax(x, BLOCKED, 0.5), (1, 2, 3, 3)),
     "cross_entropy": (lambda x: cross_entropy(x, LABELS), (3, 4)),
@@ -52,20 +53,26 @@ CASES = {
     "moe_unpermute": (lambda x, w: moe_unpermute(x, SLOTS, w), (6, 2), (3, 2)),
     "moe_unpermute_map": (lambda x, w: moe_unpermute_map(x, SLOTS, ROUTING_MAP, w), (6, 2), (3, 3)),
 }
+FROZEN_CASES = {
+    "grouped_matmul, frozen": (
+        lambda x: grouped_matmul(x.square(), torch.ones(3, 2, 2, dtype=x.dtype), [2, 0, 1]),
+        (3, 2),
+    ),
+}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | FROZEN_CASES)
 def test_second_derivatives_of_the_torch_backend_are_right(name, monkeypatch):
     monkeypatch.setattr(loss, "_CHUNK_ELEMENTS", 4)  # so that the loss is computed in pieces
-    function, *shapes = CASES[name]
+    function, *shapes = (CASES | FROZEN_CASES)[name]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     with use_backend("torch"):
         assert torch.autograd.gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("name", ["grouped_matmul"])
+@pytest.mark.parametrize("name", ["grouped_matmul", "grouped_matmul, frozen", "rotary", "rotary, interleaved"])
 def test_second_derivatives_of_our_own_functions_of_the_npu_backend_are_right(fake_npu, name):
-    function, *shapes = CASES[name]
+    function, *shapes = (CASES | FROZEN_CASES)[name]
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     found = {}
     for backend in ("npu", "reference"):
@@ -108,7 +115,7 @@ def test_a_tensor_given_twice_gets_the_gradient_of_each_place():
 
 
 NPU_CASES = {name: case for name, case in CASES.items() if name.split(",")[0] not in (
-    "cross_entropy", "linear_cross_entropy", "patch_embed", "grouped_matmul", "scaled_masked_softmax"
+    "cross_entropy", "linear_cross_entropy", "patch_embed", "grouped_matmul", "rotary", "scaled_masked_softmax"
 )} | {
     "attention": (lambda x: attention(x, x, x, Segments([3]), causal=True), (3, 1, 4)),
     "scaled_masked_softmax": (

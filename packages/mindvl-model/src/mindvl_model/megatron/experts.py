@@ -102,27 +102,35 @@ class ExpertLayer(MegatronModule):
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         """[T/tp, 1, H] -> [T/tp, 1, H], and None for the bias."""
-        tokens = hidden_states.squeeze(1)
-        weights, experts = self.router(tokens)
-        rows, slots = ops.moe_permute(tokens, experts)
-        counts = _count(experts, self.num_experts)
-        rows = self.experts(rows, counts) if self.ep_size == 1 else self._expert_parallel(rows, counts)
-        output = ops.moe_unpermute(rows, slots, weights).unsqueeze(1)
+        output = self._routed(hidden_states.squeeze(1)).unsqueeze(1)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]
         return output, None
 
-    def _expert_parallel(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Apply experts on all ranks to rows [M, H], sorted by expert; counts [E] is the number of rows per expert."""
+    def _routed(self, tokens: Tensor) -> Tensor:
+        """Weighted sums [T/tp, H] over the routed experts of tokens [T/tp, H].
+
+        Rows [M, H] have one name from the first exchange to the last, so that each result frees the one before it.
+        """
+        weights, experts = self.router(tokens)
+        rows, slots = ops.moe_permute(tokens, experts)  # sorted by expert
+        counts = _count(experts, self.num_experts)
+        if self.ep_size == 1:
+            return ops.moe_unpermute(self.experts(rows, counts), slots, weights)
         group = parallel_state.get_expert_model_parallel_group()
         arriving, sent, received = self._exchanged_sizes(counts)
         rows = all_to_all(group, rows, received, sent)
-        local = torch.arange(arriving.shape[1], device=rows.device).repeat(self.ep_size)
-        expert = local.repeat_interleave(arriving.flatten(), output_size=sum(received))
-        sorted_rows, slots = ops.moe_permute(rows, expert[:, None])  # from (rank, expert) to (expert, rank)
-        output = self.experts(sorted_rows, arriving.sum(dim=0))
-        returned: Tensor = all_to_all(group, ops.moe_unpermute(output, slots), sent, received)
-        return returned
+        expert = self._expert_of_rows(arriving, sum(received))
+        rows, slots_here = ops.moe_permute(rows, expert)  # from (rank, expert) to (expert, rank)
+        rows = self.experts(rows, arriving.sum(dim=0))
+        rows = ops.moe_unpermute(rows, slots_here)
+        rows = all_to_all(group, rows, sent, received)
+        return ops.moe_unpermute(rows, slots, weights)
+
+    def _expert_of_rows(self, arriving: Tensor, num_rows: int) -> Tensor:
+        """Local expert [M, 1] of the rows from all ranks, which are sorted by rank, then by expert."""
+        local = torch.arange(arriving.shape[1], device=arriving.device).repeat(self.ep_size)
+        return local.repeat_interleave(arriving.flatten(), output_size=num_rows)[:, None]
 
     def _exchanged_sizes(self, counts: Tensor) -> tuple[Tensor, list[int], list[int]]:
         """Exchange the numbers of rows [E]; one small message and one host wait, none in a recomputed pass.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm, rotary, SwiGLU and masked softmax on torch_npu's fused operators; their gradients are torch_npu's own.
+"""RMSNorm, rotary, SwiGLU and masked softmax on torch_npu's fused operators; their gradients are torch_npu's own, but for rotary.
 
 Contract: NPU_CONTRACTS, sections 3 to 6. Rules that the device would notice late, or not at all, are checked here.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,13 +57,8 @@ def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
         )
     if not tokens:
         return x.clone()
-    turned: Tensor = torch_npu().npu_rotary_mul(
-        x.float().contiguous(),
-        cos.detach().float()[:, None, :],  # [T, 1, D]
-        sin.detach().float()[:, None, :],
-        rotary_mode="interleave" if interleaved else "half",
-    )
-    return without_second_derivative(turned, "npu rotary").to(x.dtype)
+    turned: Tensor = _Rotary.apply(x, cos.detach().float(), sin.detach().float(), interleaved)
+    return turned
 
 
 @register("rotary_qkv", "npu")
@@ -77,6 +74,30 @@ def swiglu_npu(x: Tensor) -> Tensor:
         return x[..., : x.shape[-1] // 2].clone()
     activated: Tensor = torch_npu().npu_swiglu(x.contiguous(), dim=-1)
     return without_second_derivative(activated, "npu swiglu")
+
+
+class _Rotary(torch.autograd.Function):
+    """The kernel, of which backward keeps the tables alone; its derivative in torch_npu keeps `x` in float32.
+
+    The transpose of a rotation is the rotation by the negative angle: the sines of a pair are equal.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        turned: Tensor = torch_npu().npu_rotary_mul(
+            x.float().contiguous(),
+            cos[:, None, :],  # [T, 1, D]
+            sin[:, None, :],
+            rotary_mode="interleave" if interleaved else "half",
+        )
+        return turned.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotary.apply(grad, cos, -sin, ctx.interleaved), None, None, None  # linear: derivable to any order
 
 
 @register("scaled_masked_softmax", "npu")

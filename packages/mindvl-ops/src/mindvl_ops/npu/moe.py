@@ -153,13 +153,15 @@ def grouped_matmul_npu(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
 class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, sizes)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, sizes)  # a frozen weight keeps no rows
         return _by_rows(x.contiguous(), weight, sizes)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, sizes = ctx.saved_tensors
         if is_differentiated_again():  # the kernel has no derivative: autograd would silently leave it out
+            if x is None:  # of the rows only the form matters
+                x = grad.new_zeros(len(grad), weight.shape[1], requires_grad=True)
             return gradients_of_reference(grouped_matmul_reference, (x, weight, sizes), grad)
         grad = grad.contiguous()
         grad_x = _by_rows(grad, weight.transpose(1, 2), sizes) if ctx.needs_input_grad[0] else None

@@ -109,7 +109,7 @@ class _Unpermute(torch.autograd.Function):
 class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # a frozen weight keeps no rows
         ctx.given_sizes = sizes
         ctx.sizes = _bounds(sizes, x.device) if _one_kernel(x, weight) else host_sizes(sizes, len(x))
         return _by_rows(x, weight, ctx.sizes)
@@ -118,6 +118,8 @@ class _GroupedMatmul(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         if is_differentiated_again():  # autograd does not follow the writes into one result below
+            if x is None:  # of the rows only the form matters
+                x = grad.new_zeros(len(grad), weight.shape[1], requires_grad=True)
             return gradients_of_reference(grouped_matmul_reference, (x, weight, ctx.given_sizes), grad)
         grad = grad.contiguous()  # the kernel refuses the expanded gradient of a sum
         grad_x = _by_rows(grad, weight.transpose(1, 2), ctx.sizes) if ctx.needs_input_grad[0] else None

@@ -24,7 +24,7 @@ def embedding_block(setting: Setting) -> Block:
     trained = "language" in setting.trained
     pack = wide * setting.pack.tokens * language.hidden_size
     visual = wide * setting.pack.patches // setting.model.vision.spatial_merge_size**2 * language.hidden_size
-    angles = 2 * 4 * setting.tokens * _rotary_width(setting)
+    angles = angles_bytes(setting)
     gradient = setting.weight_gradient(weights) if trained else 0.0
     return Block(
         name="embedding",
@@ -39,6 +39,11 @@ def embedding_block(setting: Setting) -> Block:
         weights=trained,
         inputs=setting.gradient_arrives,
     )
+
+
+def angles_bytes(setting: Setting) -> float:
+    """Float32 cosines and sines, which every chunk makes for its layers."""
+    return 2 * 4 * setting.tokens * _rotary_width(setting)
 
 
 def decoder_layer(setting: Setting, number: int) -> Block:
@@ -66,6 +71,7 @@ def mtp_block(setting: Setting) -> Block | None:
         dense=2 * hidden**2 + 3 * hidden,
         experts=0,
         kept=(3 + 2 * trained) * pack + 12 * tokens,
+        routed=0.0,
         boundary=pack,
         forward_peak=6 * pack,
         backward_peak=4 * pack,
@@ -216,7 +222,8 @@ def _latent_attention(setting: Setting) -> Block:
     output = wide * tokens * heads.query * value
     queries = wide * tokens * heads.query * width
     kept = pack + wide * sliced * (q_rank + kv_rank + rope) + 12 * sliced + core.kept + exchanged
-    kept += trained * (pack + wide * sliced * (q_rank + kv_rank) + output)
+    # The down-projections are plain matrices, which keep their input on an NPU even if they are frozen.
+    kept += pack * (trained or setting.kernels == "npu") + trained * (wide * sliced * (q_rank + kv_rank) + output)
     kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output
     kept += key_value if core.holds_values else 0.0
     down = hidden * (q_rank + kv_rank + rope)
@@ -273,14 +280,18 @@ def _expert_mlp(setting: Setting) -> Block:
     arrived = packs * (setting.expert_imbalance if setting.ep_size > 1 else 1.0)
     softmax = isinstance(language, Qwen3MoELanguageConfig)
     routing = tokens * (4 * language.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * packs
-    kept = 2 * pack + 4 * tokens + routing + wide * (arrived * (hidden + 3 * ffn) + packs * hidden)
+    returned, exchange = wide * packs * hidden, wide * arrived * hidden
+    values = wide * arrived * ffn
+    # Trained weights keep their inputs; the sort of exchanged rows on an NPU keeps its input, too.
+    is_npu, is_exchanged = setting.kernels == "npu", setting.ep_size > 1
+    kept = 2 * pack + 4 * tokens + routing + 2 * values + returned + trained * (exchange + values)
+    kept += exchange * (is_npu and is_exchanged)
     forward, backward = gated_activation(setting, arrived, ffn)
     sent = 2 * setting.ring(setting.ep_size) * wide * packs * hidden
     counts = layers_of(language)[-1]
     gradient = setting.weight_gradient(2 * hidden * ffn * language.num_experts / setting.ep_size) if trained else 0.0
-    factor = 2 if wide == 2 and setting.kernels != "npu" else 1  # sums over the experts of a token are fp32
-    combine = 2 * factor * wide * packs * hidden
-    exchange = wide * arrived * hidden
+    combine = 2 * returned * (0 if is_npu else 2 if wide == 2 else 1)  # sums over the experts of a token are fp32
+    learning = exchange + gradient + values
     block = replace(
         _base(setting, "experts"),
         dense=counts.router + hidden,
@@ -289,7 +300,12 @@ def _expert_mlp(setting: Setting) -> Block:
         routed=kept - 2 * pack,
         forward_peak=kept + 2 * pack + max(combine, forward, exchange),
         backward_peak=2 * pack
-        + max(combine + exchange, exchange + backward, exchange + gradient + wide * arrived * ffn),
+        + (
+            # Gradients of the returned rows; of the sorted ones; then one weight at a time, when the inputs of both are free.
+            max(returned, 2 * exchange - returned, learning - returned - exchange)
+            if is_npu and is_exchanged
+            else max(combine + exchange, exchange + backward, learning)
+        ),
         matmul=2 * tokens * hidden * language.num_experts + 6 * arrived * hidden * ffn,
         elementwise=7 * pack + 8 * wide * packs * hidden + 3 * wide * arrived * ffn,
         sent=Traffic(ep=sent),

@@ -13,6 +13,7 @@ from typing import Any
 
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.layout_search.blocks import Block, Setting
+from mindvl_train.layout_search.decoder import angles_bytes
 from mindvl_train.layout_search.stages import Chunk, Run
 
 
@@ -169,15 +170,18 @@ class Ledger:
 
     def _stretch(self, chunk: Chunk, parallel: ParallelConfig, recompute: RecomputeConfig) -> Stretch:
         piped = parallel.pp_size > 1
-        key = (chunk.key, piped, recompute)
+        key = (chunk.key, piped, parallel.virtual_stages, recompute)
         if key not in self._stretches:
             boundary = self.setting.wide * self.setting.sliced * self.setting.model.language.hidden_size if piped else 0
+            angles = 0.0 if chunk.before else angles_bytes(self.setting)  # else part of the embedding
+            # Gradients of output and input; with virtual stages also the next input and gradient, received in advance.
+            received = (4 if parallel.virtual_stages > 1 else 2) * boundary
             stretch = stretch_of(_with_recomputation(chunk, recompute))
             self._stretches[key] = Stretch(
                 # The output of a stage is kept until its gradient is received.
-                kept=stretch.kept + (boundary if not chunk.after else 0),
-                forward_peak=stretch.forward_peak,
-                backward_peak=stretch.backward_peak + 2 * boundary,
+                kept=stretch.kept + angles + (boundary if not chunk.after else 0),
+                forward_peak=stretch.forward_peak + angles,
+                backward_peak=stretch.backward_peak + angles + received,
                 kinds=stretch.kinds,
                 host=sum(count * block.kept for block, count in offloaded_layers(chunk, recompute)),
             )

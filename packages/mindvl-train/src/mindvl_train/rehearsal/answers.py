@@ -40,10 +40,10 @@ def number_of(value: Tensor) -> bool | int | float:
 
 def numbers_of(value: Tensor) -> Any:
     """What the host reads from an array on the device."""
-    function, known = running("_expert_parallel", "host_sizes", "reduce_totals")
+    function, known = running("_routed", "host_sizes", "reduce_totals")
     if function == "reduce_totals":  # the last number counts the requests to stop
         return [1.0] * (len(value) - 1) + [0.0]
-    if function == "_expert_parallel":  # rows to and from each expert-parallel rank
+    if function == "_routed":  # rows to and from each expert-parallel rank
         shares = _spread(len(known["rows"]), known["self"].ep_size)
         return [shares] * value.shape[0] if value.ndim == 2 else shares
     if function == "host_sizes":  # rows of each expert
