@@ -16,7 +16,7 @@ from transformers.video_utils import VideoMetadata
 from mindvl_data import DataError, ImageConfig, SampleError, VideoConfig
 from mindvl_data import video as video_module
 from mindvl_data.types import MediaSize
-from mindvl_data.video import decode_video, probe, used_frames, video_layout
+from mindvl_data.video import VideoLayout, decode_video, probe, used_frames, video_extension, video_layout
 
 IMAGE = ImageConfig()
 SMALL = VideoConfig(min_pixels=784, max_pixels=64 * 784, total_pixels=2000 * 784)
@@ -32,29 +32,30 @@ def make_video(
     rotation: int = 0,
     times: list[int] | None = None,
     audio: bool = False,
+    container: str = "mp4",
 ) -> bytes:
     """Frame k is of grey level 10 * k, but for a white corner; `times` are in hundredths of a second."""
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = container.add_stream(codec, rate=fps)
+    with av.open(file, "w", format=container) as muxer:
+        stream: Any = muxer.add_stream(codec, rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         if rotation:
             stream.set_display_rotation(rotation)
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 100)
         if audio:
-            sound: Any = container.add_stream("aac", rate=8000)
+            sound: Any = muxer.add_stream("aac", rate=8000)
             silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
             silence.sample_rate = 8000
-            container.mux(sound.encode(silence) + sound.encode(None))
+            muxer.mux(sound.encode(silence) + sound.encode(None))
         for number in range(num_frames):
             pixels = np.full((height, width, 3), 10 * number % 256, np.uint8)
             pixels[: height // 3, : width // 3] = 255
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[number], Fraction(1, 100)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+            muxer.mux(stream.encode(frame))
+        muxer.mux(stream.encode(None))
     return file.getvalue()
 
 
@@ -182,7 +183,33 @@ def test_where_the_rate_varies_the_frame_shown_at_each_moment_is_taken() -> None
     assert taken == [max(k for k, time in enumerate(times) if time <= moment + half) for moment in moments]
 
 
-def test_only_an_mp4_with_a_video_is_one() -> None:
+@pytest.mark.parametrize(
+    ("container", "extension", "codec"),
+    [
+        ("mov", "mov", "libx264"),
+        ("matroska", "mkv", "libx264"),
+        ("webm", "webm", "libvpx-vp9"),
+        ("avi", "avi", "mpeg4"),
+    ],
+)
+def test_every_container_gives_the_frames_of_the_mp4(container: str, extension: str, codec: str) -> None:
+    content = make_video(12, container=container, codec=codec)
+    assert video_extension(content) == extension
+    size = probe(content)
+    assert (size.height, size.width, size.frames, round(size.fps)) == (48, 64, 12, 10)
+    layout = VideoLayout(frames=np.arange(12), height=0, width=0, grid=(12, 0, 0), seconds_per_grid=0.0)
+    levels = [level(pixels) for pixels in used_frames(content, size, layout)]
+    assert levels == list(range(12))
+
+
+def test_a_quicktime_file_without_a_brand_is_a_video() -> None:
+    content = make_video(4, container="mov")
+    brand = int.from_bytes(content[:4], "big")
+    assert content[4:8] == b"ftyp"
+    assert video_extension(content[brand:]) == "mov"
+
+
+def test_only_a_known_container_with_a_video_is_one() -> None:
     with pytest.raises(SampleError, match="no video"):
         probe(sound_only())
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n"

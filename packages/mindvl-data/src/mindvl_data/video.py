@@ -9,6 +9,7 @@ index alone, without decoding. PyAV is imported with the first video.
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +28,15 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 TEMPORAL_PATCH = 2  # frames in one patch
+# File extension -> demuxer of libav. A demuxer is always named: playlists could make the library read other files.
+CONTAINERS = {"mp4": "mp4", "mov": "mp4", "mkv": "matroska", "webm": "matroska", "avi": "avi"}
 MAX_FRAME_PIXELS = 80_000_000  # a video with larger frames is not decoded
 MAX_DECODED_PIXELS = 200_000_000_000  # pixels times frames; about an hour at 1920x1080 and 30 frames per second
+
+
+_QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_EBML = b"\x1a\x45\xdf\xa3"
+_WEBM = re.compile(rb"\x42\x82.webm", re.DOTALL)  # the element DocType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +50,22 @@ class VideoLayout:
     seconds_per_grid: float  # seconds between two steps of the grid
 
 
+def video_extension(content: bytes) -> str | None:
+    """The extension for the container of the bytes; None if it is not one of CONTAINERS."""
+    if content[4:8] == b"ftyp":
+        return "mov" if content[8:12] == b"qt  " else "mp4"
+    if content[4:8] in _QUICKTIME_ATOMS:  # a QuickTime file of the time before brands
+        return "mov"
+    if content.startswith(_EBML):
+        return "webm" if _WEBM.search(content, 0, 64) else "mkv"
+    return "avi" if content[:4] == b"RIFF" and content[8:12] == b"AVI " else None
+
+
 def probe(content: bytes) -> MediaSize:
     """Read the displayed size (rotation applied), number of frames and frames per second; decodes one frame.
 
     Raises:
-        SampleError: The file is not an mp4 with a video, or is damaged, empty or larger than the limits.
+        SampleError: The file is none of CONTAINERS with a video, or is damaged, empty or larger than the limits.
         DataError: PyAV is not installed.
     """
     with _opened(content) as (container, stream):
@@ -54,7 +73,7 @@ def probe(content: bytes) -> MediaSize:
         frames = sum(packet.size > 0 and not packet.is_discard for packet in packets)
         codec = stream.codec_context
         _check_limits(codec.height, codec.width, frames)
-        fps = float(stream.average_rate or 0)
+        fps = float(stream.average_rate or stream.guessed_rate or 0)
         if not frames or not 0 < fps < math.inf:
             raise SampleError(f"video has {frames} frames at {fps} per second")
         container.seek(0)
@@ -195,9 +214,9 @@ def _opened(content: bytes) -> "Iterator[tuple[InputContainer, VideoStream]]":
         raise DataError(
             "mindvl_data.video: PyAV is not installed, which decodes videos. Install the package `av`."
         ) from error
+    demuxer = CONTAINERS[video_extension(content) or "mp4"]  # bytes of no known container fail as an mp4
     try:
-        # Only mp4: other formats, such as playlists, could make the library read other files.
-        with av.open(io.BytesIO(content), mode="r", format="mp4") as container:
+        with av.open(io.BytesIO(content), mode="r", format=demuxer) as container:
             if not container.streams.video:
                 raise SampleError("file has no video stream")
             stream = container.streams.video[0]

@@ -35,15 +35,15 @@ def photo(format: str) -> bytes:
     return file.getvalue()
 
 
-def clip(frames: int = 6) -> bytes:
+def clip(frames: int = 6, container: str = "mp4", codec: str = "mpeg4") -> bytes:
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=3)
+    with av.open(file, "w", format=container) as muxer:
+        stream = muxer.add_stream(codec, rate=3)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), number * 20, np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+            muxer.mux(stream.encode(frame))
+        muxer.mux(stream.encode())
     return file.getvalue()
 
 
@@ -90,7 +90,7 @@ def test_a_rotated_image_has_the_size_in_which_it_is_shown() -> None:
     ("content", "message"),
     [
         (b"", "the format of a file of 0 bytes is not"),
-        (b"GIF99a" + bytes(50), "is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4"),
+        (b"GIF99a" + bytes(50), "is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi"),
         (b"GIF89a" + bytes(50), "cannot be"),
         (b"\x80\x04\x95 a pickle", "the format of a file of"),
         (bomb(13_000), "169000000 pixels|13000"),
@@ -132,6 +132,18 @@ def test_damage_inside_is_found_when_everything_is_decoded() -> None:
     check_media(bytes(content), decode_limit=LIMIT)
     with pytest.raises(SampleError, match="cannot be decoded"):
         check_media(bytes(content), decode_limit=LIMIT, decode_all=True)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "extension"),
+    [("mov", "mpeg4", "mov"), ("matroska", "mpeg4", "mkv"), ("webm", "libvpx-vp9", "webm"), ("avi", "mpeg4", "avi")],
+)
+def test_a_truncated_video_of_every_container_is_found(container: str, codec: str, extension: str) -> None:
+    content = clip(container=container, codec=codec)
+    assert media_extension(content) == extension
+    assert check_media(content, decode_limit=10_000, decode_all=True).frames == 6
+    with pytest.raises(SampleError):
+        check_media(content[: len(content) * 2 // 3], decode_limit=10_000)
 
 
 def test_a_video_has_frames_and_a_rate() -> None:

@@ -20,6 +20,7 @@ from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
 from mindvl_data.errors import SampleError
 from mindvl_data.image_files import open_image, orientation
 from mindvl_data.shards.media import media_extension
+from mindvl_data.shards.tar import VIDEO_EXTENSIONS
 
 MEASURED_SIZE = (
     256  # pixels of the longer side at which pixels are measured, so that values do not depend on the resolution
@@ -180,7 +181,7 @@ def measure(pixels: NDArray[np.uint8]) -> dict[str, float]:
 
 def is_video(content: bytes) -> bool:
     """Whether the bytes are a video."""
-    return media_extension(content) == "mp4"
+    return media_extension(content) in VIDEO_EXTENSIONS
 
 
 def media_parts(body: dict[str, Any]) -> list[str]:

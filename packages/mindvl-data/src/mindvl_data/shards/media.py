@@ -13,16 +13,17 @@ from mindvl_data.errors import SampleError
 from mindvl_data.image_files import read_jpeg_header
 from mindvl_data.images import MAX_ASPECT_RATIO, read_size
 from mindvl_data.types import MediaSize
-from mindvl_data.video import VideoLayout, probe, used_frames
+from mindvl_data.video import CONTAINERS, VideoLayout, probe, used_frames, video_extension
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 _JPEG_END = b"\xff\xd9"
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BMP_HEADER_SIZES = (12, 16, 40, 52, 56, 64, 108, 124)
+_SEGMENT = b"\x18\x53\x80\x67"
 _AVIF_BRANDS = (b"avif", b"avis")
 _COMPLETE_IF_DECODED = ("gif", "bmp", "tiff", "avif")  # rare formats without an end marker
-_KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4"
+_KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi"
 
 
 def media_extension(content: bytes) -> str | None:
@@ -39,9 +40,9 @@ def media_extension(content: bytes) -> str | None:
         return "tiff"
     if content[:2] == b"BM" and int.from_bytes(content[14:18], "little") in _BMP_HEADER_SIZES:
         return "bmp"
-    if content[4:8] != b"ftyp":
-        return None
-    return "avif" if _brands(content) & {*_AVIF_BRANDS} else "mp4"
+    if content[4:8] == b"ftyp" and _brands(content) & {*_AVIF_BRANDS}:
+        return "avif"
+    return video_extension(content)
 
 
 def check_media(content: bytes, *, decode_limit: int, decode_all: bool = False) -> MediaSize:
@@ -60,7 +61,7 @@ def check_media(content: bytes, *, decode_limit: int, decode_all: bool = False) 
         raise SampleError(f"the format of a file of {len(content)} bytes is not {_KINDS}")
     if not _is_complete(content, extension):
         raise SampleError(f"{extension} of {len(content)} bytes is truncated: its end is missing")
-    if extension == "mp4":
+    if extension in CONTAINERS:
         size = probe(content)
         if decode_all:
             every_frame = VideoLayout(
@@ -84,11 +85,33 @@ def _is_complete(content: bytes, extension: str) -> bool:
         return content.rfind(_JPEG_END, read_jpeg_header(content).first_scan) >= 0
     if extension == "png":
         return content.rfind(_PNG_END) >= 0
-    if extension == "webp":
+    if extension in ("webp", "avi"):
         return len(content) >= 8 + int.from_bytes(content[4:8], "little")
     if extension in _COMPLETE_IF_DECODED:
         return True
+    if extension in ("mkv", "webm"):
+        return _segment_end(content) <= len(content)
     return _boxes_end(content) == len(content)
+
+
+def _segment_end(content: bytes) -> int:
+    """The end offset of the Segment of a Matroska file by its size; 0 if the writer did not know the size."""
+    header, after = _vint(content, 4)
+    start = after + header
+    if content[start : start + 4] != _SEGMENT:
+        return 0
+    size, after = _vint(content, start + 4)
+    is_unknown = size == (1 << 7 * (after - start - 4)) - 1
+    return 0 if is_unknown else after + size
+
+
+def _vint(content: bytes, offset: int) -> tuple[int, int]:
+    """(value, end) of a Matroska integer of variable length; (0, offset) past the end."""
+    if offset >= len(content) or not content[offset]:
+        return 0, offset
+    length = 9 - content[offset].bit_length()
+    value = int.from_bytes(content[offset : offset + length], "big")
+    return value & ((1 << 7 * length) - 1), offset + length
 
 
 def _brands(content: bytes) -> set[bytes]:

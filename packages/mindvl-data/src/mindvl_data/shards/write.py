@@ -280,5 +280,7 @@ def _read_media(medium: Path | bytes, origin: Origin) -> bytes:
     if len(content) > MAX_MEMBER_BYTES:
         raise RecordError(f"{name} has {len(content)} bytes, the limit is {MAX_MEMBER_BYTES}", origin)
     if media_extension(content) is None:
-        raise RecordError(f"{name} is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or mp4", origin, "Convert it.")
+        raise RecordError(
+            f"{name} is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi", origin, "Convert it."
+        )
     return content
