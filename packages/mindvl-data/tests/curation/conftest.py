@@ -2,6 +2,7 @@
 """What the tests of curation share: signatures in memory, so that set steps are tested without an engine, and a small
 server of chat completions whose answers and faults a test chooses."""
 
+import io
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Step
@@ -168,3 +170,11 @@ def chat_server() -> Iterator[ChatServer]:
     server = ChatServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def small_png() -> bytes:
+    """An image of 8 x 6 pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 30, 40)).save(file, "PNG")
+    return file.getvalue()

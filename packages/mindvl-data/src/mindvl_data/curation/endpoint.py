@@ -8,7 +8,7 @@ their rate (429) or fail in the server (5xx) are repeated with growing pauses. A
 A step does, for a batch of records:
 
     endpoint = Endpoint.of(config.endpoint, context)
-    replies = endpoint.ask_all([Question(["Describe the image.", record.media[0]], max_tokens=512) for record in records])
+    replies = endpoint.ask_each(records, lambda record: Question([record.media[0], "Describe the image."], max_tokens=512))
 """
 
 import http.client
@@ -35,6 +35,7 @@ from mindvl_data.curation.endpoint_http import (
     shown,
 )
 from mindvl_data.curation.endpoint_store import AnswerStore, BudgetError, Expected, Limits, Reply
+from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context
 from mindvl_data.errors import DataError, SampleError
 
@@ -110,17 +111,24 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class Question:
-    """One question in one turn.
+    """One question.
 
     Attributes:
         parts: Texts (str) and encoded images (bytes), in order.
         max_tokens: Longest answer in tokens.
         system: System message; "" for none.
+        history: (role, parts) of the messages before.
     """
 
     parts: Sequence[str | bytes]
     max_tokens: int
     system: str = ""
+    history: Sequence[tuple[str, Sequence[str | bytes]]] = ()
+
+    def messages(self) -> list[tuple[str, list[str | bytes]]]:
+        """(role, parts) of all messages."""
+        turns = [("system", [self.system])] if self.system else []
+        return [(role, list(parts)) for role, parts in (*turns, *self.history, ("user", self.parts))]
 
 
 class Endpoint:
@@ -169,6 +177,25 @@ class Endpoint:
         if errors:  # an error that concerns all questions comes first
             raise min(errors, key=lambda error: isinstance(error, SampleError))
         return [future.result() for future in futures]
+
+    def ask_each(self, records: Sequence[Record], question: Callable[[Record], Question | None]) -> list[Reply | None]:
+        """The answers to one question about each record; None where `question` returns None.
+
+        Raises:
+            SampleError: A question cannot be made or fails; those of all other records have been asked.
+            BudgetError, DataError: As in `ask_all`.
+        """
+        questions: list[Question | None] = []
+        failures: list[SampleError] = []
+        for record in records:
+            try:
+                questions.append(question(record))
+            except SampleError as error:
+                failures.append(error)
+        replies = iter(self.ask_all([one for one in questions if one is not None]))
+        if failures:
+            raise failures[0]
+        return [None if one is None else next(replies) for one in questions]
 
     def ask(self, question: Question) -> Reply:
         """The answer to a question.
@@ -292,30 +319,31 @@ class Endpoint:
 
     def _digest(self, question: Question) -> str:
         """Key of the answer: everything that determines it except the URL."""
-        parts = [part if isinstance(part, str) else {"image": sha256(part).hexdigest()} for part in question.parts]
+        messages = [
+            (role, [part if isinstance(part, str) else {"image": sha256(part).hexdigest()} for part in parts])
+            for role, parts in question.messages()
+        ]
         content = [
-            self.name, self.config.model, self.config.max_pixels, self.config.temperature, question.max_tokens,
-            question.system, parts,
+            self.name, self.config.model, self.config.max_pixels, self.config.temperature, question.max_tokens, messages,
         ]  # fmt: skip
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def _request(self, question: Question) -> tuple[bytes, Expected]:
         """The body of the request and what it is expected to use."""
-        prompt_tokens = 16 + _num_bytes(question.system) // 3
-        content: list[dict[str, Any]] = []
-        for part in question.parts:
-            if isinstance(part, str):
-                content.append({"type": "text", "text": part})
-                prompt_tokens += _num_bytes(part) // 3 + 1
-            else:
-                url, pixels = image_url(part, self.config.max_pixels)
-                content.append({"type": "image_url", "image_url": {"url": url}})
-                prompt_tokens += pixels // _PIXELS_PER_TOKEN + 1
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if question.system:
-            messages.insert(0, {"role": "system", "content": question.system})
-        if all(isinstance(part, str) for part in question.parts):
-            messages[-1]["content"] = "\n".join(str(part) for part in question.parts)  # any server takes a string
+        prompt_tokens = 16
+        messages: list[dict[str, Any]] = []
+        for role, parts in question.messages():
+            content: list[dict[str, Any]] = []
+            for part in parts:
+                if isinstance(part, str):
+                    content.append({"type": "text", "text": part})
+                    prompt_tokens += len(part.encode(errors="replace")) // 3 + 1
+                else:
+                    url, pixels = image_url(part, self.config.max_pixels)
+                    content.append({"type": "image_url", "image_url": {"url": url}})
+                    prompt_tokens += pixels // _PIXELS_PER_TOKEN + 1
+            is_text = all(isinstance(part, str) for part in parts)  # as a string, which any server takes
+            messages.append({"role": role, "content": "\n".join(map(str, parts)) if is_text else content})
         body = {
             "model": self.config.model, "messages": messages, "max_tokens": question.max_tokens,
             "temperature": self.config.temperature,
@@ -335,7 +363,3 @@ def check_endpoint(config: EndpointConfig) -> None:
         DataError: The variable of the key is not set, nothing listens, or the key is refused.
     """
     check_server(config.url, api_key(config.url, config.api_key_env), config.api_key_env)
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode(errors="replace"))

@@ -34,6 +34,8 @@ STEP_MODULES: tuple[str, ...] = (
     "duplicates.perceptual",
     "garbled_text",
     "image_rules",
+    "judging",
+    "reannotation",
     "text_filters",
     "text_rules",
 )
