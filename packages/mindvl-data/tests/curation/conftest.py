@@ -67,7 +67,7 @@ def decide(context: Context, tmp_path: Path) -> Decide:
         stored = MemorySignatures(
             np.repeat(np.array([record.number for record in records], np.uint64), counts),
             np.repeat(np.array([record.piece for record in records], np.uint32), counts),
-            np.concatenate(rows) if rows else np.empty((0, 1), np.uint8),
+            np.concatenate([part for part in rows if len(part)] or [np.empty((0, 1), np.uint8)]),
         )
         directory = tmp_path / f"decide-{next(runs)}"
         directory.mkdir()

@@ -27,8 +27,12 @@ from mindvl_data.errors import DataError
 
 # Modules that register steps when they are imported; a module imports libraries of an extra inside its functions only.
 STEP_MODULES: tuple[str, ...] = (
+    "clusters.cluster",
+    "clusters.labels",
+    "clusters.sample",
     "contamination.decontaminate",
     "documents",
+    "duplicates.embedding",
     "duplicates.exact",
     "duplicates.minhash",
     "duplicates.perceptual",

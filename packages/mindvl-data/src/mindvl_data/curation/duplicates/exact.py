@@ -22,7 +22,7 @@ from mindvl_data.curation.step import Context, Decision, Signatures, Step, regis
 
 MIB = 1 << 20
 
-_SIGNATURE = np.dtype([("digest", "<u8", 2), ("preference", "<f8")])
+SIGNATURE = np.dtype([("digest", "<u8", 2), ("preference", "<f8")])
 _VALUE = np.dtype([("rest", "<u8"), ("record", "<u4")])
 
 
@@ -76,10 +76,10 @@ def sign(records: list[Record], config: ExactDuplicates, context: Context) -> Se
     found = []
     for record in records:
         digest = content_digest(record, config.content)
-        rows = np.empty(0 if digest is None else 1, _SIGNATURE)
+        rows = np.empty(0 if digest is None else 1, SIGNATURE)
         if digest is not None:
             rows["digest"], rows["preference"] = np.frombuffer(digest, "<u8"), preference(record, config.keep)
-        found.append(rows.view(np.uint8).reshape(len(rows), _SIGNATURE.itemsize))
+        found.append(rows.view(np.uint8).reshape(len(rows), SIGNATURE.itemsize))
     return found
 
 
@@ -101,7 +101,7 @@ def decide(signatures: Signatures, config: ExactDuplicates, context: Context, di
 
 def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[Any]]]:
     for records, signatures in table.blocks():
-        yield records, np.ascontiguousarray(signatures).view(_SIGNATURE)[:, 0]
+        yield records, np.ascontiguousarray(signatures).view(SIGNATURE)[:, 0]
 
 
 STEP = register(

@@ -31,7 +31,7 @@ from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Signatures, Step, register
 
 WINDOW = 64  # records after a record in a bucket with which it is compared; all of them in buckets of up to 65
-_PREFERENCE_BYTES = 8
+PREFERENCE_BYTES = 8
 _PAIRS_AT_ONCE = 1 << 16  # bounds the signatures that are compared at a time
 
 
@@ -89,12 +89,12 @@ def sign(records: list[Record], config: TextDuplicates, context: Context) -> Seq
     found = []
     for record in records:
         parts = text_shingles(record.text(), config.unit, config.shingle_size)
-        rows = np.empty((1 if parts else 0, 4 * config.num_values + _PREFERENCE_BYTES), np.uint8)
+        rows = np.empty((1 if parts else 0, 4 * config.num_values + PREFERENCE_BYTES), np.uint8)
         if parts:
             minhash = empty.copy()
             minhash.update_batch([part.encode() for part in parts])
-            rows[0, :-_PREFERENCE_BYTES] = minhash.hashvalues.astype("<u4").view(np.uint8)
-            rows[0, -_PREFERENCE_BYTES:] = np.array([preference(record, config.keep)], "<f8").view(np.uint8)
+            rows[0, :-PREFERENCE_BYTES] = minhash.hashvalues.astype("<u4").view(np.uint8)
+            rows[0, -PREFERENCE_BYTES:] = np.array([preference(record, config.keep)], "<f8").view(np.uint8)
         found.append(rows)
     return found
 
@@ -176,8 +176,8 @@ class _SignatureStore:
 def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[np.uint32], NDArray[Any]]]:
     """Records, hash values [R, num_values], preferences [R]."""
     for records, signatures in table.blocks():
-        values = np.ascontiguousarray(signatures[:, :-_PREFERENCE_BYTES]).view("<u4")
-        yield records, values, np.ascontiguousarray(signatures[:, -_PREFERENCE_BYTES:]).view("<f8")[:, 0]
+        values = np.ascontiguousarray(signatures[:, :-PREFERENCE_BYTES]).view("<u4")
+        yield records, values, np.ascontiguousarray(signatures[:, -PREFERENCE_BYTES:]).view("<f8")[:, 0]
 
 
 STEP = register(

@@ -37,7 +37,7 @@ HASH_BITS = 64
 MAX_RADIUS = 16
 
 # One row for each image; `whole` identifies the hashes of all images, and the text where it must be equal.
-_SIGNATURE = np.dtype(
+SIGNATURE = np.dtype(
     [("hash", "<u8"), ("whole", "<u8"), ("text", "<u8"), ("position", "u1"), ("count", "u1"), ("preference", "<f8")]
 )
 _CANDIDATE = np.dtype([("hash", "<u8"), ("record", "<u4"), ("count", "u1")])
@@ -83,7 +83,7 @@ def sign(records: list[Record], config: ImageDuplicates, context: Context) -> Se
     """One signature for each image of each record."""
     found = []
     for record in records:
-        rows = np.zeros(min(len(record.media), _MAX_IMAGES), _SIGNATURE)
+        rows = np.zeros(min(len(record.media), _MAX_IMAGES), SIGNATURE)
         rows["hash"] = [image_hash(record.image(index), config.method) for index in range(len(rows))]
         text = normalized(record.text()).encode() if config.same_text else b""
         rows["text"] = np.frombuffer(blake2b(text, digest_size=8).digest(), "<u8")
@@ -91,7 +91,7 @@ def sign(records: list[Record], config: ImageDuplicates, context: Context) -> Se
         rows["whole"] = np.frombuffer(whole.digest(), "<u8")
         rows["position"], rows["count"] = np.arange(len(rows)), len(rows)
         rows["preference"] = preference(record, config.keep)
-        found.append(rows.view(np.uint8).reshape(len(rows), _SIGNATURE.itemsize))
+        found.append(rows.view(np.uint8).reshape(len(rows), SIGNATURE.itemsize))
     return found
 
 
@@ -182,7 +182,7 @@ def _join_similar(runs: SortedRuns, groups: Groups, images: _Images, radius: int
 
 def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[Any]]]:
     for records, signatures in table.blocks():
-        yield records, np.ascontiguousarray(signatures).view(_SIGNATURE)[:, 0]
+        yield records, np.ascontiguousarray(signatures).view(SIGNATURE)[:, 0]
 
 
 STEP = register(
