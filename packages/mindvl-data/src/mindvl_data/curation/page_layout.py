@@ -60,15 +60,16 @@ def join_words(words: Sequence[Word]) -> list[Line]:
     return lines if len(lines) > _MAX_MERGED else _merged(lines)
 
 
-def reading_order(lines: Sequence[Line], figures: Sequence[Figure] = ()) -> list[Block]:
+def reading_order(lines: Sequence[Line], figures: Sequence[Figure] = (), *, tables: bool = True) -> list[Block]:
     """Put lines and figures of a page into reading order: top to bottom, in two columns the left one first.
 
-    A line across both columns (a title, a wide figure) divides the page: what is above it is read before.
+    A line across both columns (a title, a wide figure) divides the page: what is above it is read before. With `tables`, rows
+    of aligned cells become a Table.
     """
     items: list[Line | Figure] = [*lines, *figures]
     gutter = _gutter(lines)
     if gutter is None:
-        return _blocks(items)
+        return _blocks(items, tables)
     ordered: list[Block] = []
     left: list[Line | Figure] = []
     right: list[Line | Figure] = []
@@ -78,9 +79,9 @@ def reading_order(lines: Sequence[Line], figures: Sequence[Figure] = ()) -> list
         elif item.x0 >= gutter:
             right.append(item)
         else:
-            ordered += [*_blocks(left), *_blocks(right), *_blocks([item])]
+            ordered += [*_blocks(left, tables), *_blocks(right, tables), *_blocks([item], tables)]
             left, right = [], []
-    return [*ordered, *_blocks(left), *_blocks(right)]
+    return [*ordered, *_blocks(left, tables), *_blocks(right, tables)]
 
 
 def _continues(line: Line, word: Line) -> bool:
@@ -163,7 +164,7 @@ def _gutter(lines: Sequence[Line]) -> float | None:
     return position if beside > 0 else None
 
 
-def _blocks(items: Sequence[Line | Figure]) -> list[Block]:
+def _blocks(items: Sequence[Line | Figure], tables: bool) -> list[Block]:
     """Blocks of one column, from top to bottom."""
     blocks: list[Block] = []
     rows: list[list[Line]] = []
@@ -171,7 +172,7 @@ def _blocks(items: Sequence[Line | Figure]) -> list[Block]:
     placed = [replace(item, right=right) if isinstance(item, Line) else item for item in items]
     for item in sorted(placed, key=lambda item: ((item.y0 + item.y1) / 2, item.x0)):
         if isinstance(item, Figure):
-            blocks += _with_tables(rows)
+            blocks += _with_tables(rows) if tables else _lines_of(rows)
             blocks.append(item)
             rows = []
         elif rows and abs(rows[-1][0].middle - item.middle) < 0.5 * min(
@@ -180,7 +181,11 @@ def _blocks(items: Sequence[Line | Figure]) -> list[Block]:
             rows[-1].append(item)
         else:
             rows.append([item])
-    return blocks + _with_tables(rows)
+    return blocks + (_with_tables(rows) if tables else _lines_of(rows))
+
+
+def _lines_of(rows: Sequence[list[Line]]) -> list[Line]:
+    return [line for row in rows for line in sorted(row, key=lambda line: line.x0)]
 
 
 def _with_tables(rows: Sequence[list[Line]]) -> list[Block]:
@@ -199,7 +204,7 @@ def _with_tables(rows: Sequence[list[Line]]) -> list[Block]:
             start = stop
         else:
             stop = max(stop, start + 1)
-            blocks += [line for row in rows[start:stop] for line in sorted(row, key=lambda line: line.x0)]
+            blocks += _lines_of(rows[start:stop])
             start = stop
     return blocks
 

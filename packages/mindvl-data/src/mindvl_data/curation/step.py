@@ -31,6 +31,7 @@ STEP_MODULES: tuple[str, ...] = (
     "clusters.labels",
     "clusters.sample",
     "contamination.decontaminate",
+    "coverage",
     "documents",
     "duplicates.embedding",
     "duplicates.exact",
@@ -40,6 +41,8 @@ STEP_MODULES: tuple[str, ...] = (
     "image_rules",
     "judging",
     "reannotation",
+    "rendering",
+    "scene_ocr",
     "text_filters",
     "text_rules",
 )
