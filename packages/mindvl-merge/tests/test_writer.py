@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are written at known places in any order, and a journal is believed only if it fits."""
 
+import os
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -55,3 +58,17 @@ def test_a_journal_continues_only_the_same_inputs_with_whole_files(tmp_path):
         writer.commit({"a": {"digest": "1"}})
     with _writer(tmp_path, inputs="y") as writer:
         assert writer.finished == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors are read from /proc")
+def test_a_commit_syncs_all_files_once_and_then_those_of_its_tensors(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        "os.fdatasync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")[-24:])
+    )
+    first, second = "00001-of-00002.safetensors"[-24:], "00002-of-00002.safetensors"[-24:]
+    with _writer(tmp_path, max_shard_bytes=12) as writer:
+        writer.commit({"b": {"digest": "1"}})
+        assert synced == [first, second]
+        writer.commit({"a": {"digest": "2"}})
+        assert synced == [first, second, second]

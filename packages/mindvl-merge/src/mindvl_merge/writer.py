@@ -37,6 +37,7 @@ class DirectoryWriter:
         self._shards = dict(zip(_shard_names(len(shards)), shards, strict=True))
         self._place: dict[str, tuple[str, int]] = {}  # file and offset of each tensor
         self._descriptors: dict[str, int] = {}
+        self._are_sizes_synced = False  # of all files, with their headers
         self._headers = {file: _header(shard) for file, shard in self._shards.items()}
         self._read_journal(inputs)
         self._open_files()
@@ -50,9 +51,11 @@ class DirectoryWriter:
             num_written += os.pwrite(self._descriptors[file], data[num_written:].data, offset + num_written)
 
     def commit(self, records: dict[str, dict[str, Any]]) -> None:
-        """Sync the files, then list finished tensors in the journal with a record each."""
-        for descriptor in self._descriptors.values():
-            os.fdatasync(descriptor)
+        """Sync the files of finished tensors, then list them in the journal with a record each."""
+        files = {self._place[name][0] for name in records} if self._are_sizes_synced else self._descriptors
+        for file in sorted(files):  # not all every time: a large model has hundreds of files
+            os.fdatasync(self._descriptors[file])
+        self._are_sizes_synced = True
         with open(self.path / JOURNAL_NAME, "a", encoding="utf-8") as journal:
             for name, record in records.items():
                 journal.write(json.dumps({"tensor": name, **record}) + "\n")
