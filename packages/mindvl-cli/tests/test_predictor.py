@@ -3,11 +3,13 @@
 
 import base64
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from mindvl_cli.predictor import DECODER, make_predictor
 from mindvl_data import ImageConfig
@@ -223,3 +225,26 @@ def test_a_table_with_embedded_images_is_answered_as_image_files_are(model_direc
     assert len(predictor.cache.answers) == 2  # the same content has the same key
     result = evaluate(predictor, [benchmark])
     assert set(result.metrics["MMBench_DEV"]) == {"overall", "single"}
+
+
+def test_a_model_without_images_answers_text_and_refuses_images(model_directory, items, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(model_directory)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    predictor = _predictor(tmp_path)
+    text = [item for item in items if not item.images]
+    assert len(predictor.predict(predictor.questions(text, min_pixels=None, max_pixels=None))) == len(text) > 0
+    with pytest.raises(EvaluationError, match="the model has no image processor"):
+        predictor.predict(predictor.questions(items, min_pixels=None, max_pixels=None))
+
+
+def test_a_directory_without_a_chat_template_is_named(model_directory, items, tmp_path):
+    copied = shutil.copytree(model_directory, tmp_path / "copy")
+    (copied / "chat_template.jinja").unlink()
+    predictor = _predictor(copied)
+    with pytest.raises(EvaluationError, match=r"copy: has no chat template\. Copy chat_template\.jinja"):
+        predictor.predict(predictor.questions(items, min_pixels=None, max_pixels=None))

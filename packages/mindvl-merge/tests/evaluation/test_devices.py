@@ -7,9 +7,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from mindvl_merge.errors import EvaluationError
-from mindvl_merge.evaluation.devices import DevicePool
+from mindvl_merge.evaluation.devices import DevicePool, check_device
 
 
 class Answers:
@@ -70,3 +71,13 @@ def test_a_process_that_ends_is_named_with_its_exit_code(pool):
 def test_a_model_that_cannot_be_loaded_is_the_error_of_the_caller(make):
     with pytest.raises(EvaluationError, match="model: cannot be loaded"):
         list(DevicePool(make, ["broken"]).answer(["x"]))
+
+
+def test_a_device_that_this_machine_does_not_have_is_refused(monkeypatch):
+    check_device("cpu")
+    for accelerator, name in ((None, "cuda:0"), (torch.device("cuda"), "cuda:2"), (torch.device("cuda"), "npu")):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available, found=accelerator: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+        with pytest.raises(EvaluationError, match=f"--device: '{name}' is not a device of this machine"):
+            check_device(name)
+    check_device("cuda:1")

@@ -102,3 +102,11 @@ def test_a_refused_request_is_not_repeated(server, status):
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(EvaluationError, match=r"--endpoint: .* is not a URL"):
         EndpointConfig(url=url, model="m")
+
+
+def test_half_a_surrogate_pair_is_replaced_and_a_cut_error_is_tried_again(server):
+    server.replies = [
+        (500, b"short", ("Content-Length", "4000")),
+        (200, b'{"choices": [{"message": {"content": "a\\ud83d"}}]}'),
+    ]
+    assert _ask(server)[0] == "a?"

@@ -87,3 +87,9 @@ def test_a_search_on_a_benchmark_with_a_judge_is_refused():
     item = Item(id="1", task="t", images=(), question="?", answer="a", metric="mmvet")
     with pytest.raises(EvaluationError, match="mmvet: the search cannot use a judge"):
         search_model(WidthPredictor(), [item], ResolutionGrid.paper())
+
+
+def test_two_benchmarks_of_one_name_are_refused():
+    benchmark = Benchmark(name="one", items=(_item("1", "a", "3"),))
+    with pytest.raises(EvaluationError, match="two benchmarks have the name 'one'"):
+        evaluate(WidthPredictor(), [benchmark, benchmark])

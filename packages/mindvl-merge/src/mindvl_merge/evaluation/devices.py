@@ -33,6 +33,30 @@ class Answers(Protocol):
         ...
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that does not exist on this machine.
+
+    Raises:
+        EvaluationError: The name is unknown, or the machine has no such device.
+    """
+    import torch
+
+    if name in ("auto", "cpu"):
+        return
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if accelerator is None else torch.accelerator.device_count()
+    kind, _, index = name.partition(":")
+    is_known = accelerator is not None and kind == accelerator.type and (not index or index.isdecimal())
+    if not is_known or (index and int(index) >= count):
+        kinds = [
+            "auto",
+            "cpu",
+            *([accelerator.type] if accelerator else []),
+            *(f"{accelerator}:{i}" for i in range(count)),
+        ]
+        raise EvaluationError(f"--device: {name!r} is not a device of this machine. Choose from {', '.join(kinds)}.")
+
+
 class DevicePool:
     """Processes that answer batches; they start with the first batch and end with the pool.
 

@@ -81,7 +81,7 @@ class Endpoint:
                     return text
                 reason = f"the reply is not a chat completion: {_shown(content)}"
             except urllib.error.HTTPError as error:
-                reason = f"HTTP {error.code}: {_shown(error.read(2000))}"
+                reason = f"HTTP {error.code}: {_shown(_body(error))}"
                 if error.code < 500 and error.code not in _MAY_PASS:
                     kind = RequestRefusedError if error.code in _ABOUT_REQUEST else EvaluationError
                     raise kind(
@@ -131,7 +131,17 @@ def _text(content: bytes) -> str | None:
         return None
     if text is None:  # for example only reasoning, or cut before the first token
         return ""
-    return text if isinstance(text, str) else None
+    if not isinstance(text, str):
+        return None
+    return text.encode(errors="replace").decode()  # half of a surrogate pair could not be written to a file
+
+
+def _body(error: urllib.error.HTTPError) -> bytes:
+    """The beginning of the body of an error; empty if the connection ends before."""
+    try:
+        return error.read(2000)
+    except (OSError, http.client.HTTPException):
+        return b""
 
 
 def _shown(content: bytes) -> str:

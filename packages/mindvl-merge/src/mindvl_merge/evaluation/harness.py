@@ -47,7 +47,7 @@ def run_tasks(predictor: Predictor, name: str, *, cache: Path | None = None) -> 
             f"{PREFIX}{name}: is neither a directory with task files nor a task of lm-eval. `lm-eval ls tasks` lists its tasks."
         )
     predictor.load_all()
-    tokenizer = predictor.processor.tokenizer
+    tokenizer = getattr(predictor.processor, "tokenizer", predictor.processor)
     model = HFLM(pretrained=predictor.model, tokenizer=tokenizer, batch_size=predictor.config.batch_size)
     if cache is not None:
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from typing import Any
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
 from mindvl_merge.evaluation.cache import AnswerCache
-from mindvl_merge.evaluation.devices import Answered, DevicePool
+from mindvl_merge.evaluation.devices import Answered, DevicePool, check_device
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.images import ImageDecoder, image_hash, image_size, open_image
 
@@ -104,11 +104,15 @@ class Predictor:
 
     @cached_property
     def processor(self) -> Any:
-        """The processor of the directory, padding on the left."""
+        """The processor of the directory, or the tokenizer of a model without images, padding on the left."""
         from transformers import AutoProcessor
 
         processor = self._load(AutoProcessor)
-        processor.tokenizer.padding_side = "left"
+        if processor.chat_template is None:
+            raise EvaluationError(
+                f"{self.directory}: has no chat template. Copy chat_template.jinja of the model that it was trained from."
+            )
+        _tokenizer(processor).padding_side = "left"
         return processor
 
     @cached_property
@@ -117,6 +121,7 @@ class Predictor:
         import torch
 
         if self.config.device != "auto":
+            check_device(self.config.device)
             return self.config.device
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if accelerator is None else accelerator.type
@@ -125,14 +130,21 @@ class Predictor:
     def model(self) -> Any:
         """The model of the directory, in evaluation mode."""
         import torch
-        from transformers import AutoModelForImageTextToText
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
         from transformers.utils import logging as transformers_logging
 
+        device = self.device  # an error about it comes before hours of loading
         transformers_logging.disable_progress_bar()  # it would interrupt ours
-        model = self._load(AutoModelForImageTextToText, dtype="auto", use_safetensors=True)
-        if self.device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
+        kind = AutoModelForCausalLM if self._image_processor is None else AutoModelForImageTextToText
+        model = self._load(kind, dtype="auto", use_safetensors=True)
+        if device == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
             model = model.float()  # 16 bit is emulated on most CPUs
-        return model.to(self.device).eval()
+        return model.to(device).eval()
+
+    @property
+    def _image_processor(self) -> Any:
+        """None for a model without images."""
+        return getattr(self.processor, "image_processor", None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,14 +159,20 @@ class Predictor:
 
     @property
     def default_limits(self) -> tuple[int, int]:
-        """min_pixels and max_pixels of the directory's processor."""
-        size = self.processor.image_processor.size
+        """min_pixels and max_pixels of the directory's processor; zeros for a model without images."""
+        if self._image_processor is None:
+            return 0, 0
+        size = self._image_processor.size
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
     @cached_property
     def multiple(self) -> int:
         """Side of a visual token in pixels."""
-        images = self.processor.image_processor
+        images = self._image_processor
+        if images is None:
+            raise EvaluationError(
+                f"{self.directory}: the model has no image processor. Evaluate it on text benchmarks."
+            )
         return int(images.patch_size * images.merge_size)
 
     def questions(self, items: Sequence[Item], *, min_pixels: int | None, max_pixels: int | None) -> list[Question]:
@@ -167,13 +185,13 @@ class Predictor:
 
     def sizes(self, item: Item, min_pixels: int, max_pixels: int) -> tuple[Size, ...]:
         """Size of each image of an item after resizing."""
+        limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
         try:
-            return tuple(
-                self.decoder.resized(
-                    image_size(path, self.decoder), multiple=self.multiple, min_pixels=min_pixels, max_pixels=max_pixels
-                )
-                for path in item.images
-            )
+            sizes = [image_size(path, self.decoder) for path in item.images]
+        except EvaluationError as error:
+            raise EvaluationError(f"item {item.id}: {error}") from error
+        try:
+            return tuple(self.decoder.resized(size, multiple=self.multiple, **limits) for size in sizes)
         except EvaluationError as error:
             raise EvaluationError(
                 f"item {item.id}: {', '.join(map(str, item.images))}: {error} Remove the item."
@@ -210,6 +228,8 @@ class Predictor:
         """Answers of each batch, as soon as they are complete; the next batch is prepared during generation."""
         if not batches:
             return
+        for device in self.config.devices:
+            check_device(device)
         if self._pool is not None:
             yield from self._pool.answer(batches)
             return
@@ -266,9 +286,8 @@ class Predictor:
 
     def _length(self, question: Question) -> int:
         """Approximate number of prompt tokens, for sorting."""
-        images = self.processor.image_processor
-        area = (images.patch_size * images.merge_size) ** 2
         sizes = self.sizes(question.item, question.min_pixels, question.max_pixels)
+        area = self.multiple**2 if sizes else 1
         return sum(height * width // area for height, width in sizes) + len(question.item.question)
 
     def prepare(self, batch: Sequence[Question]) -> Any:
@@ -307,12 +326,12 @@ class Predictor:
     @cached_property
     def _decoding_tokenizer(self) -> Any:
         """A second tokenizer: one object must not encode and decode in two threads at the same time."""
-        return copy.deepcopy(self.processor.tokenizer)
+        return copy.deepcopy(_tokenizer(self.processor))
 
     @property
     def jpeg_scaling(self) -> bool:
         """Whether the model was trained on JPEGs that were decoded at a fraction of their size."""
-        return bool(getattr(self.processor.image_processor, "jpeg_scaling", False))
+        return bool(getattr(self._image_processor, "jpeg_scaling", False))
 
     def _images(self, question: Question) -> list[Any]:
         paths = question.item.images
@@ -337,15 +356,20 @@ class Predictor:
             )
 
     def _prompt(self, item: Item) -> str:
-        content: list[dict[str, str]] = []
+        parts: list[dict[str, str]] = []
         for number, text in enumerate(item.question.split(IMAGE_MARK)):
             if number:
-                content.append({"type": "image"})
+                parts.append({"type": "image"})
             if text:
-                content.append({"type": "text", "text": text})
+                parts.append({"type": "text", "text": text})
+        content = item.question if self._image_processor is None else parts
         message = {"role": "user", "content": content}
         prompt: str = self.processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
         return prompt
+
+
+def _tokenizer(processor: Any) -> Any:
+    return getattr(processor, "tokenizer", processor)
 
 
 def _loaded_predictor(

@@ -73,8 +73,9 @@ def evaluate(
         num_judge_workers: Number of these threads.
 
     Raises:
-        EvaluationError: A benchmark needs a judge and there is none.
+        EvaluationError: A benchmark needs a judge and there is none, or two have the same name.
     """
+    _require_names(benchmarks)
     _require_judge(benchmarks, judge)
     for benchmark in benchmarks:
         if benchmark.kind is not None:  # a missing group is reported before a question is asked
@@ -156,6 +157,13 @@ def _judge_all(
 
 def _references(item: Item) -> Any:
     return item.answer if item.references is None else item.references
+
+
+def _require_names(benchmarks: Sequence[Benchmark]) -> None:
+    names = [benchmark.name for benchmark in benchmarks]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise EvaluationError(f"--benchmark: two benchmarks have the name {repeated!r}. Rename one of the files.")
 
 
 def _require_judge(benchmarks: Sequence[Benchmark], judge: Judge | None) -> None:
