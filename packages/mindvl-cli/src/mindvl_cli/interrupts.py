@@ -17,7 +17,9 @@ STOPPED = 75  # EX_TEMPFAIL, as mindvl_train.signals has it: the same command, s
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 # Commands that resume when they are started again.
-_CONTINUES = frozenset({("demo",), ("train",), ("eval",), ("search-resolution",), ("data", "write"), ("data", "index")})
+_CONTINUES = frozenset(
+    {("demo",), ("train",), ("eval",), ("search-resolution",), ("data", "write"), ("data", "index"), ("data", "curate")}
+)
 _AGAIN_S = 10.0  # interval at which the exception is raised again, in case a destructor swallowed it
 
 

@@ -22,7 +22,7 @@ COMMANDS = {
         "mindvl_cli.commands.demo:demo",
         "Run the whole pipeline on real handwriting in minutes, and write a report.",
     ),
-    "data": ("mindvl_cli.commands.data:data", "Write, index, inspect and count training data."),
+    "data": ("mindvl_cli.commands.data:data", "Write, curate, index, inspect and count training data."),
     "recipe": (
         "mindvl_cli.commands.recipe:recipe",
         "Show and audit the paper's data mixtures, and map them to shards.",

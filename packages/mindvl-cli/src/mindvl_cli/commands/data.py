@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindvl_cli.commands.curate import curate
 from mindvl_cli.commands.ledger import ledger
 from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice, count_option
 from mindvl_cli.failures import CliError
@@ -30,9 +31,10 @@ any_path = click.Path(path_type=Path)
 
 @click.group(cls=StoppableGroup)
 def data() -> None:
-    """Write, index, inspect and count training data."""
+    """Write, curate, index, inspect and count training data."""
 
 
+data.add_command(curate)
 data.add_command(ledger)
 
 

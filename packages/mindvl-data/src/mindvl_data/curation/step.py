@@ -80,16 +80,20 @@ class Context:
         seed: Seed of the pipeline.
         cache: Directory of this pipeline for files that survive a restart (answers of endpoints). Shared by all workers.
         resources: Objects that the process keeps between batches (models, tables), by key. See `resource`.
+        on_loading: Called with True before a resource is built and with False after it; the engines then allow more time.
     """
 
     seed: int
     cache: Path
     resources: dict[Any, Any] = field(default_factory=dict)
+    on_loading: Callable[[bool], None] = lambda is_loading: None
 
     def resource(self, key: Any, build: Callable[[], T]) -> T:
         """An object that is built once per process, for example a model: `context.resource(("clip", path), load)`."""
         if key not in self.resources:
+            self.on_loading(True)
             self.resources[key] = build()
+            self.on_loading(False)
         value: T = self.resources[key]
         return value
 

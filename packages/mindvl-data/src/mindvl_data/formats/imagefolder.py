@@ -45,10 +45,11 @@ def read_imagefolder(path: Path, image_root: Path | None) -> Records:
             f"{path}: the directory has no images ({', '.join(MEDIA_EXTENSIONS)}). Specify another directory."
         )
     rows = ((Origin(file), {"id": file.relative_to(path).as_posix()}) for file in media)
-    return Records(total=len(media), records=each_row(rows, _pair))
+    return Records(total=len(media), records=each_row(rows, record_of_pair))
 
 
-def _pair(origin: Origin, row: dict[str, Any]) -> SourceRecord:
+def record_of_pair(origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    """An image or video with the caption in the .txt file beside it."""
     file = Path(origin.file)
     caption = file.with_suffix(".txt")
     kind = "video" if file.suffix[1:].lower() in VIDEO_EXTENSIONS else "image"

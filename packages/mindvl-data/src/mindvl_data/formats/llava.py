@@ -35,14 +35,15 @@ _USED = ("image", "images", "video", "videos", "conversations", "boxes", "points
 
 def read_llava(path: Path, image_root: Path | None) -> Records:
     """Read a LLaVA or ShareGPT file; file names are relative to `image_root` or else to the directory of the file."""
-    convert = partial(_record, path.parent if image_root is None else image_root)
+    convert = partial(record_of_row, path.parent if image_root is None else image_root)
     if path.suffix == ".jsonl":
         return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
     rows = _load_list(path)
     return Records(total=len(rows), records=each_row(_numbered(rows, path), convert))
 
 
-def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+def record_of_row(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    """Convert one row; relative file names are joined to `root`."""
     if not isinstance(row.get("conversations"), list):
         raise RecordError("the field `conversations` must be a list", origin, "Use a LLaVA or ShareGPT file.")
     body = {"messages": messages_of_turns(row["conversations"], row), **extras(row, _USED)}

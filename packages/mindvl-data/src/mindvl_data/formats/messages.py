@@ -29,11 +29,12 @@ _USED = ("messages", "images", "image", "videos", "video")
 
 def read_messages(path: Path, image_root: Path | None) -> Records:
     """Read a JSON lines file; file names are relative to `image_root` or else to the directory of the file."""
-    convert = partial(_record, path.parent if image_root is None else image_root)
+    convert = partial(record_of_row, path.parent if image_root is None else image_root)
     return Records(total=count_lines(path), records=each_row(read_json_lines(path), convert))
 
 
-def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+def record_of_row(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    """Convert one row; relative file names are joined to `root`."""
     if not isinstance(row.get("messages"), list):
         raise RecordError("the field `messages` must be a list", origin, "Use OpenAI-style JSON lines.")
     named: dict[str, list[str]] = {kind: [] for kind in MEDIA_TYPES}

@@ -8,7 +8,7 @@ converted by foreign.py: conversations, messages, texts, question and answer, or
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ IMAGE_NAMES = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture"
 VIDEO_NAMES = ("video", "videos", "mp4")
 ROWS_AT_ONCE = 32  # few, because rows with images are large
 
-_USED = ("messages", "conversations", "texts", *QUESTION_FIELDS, *ANSWER_FIELDS, *CAPTION_FIELDS)
+CONTENT_FIELDS = (*QUESTION_FIELDS, *ANSWER_FIELDS, *CAPTION_FIELDS)
+
+_USED = ("messages", "conversations", "texts", *CONTENT_FIELDS)
 
 
 def read_parquet(path: Path, image_root: Path | None) -> Records:
@@ -49,7 +51,7 @@ def read_parquet(path: Path, image_root: Path | None) -> Records:
         except (ValueError, OSError) as error:  # the base classes of pyarrow's errors
             raise DataError(f"{file}: not a parquet file ({error}). Correct or remove the file.") from error
     root = image_root or (path if path.is_dir() else path.parent)
-    return Records(total=total, records=each_row(parquet_rows(paths), partial(_record, root)))
+    return Records(total=total, records=each_row(parquet_rows(paths), partial(record_of_row, root)))
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -68,15 +70,19 @@ def _library() -> Any:
     return pyarrow.parquet
 
 
-def parquet_rows(paths: list[Path]) -> Iterator[Row]:
-    """Yield each row with its media columns collected, by kind, under the empty name, which no column can have."""
+def parquet_rows(paths: Sequence[Path], row_groups: Sequence[int] | None = None) -> Iterator[Row]:
+    """Yield each row with its media columns collected, by kind, under the empty name, which no column can have.
+
+    Args:
+        row_groups: Numbers of the row groups to read; all of them if None.
+    """
     parquet = _library()
     for path in paths:
         number = 0
         try:
             with parquet.ParquetFile(path) as file:
                 kinds = {field.name: kind for field in file.schema_arrow if (kind := _media_kind(field))}
-                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=row_groups):
                     for row in batch.to_pylist():
                         number += 1
                         media = {kind: [row[name] for name in kinds if kinds[name] == kind] for kind in kinds.values()}
@@ -99,7 +105,8 @@ def _media_kind(field: Any) -> str | None:
     return None
 
 
-def _record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+def record_of_row(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
+    """Convert one row of `parquet_rows`; relative file names are joined to `root`."""
     media = {kind: flat_media(values, root, origin) for kind, values in row[""].items()}
     images, videos = media.get("image", ()), media.get("video", ())
     texts = {name: _parsed(value) if name in _USED else value for name, value in row.items() if name}

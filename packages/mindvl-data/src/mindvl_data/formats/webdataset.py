@@ -98,7 +98,7 @@ def read_webdataset(source: str | Path | Pipeline, *, allow_pipe: bool = False) 
         DataError: As `shard_urls`; or, while reading, a shard is damaged or cannot be read.
     """
     if isinstance(source, str | Path):
-        samples: Pipeline = _samples(shard_urls(source, allow_pipe=allow_pipe))
+        samples: Pipeline = samples_of(shard_urls(source, allow_pipe=allow_pipe))
     else:
         samples = source
     return Records(total=0, records=_records(samples))
@@ -116,7 +116,8 @@ def _library() -> Any:
     return webdataset
 
 
-def _samples(urls: list[str]) -> Pipeline:
+def samples_of(urls: list[str]) -> Pipeline:
+    """The undecoded samples of shards; damage, truncation and failed commands raise DataError."""
     groups = _library().tariterators.group_by_keys(_members(urls))
     while True:
         try:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the file of a curation pipeline: the strict loader, and one registered dataclass for each step.
+
+Comes before mindvl_data.curation. A step is written as `- step: NAME` with its parameters beside the name.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mindvl_cli.load import load_config, load_section
+from mindvl_cli.problems import ConfigError, Problem
+from mindvl_data.curation.config import CurationConfig, InputConfig, LimitsConfig, OutputConfig, StepConfig
+from mindvl_data.curation.step import all_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CurationFile:
+    """The file, with steps that are not yet read."""
+
+    name: str
+    seed: int = 0
+    inputs: tuple[InputConfig, ...]
+    steps: tuple[dict[str, Any], ...]
+    out: Path
+    output: OutputConfig = field(default_factory=OutputConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ValueError("inputs: is empty. Add at least one input with `path` and `format`.")
+
+
+def load_curation(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CurationConfig:
+    """Read a pipeline.
+
+    Args:
+        path: YAML file.
+        overrides: `KEY.PATH=VALUE` each, for example `steps.2.threshold=0.8`.
+        out: Directory to use instead of the one in the file.
+
+    Raises:
+        ConfigError: Names every problem found, each with file and line.
+    """
+    document = load_config(path, _CurationFile, [*overrides, *([f"out={out}"] if out else [])])
+    steps: list[StepConfig] = []
+    problems: list[Problem] = []
+    for index, entry in enumerate(document.steps):
+        try:
+            steps.append(_step(path, index, entry.get("step"), overrides))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    values = {one.name: getattr(document, one.name) for one in dataclasses.fields(document)}
+    return CurationConfig(**{**values, "steps": tuple(steps)})
+
+
+def _step(path: Path, index: int, name: Any, overrides: Sequence[str]) -> StepConfig:
+    known = all_steps()
+    if name not in known:
+        _refuse_name(path, index, name, list(known), overrides)
+    config = known[name].config
+    written = dataclasses.make_dataclass(
+        config.__name__, [("step", Literal[name])], bases=(config,), frozen=True, kw_only=True
+    )
+    written.__doc__ = config.__doc__
+    value: Any = load_section(path, f"steps.{index}", written, overrides)
+    parameters = {one.name: getattr(value, one.name) for one in dataclasses.fields(config) if one.init}
+    return StepConfig(step=name, parameters=config(**parameters))
+
+
+def _refuse_name(path: Path, index: int, name: Any, known: list[str], overrides: Sequence[str]) -> None:
+    """Raise the error for a step that does not exist, at its line."""
+    try:
+        load_section(path, f"steps.{index}", _AnyStep, overrides)
+    except ConfigError as error:
+        where = error.problems[0].where
+    key = f"steps.{index}.step"
+    if name is None:
+        raise ConfigError([Problem(where, key, "is missing", "Add the name of a step.")])
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    to_do = f"Did you mean {near[0]!r}?" if near else "`mindvl data curate --explain` lists all steps."
+    raise ConfigError([Problem(where, key, f"the step {name!r} does not exist", to_do)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnyStep:
+    """A step that no value matches, for the line of its name."""
+
+    step: Literal[0]

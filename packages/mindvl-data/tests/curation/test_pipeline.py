@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of whole runs: counts by hand, the same bytes whatever runs them, restarts, and hostile records."""
+
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mindvl_data.curation.config import CurationConfig, InputConfig, LimitsConfig, OutputConfig, StepConfig
+from mindvl_data.curation.pipeline import curate
+from mindvl_data.errors import DataError
+
+STEPS = Path(__file__).parent / "steps"
+sys.path.insert(0, str(STEPS))
+steps: Any = importlib.import_module("curation_test_steps")
+LIMITS = LimitsConfig(seconds_per_record=1.5, memory_gib=1.0, batch_records=16)
+
+
+def write_lines(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def pipeline(tmp_path: Path, *chosen: tuple[str, Any], out: str = "out", **fields: Any) -> CurationConfig:
+    return CurationConfig(
+        name="texts",
+        inputs=(InputConfig(path=str(tmp_path / "in"), format="jsonl"),),
+        steps=tuple(StepConfig(step=name, parameters=parameters) for name, parameters in chosen),
+        out=tmp_path / out,
+        **{"limits": LIMITS, "output": OutputConfig(samples_per_shard=40), **fields},
+    )
+
+
+def usual(tmp_path: Path, **fields: Any) -> CurationConfig:
+    """Three parts of 40 texts; every tenth text is short, and every fourth occurs before."""
+    for part in range(3):
+        texts = [
+            "x" if place % 10 == 9 else f"text {0 if place % 4 == 3 else 40 * part + place} of many"
+            for place in range(40)
+        ]
+        if not (tmp_path / "in" / f"{part}.jsonl").exists():
+            write_lines(tmp_path / "in" / f"{part}.jsonl", texts)
+    chosen = [
+        ("test_length", steps.Length(min_length=3)),
+        ("test_unique", steps.Nothing()),
+        ("test_length", steps.Length()),
+    ]
+    return pipeline(tmp_path, *chosen, **fields)
+
+
+def output(out: Path) -> dict[str, bytes]:
+    """Every file of a result that must not differ between two runs."""
+    names = ["curation.json", "dropped.jsonl", "quarantine.jsonl"]
+    files = [
+        *(out / name for name in names),
+        *sorted((out / "shards").glob("*.tar")),
+        *sorted((out / "shards").glob("*.idx")),
+    ]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_counts_reasons_and_samples_are_those_of_the_input(tmp_path: Path) -> None:
+    found = curate(usual(tmp_path))
+
+    first, second, third = found.manifest["steps"]
+    assert (first["in"], first["out"], first["dropped"]) == (120, 108, {"short": 12})
+    # Of the places 3, 7, 11, ... of a part, 8 are not short; all 24 have the text of the very first record.
+    assert (second["in"], second["out"], second["dropped"]) == (108, 84, {"duplicate": 24})
+    assert (third["in"], third["out"]) == (84, 84)
+    assert found.manifest["counts"] == {"read": 120, "written": 84, "quarantined": 0}
+    dropped = lines(tmp_path / "out" / "dropped.jsonl")
+    assert len(dropped) == 36
+    assert dropped[0] == {**dropped[0], "id": "in/0.jsonl:10", "step": "test_length", "reason": "short", "value": 1}
+    assert json.loads((tmp_path / "out" / "shards" / "manifest.json").read_bytes())["samples"] == 84
+
+
+def test_facts_and_origin_are_written_into_the_sample(tmp_path: Path) -> None:
+    curate(usual(tmp_path))
+
+    content = (tmp_path / "out" / "shards" / "shard-000000.tar").read_bytes()
+    sample = json.loads(content[512 : content.index(b"\0", 512)])
+    assert sample["content"] == "text 0 of many"
+    assert sample["source"] == "texts"
+    assert sample["meta"]["origin"] == "in/0.jsonl:1"
+    assert sample["meta"]["curation"]["length"] == 14
+
+
+def test_workers_and_batch_size_do_not_change_a_byte(tmp_path: Path) -> None:
+    curate(usual(tmp_path))
+    several = usual(tmp_path, out="several")
+    curate(several, workers=2)
+    small = usual(tmp_path, out="small", limits=LimitsConfig(seconds_per_record=1.5, memory_gib=1.0, batch_records=3))
+    curate(small)
+
+    expected = output(tmp_path / "out")
+    assert output(tmp_path / "several") == expected
+    found = output(tmp_path / "small")
+    del found["curation.json"], expected["curation.json"]  # states the batch size
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_ray_on_a_cluster_of_several_processes_writes_the_same_bytes(tmp_path: Path) -> None:
+    curate(usual(tmp_path))
+    curate(usual(tmp_path, out="ray"), engine="ray", workers=2)
+
+    assert output(tmp_path / "ray") == output(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_moment_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    curate(usual(tmp_path))
+    script = f"""
+import sys; sys.path[:0] = [{str(STEPS)!r}, {str(Path(__file__).parent)!r}]
+from pathlib import Path
+import test_pipeline
+test_pipeline.curate(test_pipeline.usual(Path({str(tmp_path)!r}), out="killed"), workers=2)
+"""
+    generator = random.Random(0)
+    ends = 0
+    while not (tmp_path / "killed" / "curation.json").exists():
+        process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+        try:
+            process.wait(timeout=generator.uniform(0.2, 1.0) + 0.2 * ends)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            ends += 1
+
+    assert ends
+    assert output(tmp_path / "killed") == output(tmp_path / "out")
+
+
+def test_finished_parts_are_not_computed_again_and_a_change_invalidates_what_follows_it(tmp_path: Path) -> None:
+    good = usual(tmp_path)
+    refusing = usual(tmp_path)
+    object.__setattr__(
+        refusing, "steps", (*good.steps[:2], StepConfig(step="test_length", parameters=steps.Length(refuses=True)))
+    )
+    with pytest.raises(DataError, match=r"^test_length: refuses to work\.$"):
+        curate(refusing)
+    (first,) = (tmp_path / "out" / "work").glob("segment-0-*")
+    times = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+    second_before = {path.name for path in (tmp_path / "out" / "work").glob("segment-1-*")}
+    assert len([name for name in times if name.endswith(".json")]) == 3
+
+    with pytest.raises(DataError, match=r"refuses"):
+        curate(refusing)
+    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == times
+    object.__setattr__(
+        refusing, "steps", (*good.steps[:2], StepConfig(step="test_hostile", parameters=steps.Nothing()))
+    )
+    found = curate(refusing)
+
+    assert found.manifest["counts"]["written"] == 84
+    assert len(second_before) == 1
+    assert not (tmp_path / "out" / "work").exists()
+
+
+def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp_path: Path) -> None:
+    before = curate(usual(tmp_path))
+    again = curate(usual(tmp_path))
+    assert again.was_finished
+    assert again.manifest == before.manifest
+
+    with pytest.raises(
+        DataError, match=r"holds the result of another configuration.*Choose another directory with --out"
+    ):
+        curate(usual(tmp_path, seed=1))
+
+
+def test_records_that_end_or_hang_a_worker_are_quarantined_and_all_others_are_kept(tmp_path: Path) -> None:
+    bad = {5: "abort", 17: "sleep", 30: "allocate", 41: "fill", 42: "raise"}
+    write_lines(tmp_path / "in" / "a.jsonl", [f"{bad.get(place, 'word')} {place}" for place in range(60)])
+    with open(tmp_path / "in" / "a.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"text": \n')
+    started = time.monotonic()
+
+    found = curate(pipeline(tmp_path, ("test_hostile", steps.Nothing())))
+
+    reasons = {line["id"].rsplit(":", 1)[1]: line["reason"] for line in lines(tmp_path / "out" / "quarantine.jsonl")}
+    assert sorted(map(int, reasons)) == [6, 18, 31, 42, 43, 61]
+    assert reasons["6"] == "ended the worker process by SIGABRT"
+    assert reasons["18"] == "took more than 1.5 s (limits.seconds_per_record)"
+    assert "Unable to allocate" in reasons["31"]
+    assert "memory" in reasons["42"] or "Unable to allocate" in reasons["42"]
+    assert reasons["43"] == "ValueError: the text says raise"
+    assert found.manifest["counts"] == {"read": 61, "written": 55, "quarantined": 6}
+    assert time.monotonic() - started < 120
+
+
+def test_records_made_from_one_record_are_numbered_and_stay_in_order(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", ["a b c", "d", "e a"])
+    split = ("test_split", steps.Nothing())
+    found = curate(pipeline(tmp_path, split, ("test_length", steps.Length()), ("test_unique", steps.Nothing())))
+
+    assert [step["out"] for step in found.manifest["steps"]] == [6, 6, 5]
+    (dropped,) = lines(tmp_path / "out" / "dropped.jsonl")
+    assert dropped["value"] == "same as 0:0"  # the second "a" is piece 1 of record 2
+    assert dropped["id"] == "in/a.jsonl:3"
+
+
+def test_a_sample_is_small_and_the_same_every_time(tmp_path: Path) -> None:
+    config = usual(tmp_path)
+    first = curate(config, sample=10)
+    kept = output(first.out)
+    second = curate(config, sample=10)
+
+    assert first.out == tmp_path / "out-sample"
+    assert first.manifest["counts"]["read"] == 10
+    assert output(second.out) == kept
+    assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_images_without_a_text_are_quarantined_by_name_when_no_step_writes_one(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (40, 30), "red" if name == "a" else "blue").save(tmp_path / "photos" / f"{name}.png")
+    (tmp_path / "photos" / "a.txt").write_text("a red image", encoding="utf-8")
+    inputs = (InputConfig(path=str(tmp_path / "photos"), format="imagefolder"),)
+    shown: list[Any] = []
+    found = curate(
+        CurationConfig(name="p", inputs=inputs, steps=(), out=tmp_path / "out"),
+        write_page=lambda tally, content: shown.append(tally),
+    )
+
+    assert found.manifest["counts"] == {"read": 2, "written": 1, "quarantined": 1}
+    (line,) = lines(tmp_path / "out" / "quarantine.jsonl")
+    assert line["id"] == "photos/b.png"
+    assert "`content` has no text" in line["reason"]
+    (example,) = shown[0]["examples"]["kept"]
+    assert example["image"]
+    assert example["text"] == "a red image"
+
+
+def test_a_run_without_any_sample_left_writes_its_lists(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", ["a", "b"])
+    found = curate(pipeline(tmp_path, ("test_length", steps.Length(min_length=5))))
+
+    assert found.manifest["counts"]["written"] == 0
+    assert len(lines(tmp_path / "out" / "dropped.jsonl")) == 2
