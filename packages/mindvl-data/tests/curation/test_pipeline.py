@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ test_pipeline.curate(test_pipeline.usual(Path({str(tmp_path)!r}), out="killed"),
     while not (tmp_path / "killed" / "curation.json").exists():
         process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
         try:
-            process.wait(timeout=generator.uniform(0.2, 1.0) + 0.2 * ends)
+            process.wait(timeout=generator.uniform(0.2, 1.0) + 0.6 * ends)
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
@@ -182,24 +181,35 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp
         curate(usual(tmp_path, seed=1))
 
 
-def test_records_that_end_or_hang_a_worker_are_quarantined_and_all_others_are_kept(tmp_path: Path) -> None:
-    bad = {5: "abort", 17: "sleep", 30: "allocate", 41: "fill", 42: "raise"}
+def test_records_that_end_a_worker_or_raise_are_quarantined_and_all_others_are_kept(tmp_path: Path) -> None:
+    bad = {5: "abort", 30: "allocate", 42: "raise"}
     write_lines(tmp_path / "in" / "a.jsonl", [f"{bad.get(place, 'word')} {place}" for place in range(60)])
     with open(tmp_path / "in" / "a.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": \n')
-    started = time.monotonic()
 
     found = curate(pipeline(tmp_path, ("test_hostile", steps.Nothing())))
 
     reasons = {line["id"].rsplit(":", 1)[1]: line["reason"] for line in lines(tmp_path / "out" / "quarantine.jsonl")}
-    assert sorted(map(int, reasons)) == [6, 18, 31, 42, 43, 61]
+    assert sorted(map(int, reasons)) == [6, 31, 43, 61]
     assert reasons["6"] == "ended the worker process by SIGABRT"
-    assert reasons["18"] == "took more than 1.5 s (limits.seconds_per_record)"
     assert "Unable to allocate" in reasons["31"]
-    assert "memory" in reasons["42"] or "Unable to allocate" in reasons["42"]
     assert reasons["43"] == "ValueError: the text says raise"
-    assert found.manifest["counts"] == {"read": 61, "written": 55, "quarantined": 6}
-    assert time.monotonic() - started < 120
+    assert found.manifest["counts"] == {"read": 61, "written": 57, "quarantined": 4}
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_or_needs_too_much_memory_is_replaced(tmp_path: Path) -> None:
+    bad = {5: "sleep", 10: "fill"}
+    write_lines(tmp_path / "in" / "a.jsonl", [f"{bad.get(place, 'word')} {place}" for place in range(20)])
+    limits = LimitsConfig(seconds_per_record=5.0, memory_gib=0.5, batch_records=8)
+
+    found = curate(pipeline(tmp_path, ("test_hostile", steps.Nothing()), limits=limits))
+
+    first, second = lines(tmp_path / "out" / "quarantine.jsonl")
+    assert first == {**first, "id": "in/a.jsonl:6", "reason": "took more than 5 s (limits.seconds_per_record)"}
+    assert second["id"] == "in/a.jsonl:11"
+    assert second["reason"] == "needed more than 0.5 GiB of memory (limits.memory_gib)"
+    assert found.manifest["counts"] == {"read": 20, "written": 18, "quarantined": 2}
 
 
 def test_records_made_from_one_record_are_numbered_and_stay_in_order(tmp_path: Path) -> None:
