@@ -28,6 +28,8 @@ from mindvl_data.errors import DataError
 # Modules that register steps when they are imported; a module imports libraries of an extra inside its functions only.
 STEP_MODULES: tuple[str, ...] = (
     "annotations",
+    "class_sampling",
+    "classification",
     "clusters.cluster",
     "clusters.labels",
     "clusters.sample",
@@ -41,6 +43,7 @@ STEP_MODULES: tuple[str, ...] = (
     "garbled_text",
     "grounding",
     "image_rules",
+    "instruction_writing",
     "judging",
     "model_scores",
     "reannotation",
@@ -49,6 +52,7 @@ STEP_MODULES: tuple[str, ...] = (
     "tables",
     "text_filters",
     "text_rules",
+    "verification",
 )
 
 T = TypeVar("T")

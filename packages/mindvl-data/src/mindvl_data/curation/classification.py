@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assign each record to one capability of a taxonomy (paper, appendix B.3), by keywords, a local model, or an endpoint.
+
+Comes before class_sampling.py, which samples by the fact `capability`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mindvl_data.curation.dialogue import Language, check_language, language_of
+from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, check_endpoint
+from mindvl_data.curation.judging import sample_parts
+from mindvl_data.curation.model_replies import one_of
+from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
+from mindvl_data.curation.record import Record
+from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.taxonomy import OTHER, TAXONOMY
+from mindvl_data.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeywordClassifier:
+    """The capability with the most phrases in the texts of the record; the earlier one if two have the same number.
+
+    Attributes:
+        rules: JSON file: capability -> list of phrases, in any case. A phrase of letters and digits matches whole words.
+    """
+
+    kind: Literal["keywords"] = "keywords"
+    rules: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelClassifier:
+    """A transformers directory with a sequence classification model, which reads the texts of the record on the CPU.
+
+    Attributes:
+        directory: Directory with config.json, safetensors and tokenizer.
+        labels: Label of the model -> capability; labels that are not named are capabilities themselves.
+        min_score: Lowest probability; below it the capability is `other`.
+        max_tokens: Longest text in tokens; the rest is cut.
+    """
+
+    kind: Literal["model"] = "model"
+    directory: Path
+    labels: dict[str, str] = field(default_factory=dict)
+    min_score: float = 0.0
+    max_tokens: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointClassifier:
+    """A model behind an endpoint, which sees texts and images and replies with a name.
+
+    Attributes:
+        endpoint: The model.
+        language: Language of the prompt: en, zh, or that of each record (fact `language`).
+        prompt_en, prompt_zh: Prompts with {capabilities}, after the sample.
+        max_images: Records with more images fail.
+        max_tokens: Longest reply.
+    """
+
+    kind: Literal["endpoint"] = "endpoint"
+    endpoint: EndpointConfig
+    language: Language = "record"
+    prompt_en: str = default_prompt("classify", "en")
+    prompt_zh: str = default_prompt("classify", "zh")
+    max_images: int = 16
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        check_language(self.language)
+        check_fields("prompt_en", self.prompt_en, "capabilities")
+        check_fields("prompt_zh", self.prompt_zh, "capabilities")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify:
+    """Parameters of `classify`.
+
+    Attributes:
+        classifier: `kind: keywords`, `model` or `endpoint`, with its parameters.
+        taxonomy: Capability -> description.
+    """
+
+    classifier: KeywordClassifier | ModelClassifier | EndpointClassifier
+    taxonomy: dict[str, str] = field(default_factory=lambda: dict(TAXONOMY))
+
+    def __post_init__(self) -> None:
+        if not self.taxonomy or OTHER in self.taxonomy:
+            raise ValueError(f"taxonomy: must name capabilities other than {OTHER!r}. Add or rename one.")
+
+
+def classify(records: list[Record], config: Classify, context: Context) -> Sequence[Outcome]:
+    """Add the facts `capability` and `modality` (paper, appendix B.3)."""
+    classifier = config.classifier
+    if isinstance(classifier, KeywordClassifier):
+        rules = context.resource(("keywords", classifier), lambda: read_rules(classifier.rules, config.taxonomy))
+        found = [most_phrases(record.text(), rules) for record in records]
+    elif isinstance(classifier, ModelClassifier):
+        model = context.resource(("classifier", str(classifier)), lambda: load_model(classifier, config.taxonomy))
+        found = [model(record.text()) for record in records]  # one by one: padding may change the last bits of a score
+    else:
+        found = _by_endpoint(records, classifier, config.taxonomy, context)
+    return [
+        record.with_facts(capability=name, modality=modality(record))
+        for record, name in zip(records, found, strict=True)
+    ]
+
+
+def modality(record: Record) -> str:
+    """`text`, `image`, `multi_image` or `video`, by the placeholders of the record."""
+    contents = [turn.get("content") for turn in record.body.get("messages") or ()] + [record.body.get("content")]
+    kinds = [
+        part["type"]
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, dict) and part.get("type") in ("image", "video")
+    ]
+    if "video" in kinds:
+        return "video"
+    return ("text", "image")[len(kinds)] if len(kinds) < 2 else "multi_image"
+
+
+Rules = list[tuple[str, "re.Pattern[str]"]]
+
+
+def read_rules(path: Path, taxonomy: dict[str, str]) -> Rules:
+    """A file of phrases as (capability, pattern), in the order of the taxonomy.
+
+    Raises:
+        DataError: The file cannot be read, or names another capability.
+    """
+    try:
+        rules = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: the rules cannot be read: {error}. Correct the file.") from error
+    is_valid = isinstance(rules, dict) and all(
+        isinstance(phrases, list) and phrases and all(isinstance(phrase, str) and phrase.strip() for phrase in phrases)
+        for phrases in rules.values()
+    )
+    if not is_valid:
+        raise DataError(f'{path}: expected an object like {{"ocr": ["read the text"]}}. Correct the file.')
+    unknown = sorted(set(rules) - set(taxonomy))
+    if unknown:
+        raise DataError(f"{path}: {unknown[0]!r} is not in the taxonomy. Use one of {', '.join(taxonomy)}.")
+    return [(name, _pattern(rules[name])) for name in taxonomy if name in rules]
+
+
+def most_phrases(text: str, rules: Rules) -> str:
+    """The capability with the most matches; `other` without any."""
+    text = text.casefold()
+    best, most = OTHER, 0
+    for name, pattern in rules:
+        count = sum(1 for _ in pattern.finditer(text))
+        if count > most:
+            best, most = name, count
+    return best
+
+
+def load_model(config: ModelClassifier, taxonomy: dict[str, str]) -> Callable[[str], str]:
+    """A function from a text to a capability.
+
+    Raises:
+        DataError: The directory is not such a model, or a label is not a capability.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(config.directory, local_files_only=True)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            config.directory, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        ).eval()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{config.directory}: the classifier cannot be loaded: {error}. Check the directory."
+        ) from error
+    names = {index: config.labels.get(label, label) for index, label in model.config.id2label.items()}
+    unknown = sorted(set(names.values()) - {*taxonomy, OTHER})
+    if unknown:
+        raise DataError(f"{config.directory}: the label {unknown[0]!r} is not in the taxonomy. Map it in labels.")
+
+    def run(text: str) -> str:
+        inputs = tokenizer(text, truncation=True, max_length=config.max_tokens, return_tensors="pt")
+        with torch.inference_mode():
+            scores = model(**inputs).logits[0].softmax(-1)
+        best = int(scores.argmax())
+        return names[best] if round(float(scores[best]), 4) >= config.min_score else OTHER
+
+    return run
+
+
+def _by_endpoint(
+    records: list[Record], classifier: EndpointClassifier, taxonomy: dict[str, str], context: Context
+) -> list[str]:
+    capabilities = "\n".join(f"- {name}: {description}" for name, description in taxonomy.items())
+
+    def question(record: Record) -> Question:
+        is_chinese = language_of(record, classifier.language) == "zh"
+        prompt = filled(classifier.prompt_zh if is_chinese else classifier.prompt_en, capabilities=capabilities)
+        return Question([*sample_parts(record, classifier.max_images), prompt], classifier.max_tokens)
+
+    replies = Endpoint.of(classifier.endpoint, context).ask_each(records, question)
+    return [one_of(reply, tuple(taxonomy)) for reply in replies if reply is not None]
+
+
+def _pattern(phrases: Sequence[str]) -> "re.Pattern[str]":
+    found = []
+    for phrase in sorted({phrase.strip().casefold() for phrase in phrases}, key=lambda phrase: (-len(phrase), phrase)):
+        before = r"(?<![a-z0-9])" if phrase[0].isascii() and phrase[0].isalnum() else ""
+        after = r"(?![a-z0-9])" if phrase[-1].isascii() and phrase[-1].isalnum() else ""
+        found.append(before + re.escape(phrase) + after)
+    return re.compile("|".join(found))
+
+
+def _prepare(config: Classify, context: Context) -> None:
+    classifier = config.classifier
+    if isinstance(classifier, EndpointClassifier):
+        check_endpoint(classifier.endpoint)
+    elif isinstance(classifier, KeywordClassifier):
+        read_rules(classifier.rules, config.taxonomy)
+    elif not (classifier.directory / "config.json").is_file():
+        raise DataError(f"{classifier.directory}: config.json does not exist. Name a directory of transformers.")
+
+
+register(
+    Step(
+        name="classify",
+        config=Classify,
+        summary="Assigns each record to a capability, by keywords, a local model or an endpoint.",
+        section="B.3",
+        needs=("text",),
+        gives=("capability", "modality"),
+        function=classify,
+        prepare=_prepare,
+    )
+)
