@@ -84,7 +84,7 @@ def test_a_caption_is_shown_as_the_answer_and_not_as_the_question(
     assert line["answer"] == "A red square."
 
 
-def test_what_people_said_wins_over_any_later_answer_of_a_model(
+def test_decisions_of_people_win_over_any_later_answer_of_a_model(
     decide: Any, context: Context, tmp_path: Path, small_png: bytes
 ) -> None:
     records = [_record(number, f"model {number}", small_png, reannotated=True) for number in range(4)]
@@ -107,7 +107,7 @@ def test_what_people_said_wins_over_any_later_answer_of_a_model(
     assert (second.facts["verification"], second.facts["verified_by"]) == ("edited", "Bo")
     assert third == Drop("rejected", "Anna: blurred", {"verified_by": "Anna"})
     assert fourth == later[3]
-    # only the record that nobody decided about is asked again
+    # only the record without a decision is asked again
     waiting = [outcome for outcome in (first, second, fourth) if isinstance(outcome, Record)]
     assert sorted(decide(QUEUE, VerificationQueue(directory=tmp_path), waiting)) == [3]
     assert [line["key"] for line in _queue(tmp_path)] == [question_key(records[3])]

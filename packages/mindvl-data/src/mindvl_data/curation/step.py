@@ -44,6 +44,7 @@ STEP_MODULES: tuple[str, ...] = (
     "grounding",
     "image_rules",
     "instruction_writing",
+    "interleaved",
     "judging",
     "model_scores",
     "reannotation",

@@ -169,7 +169,7 @@ def _decided(record: Record, decisions: dict[str, PersonDecision]) -> Outcome:
 
 
 def _stored(record: Record, config: VerificationQueue, context: Context, store: Path) -> NDArray[np.uint8]:
-    """The key of the question [1, 16], or [0, 16] if nobody has to see it."""
+    """The key of the question [1, 16], or [0, 16] if no person has to see it."""
     is_chosen = context.random(record, "verification").random() < config.share
     if "verification" in record.facts or not is_chosen or not any(record.facts.get(fact) for fact in config.facts):
         return np.zeros((0, _KEY_BYTES), np.uint8)
