@@ -15,7 +15,6 @@ from mindvl_data.curation.contamination.table import (
     MAX_ITEMS,
     BenchmarkTable,
     build_table,
-    contrast_hash,
     image_hashes,
     run_hashes,
 )
@@ -64,14 +63,6 @@ def test_an_empty_table_finds_nothing() -> None:
     table = build_table([], num_tokens=13, method="phash")
     assert table.find_image(0, 16) is None
     assert table.find_runs(run_hashes(["a"] * 13, 13))[0].tolist() == []
-
-
-def test_nearly_empty_images_have_no_hash() -> None:
-    page = np.full((64, 64, 3), 255, np.uint8)
-    page[:2] = 250
-    assert contrast_hash(page, "phash") is None
-    page[:32] = 0
-    assert contrast_hash(page, "phash") is not None
 
 
 def test_a_damaged_image_of_a_benchmark_is_refused() -> None:

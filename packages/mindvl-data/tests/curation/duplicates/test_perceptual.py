@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mindvl_data.curation.duplicates import perceptual
-from mindvl_data.curation.duplicates.perceptual import STEP, ImageDuplicates, best_num_blocks, block_masks, image_hash
+from mindvl_data.curation.duplicates.perceptual import (
+    STEP,
+    ImageDuplicates,
+    best_num_blocks,
+    block_masks,
+    contrast_hash,
+    image_hash,
+)
 from mindvl_data.curation.record import Record
 
 
@@ -79,7 +86,7 @@ def test_groups_are_those_of_all_pairs(
     with pytest.MonkeyPatch.context() as patch:
         flat = iter([value for part in images for value in part])
         patch.setattr(Record, "image", lambda self, index=0: None)
-        patch.setattr(perceptual, "image_hash", lambda pixels, method: next(flat))
+        patch.setattr(perceptual, "contrast_hash", lambda pixels, method: next(flat))
         found = decide(STEP, ImageDuplicates(radius=radius), records)
     kept = {number: f"same as 0:{name}" for number, name in enumerate(names) if name != number}
     assert {number: d.drop.value for number, d in found.items() if d.drop} == kept
@@ -100,6 +107,20 @@ def test_resized_and_recompressed_images_are_found_and_others_are_kept(decide: A
     found = decide(STEP, ImageDuplicates(), records)
     drops = {number: d.drop.value for number, d in found.items() if d.drop}
     assert drops == {2: "same as 0:0", 3: "same as 0:0", 5: "same as 0:4"}
+
+
+def test_nearly_empty_images_have_no_hash() -> None:
+    page = np.full((64, 64, 3), 255, np.uint8)
+    page[:2] = 250
+    assert contrast_hash(page, "phash") is None
+    page[:32] = 0
+    assert contrast_hash(page, "phash") is not None
+
+
+def test_nearly_empty_images_are_not_compared(decide: Any) -> None:
+    empty = Image.new("RGB", (50, 50), (9, 9, 9))
+    records = [_record(0, empty), _record(1, empty), _record(2, _photo(1), empty), _record(3, _photo(1), empty)]
+    assert decide(STEP, ImageDuplicates(), records) == {}
 
 
 def test_the_text_may_have_to_be_equal(decide: Any) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.curation.contamination.benchmarks import read_benchmark
-from mindvl_data.curation.contamination.table import BenchmarkTable, build_table, contrast_hash, run_hashes
-from mindvl_data.curation.duplicates.perceptual import MAX_RADIUS
+from mindvl_data.curation.contamination.table import BenchmarkTable, build_table, run_hashes
+from mindvl_data.curation.duplicates.perceptual import MAX_RADIUS, contrast_hash
 from mindvl_data.curation.normal_text import tokens
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Drop, Signatures, Step, register

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.curation.contamination.benchmarks import BenchmarkItem
-from mindvl_data.curation.duplicates.perceptual import image_hash
+from mindvl_data.curation.duplicates.perceptual import contrast_hash
 from mindvl_data.curation.duplicates.sorting import Keys, combined
 from mindvl_data.curation.normal_text import tokens
 from mindvl_data.curation.record import Record
@@ -25,7 +25,6 @@ from mindvl_data.errors import DataError, SampleError
 MAX_ITEMS = (
     10  # a run of tokens in more items is an instruction or a template; GPT-3 (Brown et al., 2020) uses this number
 )
-MIN_CONTRAST = 4.0  # standard deviation of gray values, of 255; hashes of emptier images say nothing
 EXCERPT_CHARACTERS = 300
 
 
@@ -124,11 +123,6 @@ def run_hashes(words: list[str], num_tokens: int) -> Keys:
         return np.empty(0, np.uint64)
     hashes = np.array([_token_hash(word) for word in words], np.uint64)
     return combined(np.lib.stride_tricks.sliding_window_view(hashes, num_tokens))
-
-
-def contrast_hash(pixels: NDArray[np.uint8], method: str) -> int | None:
-    """The perceptual hash of an image; None if the image is nearly empty."""
-    return None if pixels.mean(axis=2).std() < MIN_CONTRAST else image_hash(pixels, method)
 
 
 def image_hashes(images: Sequence[bytes], method: str, name: str) -> list[int]:

@@ -35,6 +35,7 @@ from mindvl_data.curation.step import Context, Decision, Signatures, Step, regis
 
 HASH_BITS = 64
 MAX_RADIUS = 16
+MIN_CONTRAST = 2.0  # standard deviation of gray values, of 255; hashes of emptier images are noise
 
 # One row for each image; `whole` identifies the hashes of all images, and the text where it must be equal.
 SIGNATURE = np.dtype(
@@ -79,12 +80,18 @@ def image_hash(pixels: NDArray[np.uint8], method: str) -> int:
     return int.from_bytes(np.packbits(bits.ravel()).tobytes(), "big")
 
 
+def contrast_hash(pixels: NDArray[np.uint8], method: str) -> int | None:
+    """The perceptual hash of an image; None if the image is nearly empty."""
+    return None if pixels.mean(axis=2).std() < MIN_CONTRAST else image_hash(pixels, method)
+
+
 def sign(records: list[Record], config: ImageDuplicates, context: Context) -> Sequence[NDArray[np.uint8]]:
-    """One signature for each image of each record."""
+    """One signature for each image of each record; none for a record with a nearly empty image."""
     found = []
     for record in records:
-        rows = np.zeros(min(len(record.media), _MAX_IMAGES), SIGNATURE)
-        rows["hash"] = [image_hash(record.image(index), config.method) for index in range(len(rows))]
+        hashes = [contrast_hash(record.image(index), config.method) for index in range(len(record.media))]
+        rows = np.zeros(0 if None in hashes else min(len(hashes), _MAX_IMAGES), SIGNATURE)
+        rows["hash"] = hashes[: len(rows)]
         text = normalized(record.text()).encode() if config.same_text else b""
         rows["text"] = np.frombuffer(blake2b(text, digest_size=8).digest(), "<u8")
         whole = blake2b(rows["hash"].tobytes() + rows["text"][:1].tobytes(), digest_size=8)
