@@ -52,6 +52,7 @@ class PlantedSet:
     records: list[Record] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)  # "" for originals
     origins: list[int] = field(default_factory=list)  # number of the original; the record itself if there is none
+    in_benchmark: set[int] = field(default_factory=set)  # originals of benchmark items
 
     def add(self, *, image: bytes | None = None, text: str = "", kind: str = "", origin: int | None = None) -> int:
         number = len(self.records)
@@ -93,7 +94,7 @@ def make_set(per_kind: int, benchmark: Path) -> PlantedSet:
     for kind in GARBAGE:
         for place in range(per_kind):
             planted.add(**_garbage(kind, texts[place], generator), kind=kind)
-    _plant_contamination(planted, windows, texts, per_kind, benchmark)
+    _plant_contamination(planted, windows, texts, articles, per_kind, benchmark)
     return planted
 
 
@@ -193,19 +194,24 @@ def _garbage(kind: str, text: str, generator: random.Random) -> dict[str, Any]:
 
 
 def _plant_contamination(
-    planted: PlantedSet, windows: Sequence[Image.Image], texts: Sequence[str], per_kind: int, benchmark: Path
+    planted: PlantedSet,
+    windows: Sequence[Image.Image],
+    texts: Sequence[str],
+    articles: Sequence[int],
+    per_kind: int,
+    benchmark: Path,
 ) -> None:
-    """Benchmark items from originals that stay out of the other kinds, and records that contain them."""
-    used = len(TEXT_CHANGES) * per_kind
+    """Benchmark items from originals, which are contaminated then, and further records that contain them."""
     items = []
     benchmark.parent.mkdir(exist_ok=True)
     for place in range(per_kind):
-        words = texts[(used + place) % len(texts)].split()
+        words = texts[place].split()
         window = windows[-1 - place]
         (benchmark.parent / f"{place}.png").write_bytes(_png(window))
         question = " ".join(words[5 : 5 + LONG_QUESTION])
         items += [{"id": f"long {place}", "question": question, "answer": "yes"}]
         items += [{"id": f"image {place}", "question": "What is shown here?", "answer": "it", "image": f"{place}.png"}]
+        planted.in_benchmark |= {articles[place], len(windows) - 1 - place}
         planted.add(text=f"Quiz of the day: {question.lower()}. Think first.", kind="benchmark question")
         planted.add(
             image=_jpeg(window.resize((100, 100)), 60), text=f"A view, {place}.", kind="benchmark image",
@@ -265,14 +271,15 @@ def _figures(
 def _is_right(planted: PlantedSet, number: int, drop: Drop, kinds: tuple[str, ...]) -> bool:
     """Whether a drop is of a planted kind; for duplicates, whether the kept record has the same origin or template.
 
-    Benchmark items are made from originals, so that these are contaminated too.
+    Benchmark items are made from originals, so that these and their copies are contaminated too.
     """
     match = re.fullmatch(r"same as \d+:(\d+)", str(drop.value))
     if match:
         kept = int(match.group(1))
         same_template = planted.kinds[number] == planted.kinds[kept] and planted.kinds[number] in TEMPLATES
         return planted.origins[number] == planted.origins[kept] or same_template
-    return planted.kinds[number] in kinds or drop.reason in ("contaminated_text", "contaminated_image")
+    is_contaminated = "contaminated" in drop.reason and planted.origins[number] in planted.in_benchmark
+    return planted.kinds[number] in kinds or is_contaminated
 
 
 class ArraySignatures:
