@@ -16,6 +16,8 @@ def test_normalization_folds_width_case_and_white_space() -> None:
     [
         ("A cat's well-known 2nd life.", ["a", "cat", "s", "well", "-", "known", "2nd", "life"]),
         ("3+4=7", ["3", "+", "4", "=", "7"]),
+        ("a <= b->c", ["a", "<=", "b", "->", "c"]),
+        ("+------+ a | b +---+ === x", ["a", "b", "x"]),  # lines of a table
         ("\u56fe\u50cf OCR \u6a21\u578b", ["\u56fe", "\u50cf", "ocr", "\u6a21", "\u578b"]),
         ("\u30c6\u30b9\u30c8", ["\u30c6", "\u30b9", "\u30c8"]),
         ("\ud55c\uad6d\uc5b4 \uc0ac\uc804", ["\ud55c\uad6d\uc5b4", "\uc0ac\uc804"]),

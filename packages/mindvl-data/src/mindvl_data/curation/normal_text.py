@@ -3,7 +3,8 @@
 
 Normalized text: Unicode NFKC (full-width forms become ASCII), case folded, white space collapsed. Tokens: each run of letters,
 digits and marks; each character of a script without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) by itself; each
-of the operators + - * / = < > ^ %, because they distinguish formulas. Other punctuation is ignored.
+operator of one or two of the characters + - * / = < > ^ %, because they distinguish formulas. Longer runs of these are
+lines of tables; they and other punctuation are ignored.
 """
 
 import re
@@ -14,6 +15,7 @@ from functools import cache
 _ALONE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
+_OPERATOR = "(?<![-+*/=<>^%])[-+*/=<>^%]{1,2}(?![-+*/=<>^%])"
 _SPACE = re.compile(r"\s+")
 
 
@@ -38,4 +40,4 @@ def shingles(words: list[str], size: int) -> list[str]:
 @cache
 def _token_pattern() -> re.Pattern[str]:
     marks = (chr(code) for code in range(0x300, sys.maxunicode) if unicodedata.category(chr(code)) in ("Mn", "Mc"))
-    return re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}](?:[^\W_{_ALONE}]|[{''.join(marks)}])*|[-+*/=<>^%]")
+    return re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}](?:[^\W_{_ALONE}]|[{''.join(marks)}])*|{_OPERATOR}")

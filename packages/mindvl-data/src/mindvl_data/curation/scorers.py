@@ -192,17 +192,21 @@ class OnnxScorer:
         """Outputs of the model."""
         return _in_batches(items, self._batch_size, self._outputs)
 
-    def _outputs(self, items: Sequence[Item]) -> NDArray[np.float32]:
+    def vectors(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """All outputs [N, C] for images [H, W, 3]."""
         height, width = self._size
-        images = np.stack(
+        resized = np.stack(
             [
-                np.asarray(Image.fromarray(item.pixels).resize((width, height), Image.Resampling.BICUBIC), np.float32)
-                for item in items
+                np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+                for image in images
             ]
         )
-        normalized = (images / 255 - self._mean) / self._std
+        normalized = (resized / 255 - self._mean) / self._std
         output: NDArray[np.float32] = self._session.run(None, {self._name: normalized.transpose(0, 3, 1, 2)})[0]
-        return output.reshape(len(items), -1)[:, self._column]
+        return output.reshape(len(images), -1)
+
+    def _outputs(self, items: Sequence[Item]) -> NDArray[np.float32]:
+        return self.vectors([item.pixels for item in items])[:, self._column]
 
 
 class NudeNet:

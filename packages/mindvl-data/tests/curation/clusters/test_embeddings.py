@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
+from mindvl_data.curation.clusters import embeddings
 from mindvl_data.curation.clusters.embeddings import check_model, embed, histograms, thumbnail
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context
@@ -87,8 +88,30 @@ def test_a_model_gives_the_projected_image_features_of_transformers(clip: Path, 
     assert np.allclose(found, expected / np.linalg.norm(expected), atol=1e-5)
 
 
+class _FakeOnnx:
+    """In place of OnnxScorer, whose own test runs a real model: the channel means of each image."""
+
+    def __init__(self, file: Path, *_: Any) -> None:
+        assert file.suffix == ".onnx"
+
+    def vectors(self, images: list[np.ndarray]) -> np.ndarray:
+        return np.stack([image.mean(axis=(0, 1)) for image in images])
+
+
+def test_the_outputs_of_an_onnx_file_are_scaled_to_length_one(
+    tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "OnnxScorer", _FakeOnnx)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    check_model(str(tmp_path / "model.onnx"))
+    means = NOISE.mean(axis=(0, 1))
+    found = embed(_record(NOISE), str(tmp_path / "model.onnx"), context)
+    assert found is not None
+    assert np.allclose(found, means / np.linalg.norm(means), atol=1e-6)
+
+
 def test_an_unknown_model_and_a_damaged_one_are_refused(clip: Path, context: Context) -> None:
-    with pytest.raises(ValueError, match=r"model: must be thumbnail or histograms, or a directory .* got 'clip-l'"):
+    with pytest.raises(ValueError, match=r"model: must be thumbnail or histograms, a directory .* got 'clip-l'"):
         check_model("clip-l")
     check_model(str(clip))
     (clip / "model.safetensors").unlink()

@@ -30,7 +30,7 @@ class Cluster:
     """Parameters of `cluster`.
 
     Attributes:
-        model: Embedding: a transformers directory of a vision model (CLIP, SigLIP, DINO), or without a model
+        model: Embedding: a transformers directory of a vision model (CLIP, SigLIP, DINO), an ONNX file, or without a model
             "histograms" (colors and gradients) or "thumbnail" (16 x 16 gray pixels).
         num_clusters: Clusters of the first level; fewer if a cluster would have less than `min_size` records on average.
         broad: A cluster is divided if its variance is more than this many times the median of the first level.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of images: of a vision model in a transformers directory, or simple features that need no model.
+"""Embeddings of images: of a vision model (transformers directory or ONNX file), or simple features that need no model.
 
 Comes before duplicates/embedding.py and cluster.py. Every embedding has length 1; a record with several images has the mean of
 their embeddings. A model runs on one image at a time, so that batches do not change the result.
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mindvl_data.curation.record import Record
+from mindvl_data.curation.scorers import OnnxScorer
 from mindvl_data.curation.step import Context
 from mindvl_data.errors import DataError
 
 Embedding = NDArray[np.float32]
 
 _SIDE = 16  # pixels of a thumbnail
+_ONNX_SIDE = 224  # pixels of an image for an ONNX model that takes any size
 _CELLS, _DIRECTIONS, _GRADIENT_SIDE = 4, 8, 64
 _HSV_BINS = (12, 3, 3)
 
@@ -54,10 +56,11 @@ BUILT_IN: dict[str, Callable[[NDArray[np.uint8]], Embedding]] = {"thumbnail": th
 
 
 def check_model(model: str) -> None:
-    """Raise ValueError unless the model is built in or a directory of transformers."""
-    if model not in BUILT_IN and not (Path(model) / "config.json").is_file():
+    """Raise ValueError unless the model is built in, a directory of transformers, or an ONNX file."""
+    if model not in BUILT_IN and not (Path(model) / "config.json").is_file() and not _is_onnx(model):
         raise ValueError(
-            f"model: must be {' or '.join(BUILT_IN)}, or a directory of transformers with config.json, got {model!r}."
+            f"model: must be {' or '.join(BUILT_IN)}, a directory of transformers with config.json, or an ONNX file, "
+            f"got {model!r}."
         )
 
 
@@ -69,7 +72,13 @@ def embed(record: Record, model: str, context: Context) -> Embedding | None:
 
 
 def _load(directory: str) -> Callable[[NDArray[np.uint8]], Embedding]:
-    """A function that runs a vision model, or the vision half of a model such as CLIP or SigLIP."""
+    """A function that runs a vision model, or the vision half of a model such as CLIP or SigLIP.
+
+    An ONNX model takes images as scorers.py describes, with the normalization of ImageNet; its output is the embedding.
+    """
+    if _is_onnx(directory):
+        scorer = OnnxScorer(Path(directory), 0, _ONNX_SIDE, None, None, 1)
+        return lambda pixels: _unit(scorer.vectors([pixels])[0])
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
@@ -89,6 +98,10 @@ def _load(directory: str) -> Callable[[NDArray[np.uint8]], Embedding]:
         return _unit(found[0].float().numpy())
 
     return run
+
+
+def _is_onnx(model: str) -> bool:
+    return model.endswith(".onnx") and Path(model).is_file()
 
 
 def _unit(values: NDArray[Any]) -> Embedding:

@@ -34,7 +34,7 @@ class EmbeddingDuplicates:
     """Parameters of `embedding_duplicates`.
 
     Attributes:
-        model: Embedding: a transformers directory of a vision model (CLIP, SigLIP, DINO), or without a model
+        model: Embedding: a transformers directory of a vision model (CLIP, SigLIP, DINO), an ONNX file, or without a model
             "thumbnail" (16 x 16 gray pixels) or "histograms" (colors and gradients).
         similarity: Cosine similarity from which two records are duplicates. The default suits "thumbnail"; look at the
             groups on the page to choose one for a model.
