@@ -167,18 +167,18 @@ STUDY = replace(
         PhaseSettings(
             weights=_STUDY_SFT,
             text_share=0.5,
-            steps=100,
+            steps=60,
             peak_lr=1.2e-3,
             seq_length=length,
             max_pixels=pixels,
             global_batch_size=packs,
             num_processes=1,
         )
-        for length, pixels, packs in ((256, 16, 4), (512, 36, 2), (1024, 96, 1))
+        for length, pixels, packs in ((256, 16, 2), (512, 36, 1), (1024, 96, 1))
     ),
     grid_min=(1, 8, 16, 32),
     grid_max=(12, 24, 36, 48, 72, 108),
-    validation_items=50,
-    test_items=120,
+    validation_items=40,
+    test_items=100,
     threads=1,
 )
