@@ -50,11 +50,10 @@ def test_pairs_of_low_similarity_are_dropped_and_the_worst_image_counts(context:
     ]  # fmt: skip
 
 
-def test_pairs_of_low_similarity_are_marked_for_a_new_caption_if_asked(context: Context) -> None:
-    outcomes: list[Any] = list(
-        clip_similarity(records((3,), (2,), ()), ClipScore(model=Path("clip"), below="mark"), context)
-    )
-    assert [outcome.facts.get("low_relevance") for outcome in outcomes] == [False, True, None]
+def test_without_a_limit_every_pair_is_kept_with_its_similarity_for_a_new_caption(context: Context) -> None:
+    config = ClipScore(model=Path("clip"), min_similarity=None)
+    outcomes: list[Any] = list(clip_similarity(records((3,), (2,), ()), config, context))
+    assert [outcome.facts for outcome in outcomes] == [{"clip_similarity": 0.3}, {"clip_similarity": 0.2}, {}]
 
 
 def test_a_score_has_the_name_and_the_limits_of_its_configuration(context: Context) -> None:

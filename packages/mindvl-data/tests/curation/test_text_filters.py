@@ -126,6 +126,7 @@ def test_languages_are_identified_by_the_shipped_model() -> None:
         "\u4e00\u53ea\u9ed1\u8272\u7684\u732b\u7761\u5728\u7ea2\u8272\u7684\u6c99\u53d1\u4e0a",
         "Eine schwarze Katze schl\xe4ft auf dem roten Sofa neben dem Fenster",
         "",
+        "a lone surrogate " + chr(0xD800) + " is in this English sentence",
     )
-    assert reasons(outcomes) == [None, None, "other_language", "other_language"]
-    assert [outcome.facts["language"] for outcome in outcomes] == ["en", "zh", "de", "und"]
+    assert reasons(outcomes) == [None, None, "other_language", "other_language", None]
+    assert [outcome.facts["language"] for outcome in outcomes] == ["en", "zh", "de", "und", "en"]

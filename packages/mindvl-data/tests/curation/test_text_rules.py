@@ -32,6 +32,10 @@ def test_length_is_measured_in_characters_and_words() -> None:
     assert outcomes[4].value == 9
 
 
+def test_numbers_are_words() -> None:
+    assert run("text_length", "3 cats, 2019 (?)")[0].facts["num_words"] == 3
+
+
 def test_chinese_without_spaces_is_one_word_if_ideographs_do_not_count() -> None:
     assert reasons(run("text_length", "\u4e00\u53ea\u9ed1\u732b\u3002", ideographs_are_words=False)) == [
         "too_few_words"
@@ -53,10 +57,10 @@ def test_lines_have_an_average_and_a_longest_length() -> None:
 
 
 def test_shares_of_characters_have_limits() -> None:
-    outcomes = run("character_ratios", "ab!!!!!!!!", "a1b2 -", "abcd efgh.", max_special=0.5)
-    assert reasons(outcomes) == ["few_alphanumeric", None, None]
+    outcomes = run("character_ratios", "ab!!!!!!!!", "a1b2 -", "abcd efgh?!+-")
+    assert reasons(outcomes) == ["few_alphanumeric", None, "many_special"]
     assert outcomes[0].facts == {"alphanumeric_ratio": 0.2, "special_ratio": 0.8}
-    assert outcomes[1].facts == {"alphanumeric_ratio": round(4 / 6, 6), "special_ratio": 0.5}
+    assert outcomes[1].facts == {"alphanumeric_ratio": round(4 / 6, 6), "special_ratio": round(1 / 6, 6)}
 
 
 def test_a_file_defines_the_special_characters(tmp_path: Path) -> None:
@@ -93,3 +97,20 @@ def test_the_share_of_listed_words_has_limits(tmp_path: Path) -> None:
 
 def test_a_batch_without_records_is_allowed() -> None:
     assert run("repetition") == run("text_length") == run("character_ratios") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("text_length", {}), ("line_length", {}), ("character_ratios", {}), ("repetition", {"words": 2, "characters": 3}),
+        ("garbled_text", {}), ("boilerplate", {}), ("text_language", {}),
+    ],
+)  # fmt: skip
+def test_the_outcome_of_a_text_does_not_depend_on_its_batch(name: str, parameters: dict[str, Any]) -> None:
+    words = ("red", "Cat", "\u732b", "12", "caf\xe9", "click here", "\ufffd", "www.a.b/c", ",", "\n")
+    texts = [" ".join(words[place % size] for place in range(3 * size)) for size in range(1, len(words) + 1)]
+    alone = [run(name, text, **parameters)[0] for text in texts]
+    for one, together in zip(alone, run(name, *texts, **parameters), strict=True):
+        assert type(one) is type(together)
+        assert one.facts == together.facts
+        assert getattr(one, "reason", None) == getattr(together, "reason", None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mindvl_data.curation.characters import CHUNK_CHARACTERS
 from mindvl_data.curation.word_lists import Phrases, folded, read_characters, read_list, require_files
 from mindvl_data.errors import DataError
 
@@ -31,6 +32,15 @@ def test_the_search_finds_what_a_regular_expression_per_phrase_finds() -> None:
 
 def test_a_phrase_does_not_continue_into_the_next_text() -> None:
     assert list(Phrases(["one two"]).find(["one", "two", "one two"])) == [(2, 0, "one two")]
+
+
+def test_phrases_are_found_in_texts_that_are_searched_in_several_pieces() -> None:
+    phrase = "a phrase of more than sixteen letters"
+    positions = [0, CHUNK_CHARACTERS - 20, 2 * CHUNK_CHARACTERS - 1, 3 * CHUNK_CHARACTERS]
+    text = [" "] * (3 * CHUNK_CHARACTERS + 100)
+    for position in positions:
+        text[position : position + len(phrase)] = phrase
+    assert [position for _, position, _ in Phrases([phrase, "unused"]).find(["x", "".join(text)])] == positions
 
 
 def test_folding_makes_case_width_and_spaces_equal() -> None:

@@ -26,6 +26,7 @@ NAMES = {  # script name -> package
     "packing": "mindvl_data",
     "loader": "mindvl_data",
     "scale": "mindvl_data",
+    "curation": "mindvl_data",
     "duplicates": "mindvl_data",
     "planted": "mindvl_data",
     "ops": "mindvl_ops",
@@ -41,14 +42,15 @@ NAMES = {  # script name -> package
 @click.option("--full", is_flag=True, help="Measure more sizes and steps, which takes hours; step only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
-    """Measure packing, loader, scale, duplicates, planted, ops, step, start or merge on this machine.
+    """Measure packing, loader, scale, curation, duplicates, planted, ops, step, start or merge on this machine.
 
     packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
-    samples. duplicates: time and memory of searches for duplicates over 10 million signatures. planted: recall and
-    precision of curation steps on planted duplicates, garbage and contamination. ops: time and memory of operators. step:
-    bytes and kernel launches of a layer, and training step time of a small model compared with transformers and a minimal
-    loop. start: time of imports, process groups, checkpoint index and initial weights of a rank. merge: processor time and
-    memory of a merge, compared with reading and writing the same files.
+    samples. curation: records per second per core and memory of text rules, compared with data-juicer. duplicates: time and
+    memory of searches for duplicates over 10 million signatures. planted: recall and precision of curation steps on planted
+    duplicates, garbage and contamination. ops: time and memory of operators. step: bytes and kernel launches of a layer, and
+    training step time of a small model compared with transformers and a minimal loop. start: time of imports, process groups,
+    checkpoint index and initial weights of a rank. merge: processor time and memory of a merge, compared with reading and
+    writing the same files.
     """
     if full and (quick or name != "step"):
         raise click.UsageError("--full: only `mindvl bench step` has it, without --quick. Leave it out.")

@@ -269,8 +269,8 @@ def _categories() -> dict[str, list[int]]:
 
 @cache
 def special() -> Table:
-    """Punctuation, symbols and numbers; neither letters, marks nor spaces."""
-    return _table(code for first in "PSN" for code in _categories().get(first, ()))
+    """Punctuation and symbols."""
+    return _table(code for first in "PS" for code in _categories().get(first, ()))
 
 
 @cache

@@ -8,7 +8,6 @@ is that of its worst image.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, check_endpoint
 from mindvl_data.curation.image_rules import is_video
@@ -34,33 +33,28 @@ class ClipScore:
     Attributes:
         model: Directory of a CLIP, Chinese-CLIP or SigLIP model in transformers format.
         min_similarity: Cosine similarity of image and text. Default: 0.28, as LAION-5B uses with CLIP ViT-B/32 for English
-            (0.26 for other languages); other models need other values.
-        below: What happens below it: `drop`, or `mark`, which keeps the record with the fact `low_relevance`, so that
-            a later step replaces its text by a caption of a model.
+            (0.26 for other languages); other models need other values. null: keep every pair with its similarity, so that
+            the step `recaption` replaces the text of those below its own limit.
         device: Device of torch.
         batch_size: Images that the model processes at a time.
     """
 
     model: Path
-    min_similarity: float = 0.28
-    below: Literal["drop", "mark"] = "drop"
+    min_similarity: float | None = 0.28
     device: str = "cpu"
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        if not -1 <= self.min_similarity <= 1:
+        if self.min_similarity is not None and not -1 <= self.min_similarity <= 1:
             raise ValueError(f"min_similarity: must be from -1 to 1, got {self.min_similarity}. Use for example 0.28.")
         _check_batch_size(self.batch_size)
 
 
 def clip_similarity(records: list[Record], config: ClipScore, context: Context) -> Sequence[Outcome]:
-    """Measure the similarity of image and text; drop or mark pairs of low relevance (paper, B.1.1: CLIP scoring)."""
+    """Measure the similarity of image and text, and drop pairs of low relevance (paper, B.1.1: CLIP scoring)."""
     values = _worst(records, _clip(config, context), min)
-    if config.below == "drop":
-        limit = Limit("clip_similarity", config.min_similarity, None, "low_similarity", "")
-        return apply_limits(records, {"clip_similarity": values}, (limit,))
-    marks = [None if value is None else value < config.min_similarity for value in values]
-    return apply_limits(records, {"clip_similarity": values, "low_relevance": marks}, ())
+    limit = Limit("clip_similarity", config.min_similarity, None, "low_similarity", "")
+    return apply_limits(records, {"clip_similarity": values}, (limit,))
 
 
 def _clip(config: ClipScore, context: Context) -> Scorer:
@@ -206,10 +200,10 @@ register(
     Step(
         name="clip_similarity",
         config=ClipScore,
-        summary="Drops or marks pairs of low similarity of image and text.",
+        summary="Drops pairs of low similarity of image and text.",
         section="B.1.1",
         needs=("image", "text"),
-        gives=("clip_similarity", "low_relevance"),
+        gives=("clip_similarity",),
         reasons={"low_similarity": "The similarity of image and text is below min_similarity."},
         function=clip_similarity,
         prepare=_prepare_clip,

@@ -182,6 +182,7 @@ def text_language(records: list[Record], config: TextLanguage, context: Context)
     outcomes: list[Outcome] = []
     for record in records:
         text = " ".join(record.text()[: config.max_characters].lower().split())
+        text = text.encode(errors="replace").decode()  # without lone surrogates
         found = detector.detect(text, model="lite", k=1, threshold=0.0) if text else []
         language, score = (found[0]["lang"], min(found[0]["score"], 1.0)) if found else ("und", 0.0)
         facts = {"language": language, "language_score": round(score, 4)}

@@ -43,7 +43,7 @@ class TextLength:
         min_words, max_words: Words between spaces, tabs and line ends. Default: at least 3, as CC12M requires of alt texts.
         ideographs_are_words: Count each Chinese ideograph as a word.
         special_characters: File with the characters that are not part of a word at its ends, one per line or as U+000A;
-            default: punctuation, symbols, numbers and spaces.
+            default: punctuation, symbols and spaces.
     """
 
     min_characters: int = 5
@@ -122,13 +122,13 @@ class CharacterRatios:
 
     Attributes:
         min_alphanumeric: Share of letters and numbers. Default: 0.25, as in data-juicer.
-        max_special: Share of special characters. Default: 0.4.
-        special_characters: File with the special characters, one per line or as U+000A; default: punctuation, symbols and
-            numbers.
+        max_special: Share of special characters. Default: 0.25, as in data-juicer, which counts digits and spaces too.
+        special_characters: File with the special characters, one per line or as U+000A; default: punctuation and
+            symbols.
     """
 
     min_alphanumeric: float | None = 0.25
-    max_special: float | None = 0.4
+    max_special: float | None = 0.25
     special_characters: Path | None = None
 
     def __post_init__(self) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.curation.characters import Texts, mixed, window_hashes
+from mindvl_data.curation.characters import CHUNK_CHARACTERS, Texts, chunks, mixed, window_hashes
 from mindvl_data.errors import DataError
 
 _CODE_POINT = re.compile(r"U\+([0-9A-Fa-f]{4,6})")
 _PREFIXES = (16, 8, 4, 2, 1)
+
+Prefixes = dict[str, list[tuple[int, frozenset[str]]]]  # beginning -> phrases by length, the longest first
 
 
 def read_list(file: Path) -> list[str]:
@@ -91,23 +93,34 @@ class Phrases:
 
     def find(self, texts: list[str]) -> Iterator[tuple[int, int, str]]:
         """(text, position, phrase) of occurrences in folded texts; they may overlap."""
-        if not texts or not self._by_prefix:
+        pieces = [
+            (owner, start, text[start : start + CHUNK_CHARACTERS + _PREFIXES[0] - 1])
+            for owner, text in enumerate(texts)
+            for start in range(0, len(text), CHUNK_CHARACTERS)
+        ]
+        done = 0
+        for joined in chunks([piece for _, _, piece in pieces]):
+            values = mixed(joined.codes)
+            for size, prefixes in self._by_prefix.items():
+                hits = _members(window_hashes(values, size), self._hashes[size])
+                owners = np.searchsorted(joined.starts, hits, "right") - 1
+                positions = hits - joined.starts[owners]
+                for number, position in zip((owners + done).tolist(), positions.tolist(), strict=True):
+                    owner, start, _ = pieces[number]
+                    if position < CHUNK_CHARACTERS:  # what follows is searched in the next piece
+                        yield from _found(texts[owner], start + position, prefixes, size, owner)
+            done += len(joined.starts)
+
+
+def _found(text: str, position: int, prefixes: Prefixes, size: int, owner: int) -> Iterator[tuple[int, int, str]]:
+    """The longest phrase that begins at a position with the hash of a prefix."""
+    if not _ends_word(text, position):
+        return
+    for length, phrases in prefixes.get(text[position : position + size], ()):
+        phrase = text[position : position + length]
+        if phrase in phrases and _ends_word(text, position + length):
+            yield owner, position, phrase
             return
-        joined = Texts.of(texts)
-        values = mixed(joined.codes)
-        for size, prefixes in self._by_prefix.items():
-            hits = _members(window_hashes(values, size), self._hashes[size])
-            owners = np.searchsorted(joined.starts, hits, "right") - 1
-            positions = hits - joined.starts[owners]
-            for owner, position in zip(owners.tolist(), positions.tolist(), strict=True):
-                text = texts[owner]
-                if not _ends_word(text, position):
-                    continue
-                for length, phrases in prefixes.get(text[position : position + size], ()):
-                    phrase = text[position : position + length]
-                    if phrase in phrases and _ends_word(text, position + length):
-                        yield owner, position, phrase
-                        break
 
 
 def _lengths(phrases: set[str]) -> list[tuple[int, frozenset[str]]]:
