@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindvl_cli.curation_file import load_curation
 from mindvl_cli.load import load_config, to_plain
 from mindvl_cli.pipeline_file import is_pipeline, load_stages
+from mindvl_data.curation.checks import check_steps
 from mindvl_data.recipes import load_recipe
 from mindvl_merge import MergeConfig
 from mindvl_train import RunConfig
@@ -19,7 +21,8 @@ from mindvl_train.config import OptimizerConfig
 from mindvl_train.phases import PipelineConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-FILES = sorted(RECIPES.rglob("*.yaml"))
+CURATION = sorted((RECIPES / "curation").glob("*.yaml"))
+FILES = sorted({*RECIPES.rglob("*.yaml")} - {*CURATION})
 PIPELINES = [path for path in FILES if path.stem.startswith("pipeline")]
 MODELS = ("mindvl-8b", "mindvl-671b-a37b")
 
@@ -60,6 +63,11 @@ def test_every_recipe_loads_and_survives_a_round_trip(path: Path, tmp_path: Path
     again.write_text(json.dumps(to_plain(config)), encoding="utf-8")  # JSON is YAML
 
     assert load_config(again, _config_class(path)) == config
+
+
+@pytest.mark.parametrize("path", CURATION, ids=_name)
+def test_every_curation_pipeline_loads_and_its_steps_find_what_they_need(path: Path) -> None:
+    check_steps(load_curation(path))
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=_name)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import commands
 import fields
+import steps
 import tables
 
 from mindvl_merge import MergeConfig
@@ -48,6 +49,8 @@ def _configuration(config: type, title: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands.command_pages,
+    "curation-file": steps.file_tables,
+    "curation-steps": steps.step_pages,
     "devices": tables.device_table,
     "index-members": tables.index_member_table,
     "index-samples": tables.index_sample_table,

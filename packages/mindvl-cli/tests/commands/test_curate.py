@@ -2,6 +2,8 @@
 """Tests of `mindvl data curate`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,23 @@ def test_a_stopped_run_can_be_continued() -> None:
     stopped = Stopped(15)
     stopped.command = ("data", "curate")
     assert stopped.exit_code == 75
+
+
+def test_the_pipeline_of_the_guide_removes_the_planted_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = Path(__file__).parents[4] / "recipes" / "curation"
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, recipes / "make_pairs.py", "raw/pairs"], check=True, capture_output=True)
+    captions = [json.loads(line)["text"] for line in Path("raw/pairs/captions.jsonl").read_text().splitlines()]
+
+    code, text = run(recipes / "pairs.yaml", "--workers", "1")
+
+    assert code == 0, text
+    manifest = json.loads(Path("curated/pairs/curation.json").read_bytes())
+    counts = {step["step"]: step["dropped"] for step in manifest["steps"]}
+    assert counts["boilerplate"] == {"mostly_urls": sum("CLICK" in caption for caption in captions)}
+    assert counts["image_size"] == {"small_side": sum("tiny" in caption for caption in captions)}
+    dropped = [json.loads(line) for line in Path("curated/pairs/dropped.jsonl").read_text().splitlines()]
+    rows = {int(line["id"].rsplit(":", 1)[1]) for line in dropped if line["step"] == "image_content"}
+    assert {row for row, caption in enumerate(captions, 1) if "Nothing but" in caption} <= rows
+    assert manifest["counts"]["quarantined"] == sum("ends too early" in caption for caption in captions)
+    assert counts["exact_duplicates"]["exact_duplicate"] >= len(captions) - len(set(captions)) - 40

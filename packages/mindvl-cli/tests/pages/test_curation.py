@@ -16,6 +16,7 @@ def page(tmp_path: Path, *, text: str = "short") -> str:
     count_values(tally["steps"][0]["facts"], "language", ["en"] * 70 + ["fr"] * 29)
     count_values(tally["facts"], "length", list(range(39, 99)))
     count_values(tally["facts"], "language", ["en"] * 60)
+    tally["points"] = [[1, -2.0, 0.0, "3"], [2, 2.0, 1.0, "12"]]
     example = {"rank": 1, "id": "in/a.jsonl:3", "step": "rules", "facts": {"length": 3}, "text": text, "image": None}
     tally["examples"] = {
         "0 too_short": [{**example, "reason": "too_short", "value": 3.14159}],
@@ -53,6 +54,12 @@ def test_dropped_and_kept_records_are_shown_with_reason_and_value(tmp_path: Path
     assert 'src="data:image/jpeg;base64,AAAA"' in found
     assert found.index(">first<") < found.index(">second<")
     assert "ValueError: x" in found
+
+
+def test_clusters_are_drawn_as_a_map(tmp_path: Path) -> None:
+    found = page(tmp_path)
+    assert '<circle class="tone-1" cx="0.0" cy="0.0" r="4"><title>cluster 3</title>' in found
+    assert '<circle class="tone-0" cx="1000.0" cy="500.0" r="4"><title>cluster 12</title>' in found
 
 
 def test_texts_of_records_are_escaped(tmp_path: Path) -> None:

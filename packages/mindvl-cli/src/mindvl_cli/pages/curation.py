@@ -14,6 +14,9 @@ from typing import Any
 from mindvl_cli.pages.render import render
 from mindvl_cli.whole_file import write_whole
 
+HIDDEN_FACTS = ("duplicate_group", "cluster_x", "cluster_y", "cluster_exemplar")  # shown in other ways
+NUM_TONES = 10  # of style.css
+MAP_SIZE = 1000.0
 NUM_BINS = 28
 MAX_CATEGORIES = 12
 MAX_FACTS = 6  # of an example
@@ -40,6 +43,7 @@ def write_curation_page(path: Path, tally: dict[str, Any], manifest: dict[str, A
         histograms=list(_histograms(tally, manifest)),
         dropped=list(_dropped(manifest, examples)),
         kept=examples.get("kept", []),
+        points=_map(tally["points"]),
         groups=[found for key, found in sorted(examples.items()) if key.startswith("group ") and len(found) > 1],
         quarantined=[
             (step["step"], reason, f"{count:,}")
@@ -96,12 +100,32 @@ def _histograms(tally: dict[str, Any], manifest: dict[str, Any]) -> Iterable[dic
     """Each fact as its step measured it, and as it is in the output."""
     for step, counts in zip(manifest["steps"], tally["steps"], strict=True):
         for name, before in counts["facts"].items():
+            if name in HIDDEN_FACTS:
+                continue
             after = tally["facts"].get(name, {"numbers": {}, "categories": {}})
             title = {"fact": name, "step": step["step"], "bars": None, "categories": None}
             if before["numbers"]:
                 yield {**title, **_binned(_values(before), _values(after))}
             elif before["categories"]:
                 yield {**title, "categories": _categories(before["categories"], after["categories"])}
+
+
+def _map(points: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Positions from 0 to `MAP_SIZE`; clusters that are next to each other in order have different tones."""
+    if not points:
+        return []
+    lows, highs = ([end(point[axis] for point in points) for axis in (1, 2)] for end in (min, max))
+    spans = [max(high - low, 1e-9) for low, high in zip(lows, highs, strict=True)]
+    tones = {cluster: number % NUM_TONES for number, cluster in enumerate(sorted({point[3] for point in points}))}
+    return [
+        {
+            "x": round(MAP_SIZE * (x - lows[0]) / spans[0], 1),
+            "y": round(MAP_SIZE * (y - lows[1]) / spans[1] / 2, 1),
+            "cluster": cluster,
+            "tone": tones[cluster],
+        }
+        for _, x, y, cluster in points
+    ]
 
 
 def _values(entry: dict[str, Any]) -> list[tuple[float, int]]:

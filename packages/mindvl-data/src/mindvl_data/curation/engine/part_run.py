@@ -32,13 +32,15 @@ from mindvl_data.curation.engine.part_files import (
 )
 from mindvl_data.curation.engine.reading import Unreadable, read_part
 from mindvl_data.curation.engine.samples import sample_frame
-from mindvl_data.curation.engine.tally import Examples, count_values, new_tally, thumbnail
+from mindvl_data.curation.engine.tally import Examples, count_values, example_rank, map_points, new_tally, thumbnail
 from mindvl_data.curation.engine.tasks import DRAWING, LOADING, READING, WRITING, Heartbeat, Task
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Drop, Outcome, Step, find_step
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.record import RecordError
 from mindvl_data.shards.atomic import write_atomically
+
+MAP_FACTS = {"cluster", "cluster_x", "cluster_y"}  # of the step `cluster`, drawn as a map
 
 _FIRST_BATCH = 16
 _BATCH_BYTES = 64 << 20  # media of one batch
@@ -297,6 +299,11 @@ class PartRun:
                 continue
             self._tally["written"] += 1
             self._examples.offer("kept", record, "")
+            if record.facts.keys() >= MAP_FACTS:
+                place = [round(float(record.facts[name]), 4) for name in ("cluster_x", "cluster_y")]
+                self._tally["points"].append(
+                    [example_rank(self._task.seed, record), *place, str(record.facts["cluster"])]
+                )
             for name, value in record.facts.items():
                 self._columns.setdefault((last + 1, name), []).append(value)
 
@@ -331,6 +338,7 @@ class PartRun:
             self._tally["examples"].setdefault(key, []).append(json.loads(to_json(example)))
 
     def _count_columns(self) -> None:
+        self._tally["points"] = map_points(self._tally["points"])
         for (index, fact), values in sorted(self._columns.items()):
             is_final = index == self._task.number_of_steps
             count_values(self._tally["facts"] if is_final else self._tally["steps"][index]["facts"], fact, values)

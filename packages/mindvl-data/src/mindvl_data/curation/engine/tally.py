@@ -25,6 +25,7 @@ EXAMPLES_PER_REASON = 4
 KEPT_EXAMPLES = 16
 MAX_CATEGORIES = 100  # different strings of a fact; facts with more are not drawn
 THUMBNAIL_SIDE = 192  # pixels
+MAX_POINTS = 2000  # of the map of clusters
 TEXT_LENGTH = 280  # characters of an example's text
 
 _VALUE_BITS = 7
@@ -41,6 +42,7 @@ def new_tally(num_steps: int) -> Tally:
         "steps": [{"in": 0, "out": 0, "dropped": {}, "quarantined": {}, "facts": {}} for _ in range(num_steps)],
         "facts": {},
         "examples": {},
+        "points": [],
     }
 
 
@@ -72,6 +74,7 @@ def add_tally(total: Tally, part: Tally) -> None:
     for key, examples in part["examples"].items():
         merged = sorted([*total["examples"].get(key, ()), *examples], key=lambda example: example["rank"])
         total["examples"][key] = merged[: _limit_of(key)]
+    total["points"] = map_points([*total["points"], *part["points"]])
 
 
 def _add_counts(into: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
@@ -116,9 +119,7 @@ class Examples:
     def offer(self, key: str, record: Record, step: str, drop: Drop | None = None) -> None:
         """Consider a record as an example."""
         kept = self._kept.setdefault(key, [])
-        rank = int.from_bytes(
-            blake2b(f"{self._seed}/{record.number}/{record.piece}".encode(), digest_size=6).digest(), "little"
-        )
+        rank = example_rank(self._seed, record)
         if len(kept) < _limit_of(key) or rank < kept[-1][0]:
             kept.append((rank, record, step, drop))
             kept.sort(key=lambda entry: entry[0])
@@ -135,6 +136,16 @@ class Examples:
                     example |= {"reason": drop.reason, "value": drop.value}
                 found.append((key, record, example))
         return found
+
+
+def example_rank(seed: int, record: Record) -> int:
+    """A hash that orders records at random."""
+    return int.from_bytes(blake2b(f"{seed}/{record.number}/{record.piece}".encode(), digest_size=6).digest(), "little")
+
+
+def map_points(points: list[list[Any]]) -> list[list[Any]]:
+    """The points that are kept of [rank, x, y, cluster]."""
+    return sorted(points)[:MAX_POINTS]
 
 
 def _excerpt(record: Record) -> str:
