@@ -38,6 +38,15 @@ def test_every_stage_of_both_models_is_a_job_on_every_number_of_devices(session:
     assert {job.name for job in session.jobs()} == wanted
 
 
+def test_the_tightest_rank_is_the_first_of_the_stage_with_the_highest_estimate(session: ModuleType) -> None:
+    """Short packed sequences leave the first stage less than the last, which has the head."""
+    found = {job.name: job for job in session.jobs()}
+    assert found["mindvl-8b multitask on 128"].tightest_rank == 0
+    assert found["mindvl-8b sft-2048 on 128"].tightest_rank == 64
+    assert found["mindvl-8b sft-2048 on 128"].num_packs == 8  # 512 over 64 data-parallel ranks
+    assert found["mindvl-671b-a37b warmup on 512"].num_packs == 16  # 1,024 over 64
+
+
 def test_a_peak_more_than_3_percent_off_its_estimate_is_a_problem(session: ModuleType) -> None:
     assert session.problems(document(41.1e9)) == []
     assert "41.30 GB, but the layout search estimates 40.00 GB (+3.2%)" in session.problems(document(41.3e9))[0]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rehearse every training stage of the published recipes on all intended numbers of devices; `nox -s rehearse`.
 
-Each job is one `mindvl rehearse` with one rank of each class of equal ranks. Results are kept with their commit in the
+Each job is one `mindvl rehearse` with one rank of each class of equal ranks, or with `--tightest` the rank with the highest
+estimate alone; jobs with few packed sequences for each rank come first. Results are kept with their commit in the
 directory of `--out`, so that a stopped session continues with the next job. Arguments are words in names of jobs, such as
 "mindvl-8b sft-2048 on 128"; by default all are rehearsed. The exit code is 1 if a job fails, does not fit, would hang or
 lacks operators, or if the highest peak of a pipeline stage differs by more than 3 % from the estimate of the layout
@@ -20,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_cli.load import load_config
+from mindvl_train.config import RunConfig
+from mindvl_train.devices import find_device
+from mindvl_train.layout_search import Machine, evaluate
+from mindvl_train.layout_search.request import request_of
 from mindvl_train.phases import PipelineConfig
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +49,37 @@ class Job:
         """What the words of the command line select."""
         return f"{self.stage} on {self.num_devices}"
 
+    def directory(self, *, tightest: bool) -> str:
+        """Where its results are kept."""
+        return self.name.replace(" ", "-") + "-tightest" * tightest
+
+    @property
+    def config(self) -> RunConfig:
+        """The recipe."""
+        recipe, *overrides = self.arguments
+        return load_config(ROOT / recipe, RunConfig, overrides)
+
+    @property
+    def num_packs(self) -> int:
+        """Packed sequences of a rank in a step, for which a rehearsal takes its time."""
+        return self.config.global_batch_size * self.config.parallel.model_parallel_size // self.num_devices
+
+    @property
+    def tightest_rank(self) -> int:
+        """First rank of the pipeline stage with the highest estimate."""
+        config, device = self.config, find_device(DEVICE)
+        assert device is not None
+        task = request_of(config, Machine(device=device, num_devices=self.num_devices)).task()
+        fullest = evaluate(task, config.parallel, config.recompute, offload=config.optimizer.offload).fullest
+        return fullest * self.num_devices // config.parallel.pp_size
+
 
 def main() -> int:
     """Run the session; returns the exit code."""
     parser = argparse.ArgumentParser(description="Rehearse the published recipes.")
     parser.add_argument("words", nargs="*", help="Words in names of jobs; default: all jobs.")
     parser.add_argument("--out", type=Path, required=True, help="Directory for results.")
+    parser.add_argument("--tightest", action="store_true", help="Rehearse one rank of each job.")
     parser.add_argument("--write", action="store_true", help="Write the table of docs/design/evidence/rehearsal.md.")
     options = parser.parse_args()
     every = jobs()
@@ -58,11 +88,11 @@ def main() -> int:
         parser.error(f"no job has these words in its name. Jobs: {', '.join(job.name for job in every)}.")
     commit = _commit()
     failed = 0
-    for job in chosen:
-        directory = options.out / job.name.replace(" ", "-")
+    for job in sorted(chosen, key=lambda job: job.num_packs):
+        directory = options.out / job.directory(tightest=options.tightest)
         document = result(directory)
         if document is None or document["commit"] != commit:
-            document = rehearse(job, directory, commit)
+            document = rehearse(job, directory, commit, job.tightest_rank if options.tightest else None)
         found = problems(document)
         failed += bool(found)
         for row in [] if document is None else rows(job, document):
@@ -86,10 +116,11 @@ def jobs() -> list[Job]:
     return found
 
 
-def rehearse(job: Job, directory: Path, commit: str) -> dict[str, Any] | None:
-    """Run `mindvl rehearse`; its document, or None if it failed, which its output on stderr explains."""
+def rehearse(job: Job, directory: Path, commit: str, rank: int | None) -> dict[str, Any] | None:
+    """Run `mindvl rehearse`, of one rank or of all classes; its document, or None if it failed, as stderr explains."""
     shutil.rmtree(directory, ignore_errors=True)
     command = ("mindvl", "rehearse", *job.arguments, "--device", DEVICE, "--devices", str(job.num_devices))
+    command = command if rank is None else (*command, "--ranks", str(rank))
     subprocess.run([*command, "--out", str(directory)], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     if (directory / "rehearsal.json").exists():
         (directory / "commit").write_text(commit)
@@ -142,7 +173,8 @@ def with_table(page: str, every: Sequence[Job], out: Path) -> str:
     """The page with all results; jobs without a result are marked."""
     lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
     for job in every:
-        document = result(out / job.name.replace(" ", "-"))
+        found = (result(out / job.directory(tightest=alone)) for alone in (False, True))
+        document = next((each for each in found if each is not None), None)
         if document is None:
             lines.append(f"| {job.stage} | {job.num_devices:,} | not rehearsed |" + " |" * 8)
         else:
