@@ -36,6 +36,7 @@ def test_every_stage_of_both_models_is_a_job_on_every_number_of_devices(session:
     wanted = {f"mindvl-8b {stage} on {count}" for stage in (*stages, "pretrain") for count in (16, 32, 64, 128)}
     wanted |= {f"mindvl-671b-a37b {stage} on {count}" for stage in stages for count in (512, 1024)}
     assert {job.name for job in session.jobs()} == wanted
+    assert sum("optimizer.offload=true" in job.arguments for job in session.jobs()) == 2
 
 
 def test_the_tightest_rank_is_the_first_of_the_stage_with_the_highest_estimate(session: ModuleType) -> None:

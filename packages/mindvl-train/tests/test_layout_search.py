@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What blocks cost, where the schedule holds most, what a search finds; layout_search/test_measure.py has measured peaks."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from mindvl_train.layout_search.attention import Heads, attention_core, padded_s
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting, joined
 from mindvl_train.layout_search.memory import Ledger, recomputed, schedule, stretch_of
 from mindvl_train.layout_search.packs import Pack, typical_pack
-from mindvl_train.layout_search.search import layouts, spreads
+from mindvl_train.layout_search.search import layouts, remedies, spreads, with_stage_layers
 from mindvl_train.layout_search.stages import Parts, balanced_counts, parts_of
 
 FAMILIES = {
@@ -320,6 +321,39 @@ def test_offloaded_activations_are_on_the_host_and_cost_time_where_copies_are_sl
     hidden, exposed = (evaluate(one, parallel, RecomputeConfig(offload_layers=18)).time for one in (task, fast))
     assert exposed.offload > hidden.offload
     assert plain.time.offload == 0.0
+
+
+def test_activations_are_offloaded_where_recomputation_is_not_enough() -> None:
+    """With many packs in flight the inputs of recomputed layers take more than the two layers that are copied."""
+    request = replace(_request(num_devices=8), visual_share=0.0, global_batch_size=64)
+    task, parallel = request.task(), ParallelConfig(pp_size=8, virtual_stages=4, spread_images=False)
+    assigned = with_stage_layers(task, parallel)
+    assert assigned is not None
+    again = evaluate(task, assigned, RecomputeConfig(kind="full"))
+    away = evaluate(task, assigned, RecomputeConfig(offload_layers=max(assigned.stage_layers or ())))
+    need, less = (one.memory[one.fullest].total for one in (again, away))
+    assert less < need
+    between = replace(task, machine=replace(task.machine, memory_gb=(need + less) / 2e9 / 0.94))
+    found = remedies(between, assigned)
+    assert {(one.recompute.kind, one.recompute.offload_layers > 0, one.offload) for one in found} == {
+        ("none", True, False),
+        ("full", False, True),  # without recomputation even the moments on the host do not suffice
+    }
+    assert [one.recompute for one in search(between).candidates if one.parallel == assigned] == [found[0].recompute]
+    ample = replace(task, machine=replace(task.machine, memory_gb=need / 1e9 / 0.94 + 1))
+    assert {one.recompute.kind for one in remedies(ample, assigned)} >= {"full"}
+    (searched,) = (one for one in search(ample, keep=100).candidates if one.parallel == assigned)
+    assert searched.recompute.offload_layers == 0  # recomputation is enough
+
+
+def test_more_host_memory_than_a_server_has_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = replace(_request(num_devices=128), seq_length=16384, trained=("projector",))
+    task, parallel = request.task(), replace(LAYOUTS["mindvl-8b"], spread_images=False)
+    offloaded = [one for one in remedies(task, parallel) if one.recompute.offload_layers]
+    assert len(offloaded) == 1
+    host = max(memory.host for memory in offloaded[0].memory)
+    monkeypatch.setattr(sys.modules["mindvl_train.layout_search.search"], "HOST_GB", host / 1e9 - 1)
+    assert not [one for one in remedies(task, parallel) if one.recompute.offload_layers]
 
 
 def test_activations_by_kind_of_layer_add_up() -> None:

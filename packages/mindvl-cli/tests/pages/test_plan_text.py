@@ -12,6 +12,7 @@ GIB = 1e9
 def _memory(**parts: float) -> dict[str, Any]:
     memory = dict.fromkeys(PARTS, 0.0) | parts
     return memory | {
+        "host": 0.0,
         "total": sum(memory.values()),
         "activations_by": {"head": memory["activations"] / 4, "decoder": 3 * memory["activations"] / 4},
     }
@@ -28,7 +29,7 @@ def _plan() -> dict[str, Any]:
             "stage_layers": [1, 2, 3, 4],
             "spread_images": True,
         },
-        "recompute": {"kind": "full", "layers": 3},
+        "recompute": {"kind": "full", "layers": 3, "offload_layers": 0},
         "offload": True,
         "dp_size": 8,
         "microbatches": 16,
@@ -66,6 +67,15 @@ def _document(**changes: Any) -> dict[str, Any]:
 def test_a_layout_has_a_short_name() -> None:
     assert layout_name(_plan()) == "tp2 pp2x2 ep4 dp8 spread"
     assert again(_plan()) == "full 3, offload"
+    away = {"kind": "selective", "layers": None, "offload_layers": 2}
+    assert again(_plan() | {"recompute": away, "offload": False}) == "selective, offload 2 layers"
+
+
+def test_offloaded_activations_are_counted_in_host_memory() -> None:
+    plan = _plan()
+    assert "host memory" not in found(_document())
+    plan["memory"][0]["host"] = 7 * GIB
+    assert "offloaded activations need up to 7.0 GB of host memory for each device" in found(_document(plans=[plan]))
 
 
 def test_bars_are_as_long_as_their_share_of_the_device() -> None:

@@ -19,6 +19,7 @@ from mindvl_model.parameters import PARTS, parameter_group
 from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
 from mindvl_train.config import RunConfig
+from mindvl_train.memory_warning import memory_warning
 from mindvl_train.reading import reads_of, start_timeout
 from mindvl_train.rehearsal.store import rehearsal_facts
 from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
@@ -85,7 +86,8 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     Raises:
         TrainError: The parallel layout does not fit the model, the number of processes or the global batch size.
     """
-    device = set_up_device().device(0).type
+    own_device = set_up_device().device(0)
+    device = own_device.type
     # ops.backend=npu estimates the memory of a run on NPUs on a machine without one.
     kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
     from mindvl_train.layout_search.measure import job_of, predict
@@ -123,7 +125,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         operators=_operators(config, device, problems),
         start=_start(config, from_stage) | {"reads": _reads(run, from_stage)},
         data=_first_step(run) if has_data else None,
-        warnings=tuple(_narrow_balance(run) if has_data else ()),
+        warnings=(*memory_warning(run, own_device, kernels), *(_narrow_balance(run) if has_data else ())),
         problems=tuple(problems),
     )
 

@@ -52,10 +52,11 @@ def layout_name(plan: dict[str, Any]) -> str:
 
 
 def again(plan: dict[str, Any]) -> str:
-    """What is recomputed, and whether moments lie on the host."""
+    """What is recomputed, and whether activations or moments are in host memory."""
     recompute = plan["recompute"]
     layers = f" {recompute['layers']}" if recompute["layers"] is not None else ""
-    return f"{recompute['kind']}{layers}" + (", offload" if plan["offload"] else "")
+    away = f", offload {recompute['offload_layers']} layers" if recompute["offload_layers"] else ""
+    return f"{recompute['kind']}{layers}{away}" + (", offload" if plan["offload"] else "")
 
 
 def _head(document: dict[str, Any]) -> str:
@@ -119,6 +120,8 @@ def _memory(plan: dict[str, Any], limit: float) -> str:
         f"  rank {plan['fullest']}: {_sizes(fullest)}",
         "  of its activations: " + ", ".join(f"{kind} {bytes_text(size)}" for kind, size in kept),
     ]
+    if host := max(memory["host"] for memory in plan["memory"]):
+        lines.append(f"  offloaded activations need up to {bytes_text(host)} of host memory for each device")
     return "\n".join(lines)
 
 
@@ -137,7 +140,9 @@ def _sizes(memory: dict[str, float]) -> str:
 def _failures(document: dict[str, Any]) -> str:
     lines = []
     if document["misses"]:
-        lines.append("nearest layouts that do not fit, even with all layers recomputed and moments on the host:")
+        lines.append(
+            "nearest layouts that do not fit, even with all layers recomputed, or activations and moments on the host:"
+        )
     for plan in document["misses"]:
         memory = plan["memory"][plan["fullest"]]
         need, limit = bytes_text(memory["total"]), bytes_text(document["limit"])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from mindvl_model import MindVLConfig, ModelError
 from mindvl_model.flops import pack_flops
@@ -23,6 +24,7 @@ from mindvl_train.layout_search.step_time import Clock, Machine, StepTime, step_
 BASE_GB = {"cpu": 0.0, "cuda": 2.0, "npu": 3.0}
 USABLE = 0.94  # usable fraction of device memory; the rest is allocator fragmentation
 MAX_CP = 8
+HOST_GB = 100  # host memory of one device for offloaded activations: an assumption, for servers of 1 TB and 8 devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,7 @@ class _Choice:
     recompute: RecomputeConfig
     offload: bool
     need: float  # bytes of the rank with the highest memory use
+    host: float  # offloaded activations in host memory, of the rank that has most
     standing: float  # of these, bytes that recomputation does not reduce
 
 
@@ -124,8 +127,8 @@ def search(task: Task, *, keep: int = 10) -> Search:
     candidates: list[Candidate] = []
     misses: list[_Choice] = []
     for parallel in layouts(task, found.refused):
-        tried = [choice for spread in spreads(task, parallel) if (choice := _best(task, spread, cache, found.refused))]
-        timed = [evaluate_choice(task, choice, cache) for choice in tried if choice.need <= task.limit]
+        tried = [choice for spread in spreads(task, parallel) for choice in _best(task, spread, cache, found.refused)]
+        timed = [evaluate_choice(task, choice, cache) for choice in tried if _fits(task, choice)]
         # The first estimate skips ranks in the middle of the pipeline, so check all ranks here.
         timed = [candidate for candidate in timed if candidate.memory[candidate.fullest].total <= task.limit]
         if timed:
@@ -249,21 +252,56 @@ def _memory(
     )
 
 
-def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[str]) -> _Choice | None:
-    """The layout with the least recomputation that fits; with offloading only if nothing else fits."""
+def remedies(task: Task, parallel: ParallelConfig) -> list[Candidate]:
+    """The same layout with recomputation or offloading, where it fits, fastest first.
+
+    Args:
+        parallel: A layout with stage_layers.
+    """
+    cache = Cache()
+    choices = _fitting(task, parallel, cache)
+    if choices[0].recompute.kind == "full":  # copies may cost less time than recomputation
+        choices += _offloaded_activations(task, choices[0], cache)
+    found = [evaluate_choice(task, one, cache) for one in choices if _fits(task, one)]
+    return sorted(found, key=lambda candidate: candidate.time.total)
+
+
+def _best(task: Task, parallel: ParallelConfig, cache: Cache, refused: Counter[str]) -> list[_Choice]:
+    """The choices of a layout without stage_layers."""
     assigned = with_stage_layers(task, parallel, cache)
     if assigned is None:
         refused["more pipeline chunks than layers"] += 1
-        return None
-    choice: _Choice | None = None
+        return []
+    return _fitting(task, assigned, cache)
+
+
+def _fitting(task: Task, parallel: ParallelConfig, cache: Cache) -> list[_Choice]:
+    """The least recomputation that fits; only if nothing fits, offloaded activations and offloaded moments.
+
+    Returns:
+        Choices that fit, or one that does not.
+    """
+    found: list[_Choice] = []
     for offload in (False, True):
         for kind in ("none", "selective", "full"):
-            choice = _choice(task, assigned, RecomputeConfig(kind=kind), cache, offload=offload)
-            if choice.need <= task.limit:
-                return _fewest_layers(task, choice, cache) if kind == "full" else choice
-            if choice.standing > task.limit:  # no recomputation helps
+            choice = _choice(task, parallel, RecomputeConfig(kind=kind), cache, offload=offload)
+            if _fits(task, choice):
+                return [*found, _fewest_layers(task, choice, cache) if kind == "full" else choice]
+            if choice.standing > task.limit:  # neither recomputation nor offloaded activations help
                 break
-    return choice
+        else:
+            found += _offloaded_activations(task, choice, cache)
+    return found or [choice]
+
+
+def _offloaded_activations(task: Task, choice: _Choice, cache: Cache) -> Iterator[_Choice]:
+    """The fewest layers with activations on the host that fit, without recomputation if that is enough."""
+    most = max(choice.parallel.stage_layers or (task.model.language.num_layers,))
+    for kind in ("none", "selective"):
+        found = _fewest(task, choice, cache, RecomputeConfig(kind=kind), "offload_layers", most)
+        if found is not None:
+            yield found
+            return
 
 
 def _choice(
@@ -275,19 +313,33 @@ def _choice(
     settings = _settings(task, parallel, recompute, cache)
     ranks = sorted({0, min(1, size - 1), size - 1, layers.index(max(layers))})
     memory = _memory(task, settings, parallel, recompute, ranks, offload=offload)
-    return _Choice(parallel, recompute, offload, max(one.total for one in memory), max(one.standing for one in memory))
+    need, host, standing = (max(getattr(one, name) for one in memory) for name in ("total", "host", "standing"))
+    return _Choice(parallel, recompute, offload, need, host, standing)
+
+
+def _fits(task: Task, choice: _Choice) -> bool:
+    return choice.need <= task.limit and choice.host <= 1e9 * HOST_GB
 
 
 def _fewest_layers(task: Task, choice: _Choice, cache: Cache) -> _Choice:
-    """The smallest number of recomputed layers per chunk that fits."""
-    low, high = 0, max(choice.parallel.stage_layers or (task.model.language.num_layers,))
-    best = choice
+    """The smallest number of recomputed layers per chunk that fits; `choice` recomputes all."""
+    most = max(choice.parallel.stage_layers or (task.model.language.num_layers,))
+    return _fewest(task, choice, cache, choice.recompute, "layers", most - 1) or choice
+
+
+def _fewest(
+    task: Task, choice: _Choice, cache: Cache, recompute: RecomputeConfig, field_name: str, most: int
+) -> _Choice | None:
+    """The same layout with the fewest layers in a field, from 1 to `most`, with which it fits; None: not with all."""
+    best, low, high = None, 0, most + 1
     while low + 1 < high:
-        middle = (low + high) // 2
-        again = RecomputeConfig(kind="full", layers=middle)
-        tried = _choice(task, choice.parallel, again, cache, offload=choice.offload)
-        if tried.need <= task.limit:
+        middle = most if best is None else (low + high) // 2  # first all of them
+        changed: dict[str, Any] = {field_name: middle}
+        tried = _choice(task, choice.parallel, replace(recompute, **changed), cache, offload=choice.offload)
+        if _fits(task, tried):
             best, high = tried, middle
+        elif best is None:
+            return None
         else:
             low = middle
     return best
