@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mindvl_data.curation.endpoint import BudgetError, Endpoint, EndpointConfig, Question, check_endpoint
-from mindvl_data.curation.step import Context
+from mindvl_data.curation.step import ON_WAITING, Context
 from mindvl_data.errors import DataError, SampleError
 
 
@@ -192,7 +192,7 @@ def test_concurrency_holds_over_all_clients(chat_server: Any, tmp_path: Path) ->
     config = EndpointConfig(url=chat_server.url, model="m", concurrency=3)
     clients = [Endpoint(config, tmp_path) for _ in range(3)]
     futures = [
-        client._pool.submit(client.ask, *_texts(f"{number}-{n}"))
+        client._pool.submit(client._answer, *_texts(f"{number}-{n}"))
         for number, client in enumerate(clients)
         for n in range(6)
     ]
@@ -270,3 +270,20 @@ def test_steps_of_a_process_share_the_endpoint(chat_server: Any, tmp_path: Path)
     context = Context(seed=0, cache=tmp_path)
     config = EndpointConfig(url=chat_server.url, model="m")
     assert Endpoint.of(config, context) is Endpoint.of(config, context)
+
+
+def test_the_engine_learns_how_long_a_step_waits(chat_server: Any, tmp_path: Path) -> None:
+    chat_server.delay_s = 0.2
+    waited: list[float] = []
+    context = Context(seed=0, cache=tmp_path)
+    client = Endpoint.of(EndpointConfig(url=chat_server.url, model="m"), context)
+    context.resources[ON_WAITING] = waited.append  # as the engine does for each part
+    client.ask_all(_texts("a", "b"))
+    assert 0.2 <= sum(waited) < 2.0
+
+
+def test_pipelines_may_share_answers(chat_server: Any, tmp_path: Path) -> None:
+    config = EndpointConfig(url=chat_server.url, model="m", cache=tmp_path / "shared")
+    for name in ("one", "two"):
+        assert Endpoint.of(config, Context(seed=0, cache=tmp_path / name)).ask(*_texts("q")).text == "yes"
+    assert len(chat_server.requests) == 1

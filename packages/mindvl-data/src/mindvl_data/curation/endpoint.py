@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +36,7 @@ from mindvl_data.curation.endpoint_http import (
 )
 from mindvl_data.curation.endpoint_store import AnswerStore, BudgetError, Expected, Limits, Reply
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context
+from mindvl_data.curation.step import ON_WAITING, Context
 from mindvl_data.errors import DataError, SampleError
 
 __all__ = ["BudgetError", "Endpoint", "EndpointConfig", "Question", "Reply", "check_endpoint"]
@@ -45,6 +45,7 @@ _MAX_PAUSE_S = 60.0
 _MAY_PASS = (408, 409, 425, 429)  # besides 5xx
 _RECORD_REFUSED = (400, 413, 415, 422)  # the fault of one question; any other 4xx concerns all
 _PIXELS_PER_TOKEN = 784  # Qwen2.5-VL; only for estimates before the server has counted
+_BEAT_S = 0.25  # between two signs of life to the engine
 _CONTROL = "Reply with the word OK."
 
 
@@ -57,6 +58,8 @@ class EndpointConfig:
         model: Name of the model at the endpoint.
         name: Name under which answers and spending are kept; "" means the name of the model. Answers stay valid when
             only the URL changes.
+        cache: Directory of answers, on a disk of this machine; by default OUT/cache of the pipeline. Name one to use
+            answers in several pipelines.
         api_key_env: Environment variable that holds the API key. The key itself is never written anywhere.
         concurrency: Requests in flight at the same time.
         timeout_s: Longest duration of one request in seconds.
@@ -71,6 +74,7 @@ class EndpointConfig:
     url: str
     model: str
     name: str = ""
+    cache: Path | None = None
     api_key_env: str | None = None
     concurrency: int = 8
     timeout_s: float = 300.0
@@ -137,6 +141,7 @@ class Endpoint:
     Args:
         config: Where and how to ask.
         cache: Directory of answers, on a disk of this machine; shared by all processes of a run.
+        resources: `Context.resources`, so that the engine learns that a step waits for answers.
         clock, sleep: Time in seconds and waiting; for tests.
     """
 
@@ -145,6 +150,7 @@ class Endpoint:
         config: EndpointConfig,
         cache: Path,
         *,
+        resources: dict[Any, Any] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -152,6 +158,7 @@ class Endpoint:
         self.name = config.name or config.model
         self.store = AnswerStore(cache)
         self._limits = Limits(**{name: getattr(config, name) for name in Limits.__dataclass_fields__})
+        self._resources = {} if resources is None else resources
         self._clock, self._sleep = clock, sleep
         self._key = api_key(config.url, config.api_key_env)
         self._admission = threading.Lock()  # one thread of a process at a time waits for the limits
@@ -162,17 +169,25 @@ class Endpoint:
     @classmethod
     def of(cls, config: EndpointConfig, context: Context) -> "Endpoint":
         """The endpoint of this process for a step."""
-        return context.resource(("endpoint", config), lambda: cls(config, context.cache))
+        return context.resource(
+            ("endpoint", config), lambda: cls(config, config.cache or context.cache, resources=context.resources)
+        )
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
         """The answers to several questions, asked at the same time.
 
         Raises:
-            SampleError: A question failed; all others have been asked and their answers kept.
+            SampleError: The endpoint refuses a question, or fails with it while it answers others; all others have been
+                asked and their answers kept.
             BudgetError: The budget is used up.
             DataError: The endpoint does not work.
         """
-        futures = [self._pool.submit(self.ask, question) for question in questions]
+        futures = [self._pool.submit(self._answer, question) for question in questions]
+        pending: set[Future[Reply]] = set(futures)
+        while pending:
+            started = time.monotonic()
+            _, pending = wait(pending, timeout=_BEAT_S)
+            self._resources.get(ON_WAITING, _ignore)(time.monotonic() - started)
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:  # an error that concerns all questions comes first
             raise min(errors, key=lambda error: isinstance(error, SampleError))
@@ -198,13 +213,10 @@ class Endpoint:
         return [None if one is None else next(replies) for one in questions]
 
     def ask(self, question: Question) -> Reply:
-        """The answer to a question.
+        """The answer to a question; errors as in `ask_all`."""
+        return self.ask_all([question])[0]
 
-        Raises:
-            SampleError: The endpoint refuses this question, or fails with it while it answers others.
-            BudgetError: The budget is used up.
-            DataError: The endpoint does not work.
-        """
+    def _answer(self, question: Question) -> Reply:
         key = self._digest(question)
         reply = self.store.find(key)
         if reply is not None:
@@ -363,3 +375,7 @@ def check_endpoint(config: EndpointConfig) -> None:
         DataError: The variable of the key is not set, nothing listens, or the key is refused.
     """
     check_server(config.url, api_key(config.url, config.api_key_env), config.api_key_env)
+
+
+def _ignore(seconds: float) -> None:
+    """Outside of an engine nothing has to know that a step waits."""

@@ -56,6 +56,10 @@ STEP_MODULES: tuple[str, ...] = (
     "verification",
 )
 
+# Key in `Context.resources` of a function that the engines set: a step that waits for an answer which is bounded in time
+# calls it now and then with the seconds it has just waited. They are not taken for a hang or for slow work.
+ON_WAITING = "on_waiting"
+
 T = TypeVar("T")
 
 

@@ -35,7 +35,7 @@ from mindvl_data.curation.engine.samples import sample_frame
 from mindvl_data.curation.engine.tally import Examples, count_values, example_rank, map_points, new_tally, thumbnail
 from mindvl_data.curation.engine.tasks import DRAWING, LOADING, READING, WRITING, Heartbeat, Task
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Decision, Drop, Outcome, Step, find_step
+from mindvl_data.curation.step import ON_WAITING, Context, Decision, Drop, Outcome, Step, find_step
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.record import RecordError
 from mindvl_data.shards.atomic import write_atomically
@@ -71,6 +71,8 @@ class PartRun:
         self._steps: dict[int, Step] = {}
         self._batch_size = min(_FIRST_BATCH, task.limits.batch_records)
         self._slowest = 0.0
+        self._waited = 0.0
+        resources[ON_WAITING] = self._show_waiting
         self._context = Context(seed=task.seed, cache=task.cache, resources=resources, on_loading=self._show_loading)
 
     def run(self) -> None:
@@ -151,7 +153,7 @@ class PartRun:
     # Steps
 
     def _process(self, batch: list[Record]) -> None:
-        started = time.monotonic()
+        started, waited = time.monotonic(), self._waited
         self._slowest = 0.0
         segment = self._task.segment
         records = self._applied(batch) if segment.applied is not None else batch
@@ -163,7 +165,7 @@ class PartRun:
         limit = self._task.limits.seconds_per_record / 8
         if self._slowest > limit:
             self._batch_size = max(1, self._batch_size // 2)
-        elif time.monotonic() - started < limit / 4:
+        elif time.monotonic() - started - (self._waited - waited) < limit / 4:
             self._batch_size = min(2 * self._batch_size, self._task.limits.batch_records)
 
     def _applied(self, batch: list[Record]) -> list[Record]:
@@ -217,7 +219,7 @@ class PartRun:
             return [], []
         self._working = (index, records[0].number, records[0].piece, len(records), records[-1].number)
         self._heartbeat.beat(*self._working)
-        started = time.monotonic()
+        started, waited = time.monotonic(), self._waited
         try:
             results = function(records)
             if len(results) != len(records):
@@ -236,7 +238,7 @@ class PartRun:
                 found += result
             return accepted, found
         finally:
-            self._slowest = max(self._slowest, time.monotonic() - started)
+            self._slowest = max(self._slowest, time.monotonic() - started - (self._waited - waited))
         return records, results
 
     def _sorted_out(self, index: int, name: str, records: list[Record], outcomes: Sequence[Outcome]) -> list[Record]:
@@ -348,6 +350,10 @@ class PartRun:
             self._heartbeat.beat(LOADING, *self._working[1:])
         else:
             self._heartbeat.beat(*self._working)
+
+    def _show_waiting(self, seconds: float) -> None:
+        self._waited += seconds
+        self._heartbeat.beat(*self._working)
 
 
 def _numbered(records: Iterable[Record]) -> list[Record]:
