@@ -3,14 +3,17 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from mindvl_data.curation.endpoint import EndpointConfig
 from mindvl_data.curation.ocr_engines import (
     CommandOcrConfig,
+    EndpointOcrConfig,
     EngineConfig,
     OcrLine,
     RapidOcrConfig,
@@ -112,6 +115,17 @@ def test_a_command_that_is_silent_for_too_long_is_stopped() -> None:
     config = CommandOcrConfig(command=(sys.executable, "-c", ECHO), timeout_s=1)
     with pytest.raises(SampleError, match="no answer after 1 seconds"):
         read(config, gray(3))
+
+
+def test_an_endpoint_is_asked_for_lines_with_boxes_from_0_to_1000(chat_server: Any, tmp_path: Path) -> None:
+    chat_server.answer = lambda body: 'Here: [{"text": "Harbour", "box": [100, 500, 600, 1000]}]'
+    config = EndpointOcrConfig(endpoint=EndpointConfig(url=chat_server.url, model="m"))
+    check_engine(config)
+    engine = engine_of(config, Context(seed=0, cache=tmp_path))
+    assert engine.read(gray(9)) == [OcrLine("Harbour", (3, 10, 18, 20))]  # the image has 30 x 20 pixels
+    chat_server.answer = lambda body: "I cannot read this."
+    with pytest.raises(SampleError, match="did not answer with a JSON list"):
+        engine.read(gray(8))
 
 
 def test_answers_of_another_form_are_refused() -> None:

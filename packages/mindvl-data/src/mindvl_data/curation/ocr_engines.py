@@ -6,7 +6,6 @@ before the first image.
 """
 
 import base64
-import importlib
 import io
 import json
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, check_endpoint
 from mindvl_data.curation.extras import require
 from mindvl_data.curation.step import Context
 from mindvl_data.errors import DataError, SampleError
@@ -111,17 +111,18 @@ class EndpointOcrConfig:
 
     Attributes:
         kind: "endpoint".
-        endpoint: Parameters of the endpoint, as of EndpointConfig in endpoint.py: url, model and others.
+        endpoint: The endpoint.
         max_tokens: Longest answer in tokens.
-        prompt: What the model is asked. The answer must be a JSON list of {"text", "box": [x1, y1, x2, y2]} in pixels.
+        prompt: What the model is asked. The answer must be a JSON list of {"text", "box": [x1, y1, x2, y2]} with coordinates
+            from 0 to 1000, so that they do not depend on the size at which the model sees the image.
     """
 
     kind: Literal["endpoint"] = "endpoint"
-    endpoint: dict[str, Any]
+    endpoint: EndpointConfig
     max_tokens: int = 4096
     prompt: str = (
         "Read every line of text in this image. Answer with a JSON list only, one object for each line, in reading order: "
-        '{"text": "...", "box": [x1, y1, x2, y2]} with the box in pixels of the image.'
+        '{"text": "...", "box": [x1, y1, x2, y2]} with coordinates from 0 to 1000 of the width and height of the image.'
     )
 
 
@@ -167,7 +168,7 @@ def check_engine(config: EngineConfig) -> None:
             if not config.command or shutil.which(config.command[0]) is None:
                 raise DataError(f"steps: command: {config.command!r} is not a program. Install it or correct the path.")
         case EndpointOcrConfig():
-            pass  # endpoint.py checks it at the first question
+            check_endpoint(config.endpoint)
 
 
 def tesseract_languages() -> set[str]:
@@ -337,19 +338,25 @@ def _write(pipe: IO[bytes], request: bytes, deadline: float) -> None:
 
 class _Endpoint:
     def __init__(self, config: EndpointOcrConfig, context: Context) -> None:
-        client = importlib.import_module("mindvl_data.curation.endpoint")
-        self._config, self._question = config, client.Question
-        self._endpoint = client.Endpoint.of(client.EndpointConfig(**config.endpoint), context)
+        self._config, self._endpoint = config, Endpoint.of(config.endpoint, context)
 
     def read(self, image: NDArray[np.uint8]) -> list[OcrLine]:
-        question = self._question([_encoded(image), self._config.prompt], max_tokens=self._config.max_tokens)
+        question = Question([_encoded(image), self._config.prompt], max_tokens=self._config.max_tokens)
         reply = self._endpoint.ask(question).text
         start, stop = reply.find("["), reply.rfind("]")
         try:
             value = json.loads(reply[start : stop + 1])
         except ValueError as error:
             raise SampleError(f"the endpoint did not answer with a JSON list: {reply!r:.100}") from error
-        return lines_from_json(value, image.shape[1], image.shape[0])
+        height, width = image.shape[:2]
+        return [
+            OcrLine(line.text, _scaled(line.xyxy, width / 1000, height / 1000), line.score)
+            for line in lines_from_json(value, 1000, 1000)
+        ]
+
+
+def _scaled(box: tuple[float, float, float, float], across: float, down: float) -> tuple[float, float, float, float]:
+    return box[0] * across, box[1] * down, box[2] * across, box[3] * down
 
 
 def _encoded(image: NDArray[np.uint8]) -> bytes:
