@@ -33,6 +33,7 @@ NAMES = {  # script name -> package
     "step": "mindvl_train",
     "start": "mindvl_train",
     "merge": "mindvl_merge",
+    "documents": "mindvl_cli",
 }
 
 
