@@ -2,6 +2,7 @@
 """PDFs become page records and interleaved records; damaged and hostile PDFs are refused."""
 
 import io
+import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mindvl_data.curation.config import CurationConfig, InputConfig, StepConfig
+from mindvl_data.curation.coverage import RenderRareConfig, TextCoverageConfig
 from mindvl_data.curation.documents import (
     PROMPTS,
     CleanDocumentConfig,
@@ -22,7 +25,9 @@ from mindvl_data.curation.documents import (
     pdf_interleaved,
     pdf_pages,
 )
+from mindvl_data.curation.duplicates.exact import ExactDuplicates
 from mindvl_data.curation.pdf_writing import PlacedImage, PlacedText, write_pdf
+from mindvl_data.curation.pipeline import curate
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Drop
 from mindvl_data.errors import SampleError
@@ -201,3 +206,44 @@ def test_parameters_outside_their_range_name_the_parameter() -> None:
         PdfPagesConfig(dpi=1000)
     with pytest.raises(ValueError, match="pages_per_record: must be at least 1, got 0"):
         PdfInterleavedConfig(pages_per_record=0)
+
+
+@pytest.mark.slow
+def test_a_pipeline_makes_shards_from_good_pdfs_and_quarantines_bad_ones_with_their_reason(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")  # contains the font of the rare character
+    good = [
+        f"Document number {number} has a text of its own, about the letter {chr(97 + number)}." for number in range(4)
+    ]
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(good):
+        pages = [[PlacedText(72, 200, text)], [PlacedText(72, 200, good[0])], [PlacedText(72, 200, "short")]]
+        (tmp_path / "in" / f"{number}.pdf").write_bytes(write_pdf(pages))
+    (tmp_path / "in" / "bad.pdf").write_bytes(write_pdf([[PlacedText(72, 90, "one")]])[:60])
+    (tmp_path / "in" / "long.pdf").write_bytes(write_pdf([[]] * 9))
+    steps: list[tuple[str, Any]] = [
+        ("pdf_pages", PdfPagesConfig(dpi=36, max_pages=8)),
+        ("document_text", DocumentTextConfig()),
+        ("exact_duplicates", ExactDuplicates(content="text")),
+        ("text_coverage", TextCoverageConfig(min_character_count=2)),
+        ("render_rare", RenderRareConfig()),
+    ]
+    config = CurationConfig(
+        name="documents",
+        inputs=(InputConfig(path=str(tmp_path / "in"), format="pdf"),),
+        steps=tuple(StepConfig(step=name, parameters=parameters) for name, parameters in steps),
+        out=tmp_path / "out",
+    )
+    result = curate(config, workers=1)
+    counts = [(step["step"], step["out"], step["dropped"]) for step in result.manifest["steps"]]
+    assert counts == [
+        ("pdf_pages", 12, {}),
+        ("document_text", 8, {"short": 4}),
+        ("exact_duplicates", 4, {"exact_duplicate": 4}),
+        ("text_coverage", 4, {}),
+        ("render_rare", 8, {}),  # 0, 1, 2 and 3 are in one text each, and so is a small d
+    ]
+    quarantined = [json.loads(line) for line in (result.out / "quarantine.jsonl").read_text().splitlines()]
+    reasons = {Path(entry["id"]).name: entry["reason"] for entry in quarantined}
+    assert sorted(reasons) == ["bad.pdf", "long.pdf"]
+    assert "is damaged" in reasons["bad.pdf"]
+    assert "9 pages, the limit is 8 (max_pages)" in reasons["long.pdf"]

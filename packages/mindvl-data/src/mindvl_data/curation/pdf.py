@@ -39,16 +39,16 @@ class PdfLimits:
         max_pixels: Pixels of a rendered page, and of an embedded image. Larger pages are rendered at a lower resolution.
         max_images: Embedded images of a document.
         min_image_side: Smaller embedded images (rules, icons) are left out, in pixels.
-        seconds: Time for the document.
+        seconds: Time for the document; a larger value needs a larger `limits.seconds_per_record` of the pipeline too.
     """
 
     max_bytes: int = 200_000_000
-    max_pages: int = 1000
+    max_pages: int = 500
     max_characters: int = 200_000
     max_pixels: int = 8_000_000
     max_images: int = 1000
     min_image_side: int = 64
-    seconds: float = 120.0
+    seconds: float = 50.0
 
 
 @dataclass(frozen=True)
