@@ -45,7 +45,8 @@ class SceneOcrConfig:
 
     Attributes:
         first, second: The two engines; boxes and text are those of the first, spaces between words those of either.
-        min_similarity: Smallest similarity of the two readings of a group of lines: 1 minus edit distance per character.
+        min_similarity: Smallest similarity of the two readings of a group of lines: 1 minus edit distance per character,
+            without spaces, case and width. Below 1, mistakes of the first engine are kept.
         min_agreement: Records with a smaller share of characters that were read alike are dropped.
         form: The answer: `text`, lines in reading order; `lines`, each line after its box; `mixed`, either, by the seed.
         keep_answer: Keep the existing answer of a record that has one, and only measure the agreement of the engines.
@@ -53,7 +54,7 @@ class SceneOcrConfig:
 
     first: EngineConfig = field(default_factory=RapidOcrConfig)
     second: EngineConfig = field(default_factory=TesseractConfig)
-    min_similarity: float = 0.9
+    min_similarity: float = 1.0
     min_agreement: float = 0.5
     form: Literal["text", "lines", "mixed"] = "text"
     keep_answer: bool = False
