@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindvl_data.curation.clusters.kmeans import Points, batches, fit, fit_in_memory, nearest, sample_points
+
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # processors of CI are shared
 
 
 def _blobs(seed: int, sizes: list[int], spread: float = 0.05) -> tuple[Points, np.ndarray]:
@@ -58,6 +60,7 @@ def test_centroids_of_lloyds_iterations_are_the_means_of_their_points() -> None:
         assert np.allclose(centroids[cluster], points[found == cluster].mean(axis=0), atol=1e-6)
 
 
+@QUIET
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 7))
 def test_batches_have_a_fixed_size_and_keep_the_order(lengths: list[int], rows: int) -> None:
     total = sum(lengths)

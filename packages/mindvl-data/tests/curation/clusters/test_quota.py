@@ -3,10 +3,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindvl_data.curation.clusters.quota import quotas
+
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # processors of CI are shared
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,7 @@ def test_quotas_follow_weights_floors_and_sizes(
 CLUSTERS = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 50)), min_size=1, max_size=12)
 
 
+@QUIET
 @given(CLUSTERS, st.integers(0, 700), st.integers(0, 8))
 def test_the_sum_is_exact_and_every_quota_is_within_its_limits(
     clusters: list[tuple[float, int]], total: int, floor: int

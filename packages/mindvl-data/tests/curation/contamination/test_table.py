@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -20,11 +20,14 @@ from mindvl_data.curation.contamination.table import (
 )
 from mindvl_data.errors import DataError
 
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # processors of CI are shared
+
 
 def _item(name: str, *texts: str, images: tuple[bytes, ...] = ()) -> BenchmarkItem:
     return BenchmarkItem(name=name, texts=texts, images=images)
 
 
+@QUIET
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
 def test_the_runs_found_are_those_that_both_texts_have(benchmark: list[str], text: list[str]) -> None:
     table = build_table([_item("x", " ".join(benchmark))], num_tokens=3, method="phash")

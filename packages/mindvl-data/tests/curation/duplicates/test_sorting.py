@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindvl_data.curation.duplicates import sorting
@@ -20,6 +20,8 @@ from mindvl_data.curation.duplicates.sorting import (
     stable_order,
     whole_buckets,
 )
+
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # processors of CI are shared
 
 KEYS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1)), max_size=60)
 
@@ -37,6 +39,7 @@ def _merged(keys: list[int], directory: Path, *, memory_bytes: int) -> SortedRun
     return runs
 
 
+@QUIET
 @given(KEYS, st.sampled_from([1, 600, 1 << 20]))
 def test_rows_come_out_as_a_stable_sort_orders_them(keys: list[int], memory_bytes: int) -> None:
     with TemporaryDirectory() as directory:
@@ -54,12 +57,14 @@ def test_runs_are_written_only_when_memory_is_short_and_removed_after_merging(tm
     assert list((tmp_path / "small").iterdir()) == []
 
 
+@QUIET
 @given(KEYS)
 def test_the_order_is_that_of_a_stable_argsort(keys: list[int]) -> None:
     array = np.array(keys, np.uint64)
     assert stable_order(array).tolist() == np.argsort(array, kind="stable").tolist()
 
 
+@QUIET
 @given(KEYS, st.integers(1, 7))
 def test_each_row_gets_the_first_row_with_its_key(keys: list[int], block_rows: int) -> None:
     ordered = sorted(keys)
@@ -71,6 +76,7 @@ def test_each_row_gets_the_first_row_with_its_key(keys: list[int], block_rows: i
     assert found == [ordered.index(key) for key in ordered]
 
 
+@QUIET
 @given(KEYS, st.integers(1, 7))
 def test_blocks_are_regrouped_into_whole_buckets(keys: list[int], block_rows: int) -> None:
     ordered = np.array(sorted(keys), np.uint64)
@@ -84,6 +90,7 @@ def test_blocks_are_regrouped_into_whole_buckets(keys: list[int], block_rows: in
         assert before[0][-1] < after[0][0]
 
 
+@QUIET
 @given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([None, 1, 2]))
 def test_pairs_are_all_pairs_of_equal_keys_within_the_window(keys: list[int], window: int | None) -> None:
     ordered = sorted(keys)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.curation.contamination.benchmarks import read_benchmark
 from mindvl_data.curation.contamination.table import BenchmarkTable, build_table, run_hashes
-from mindvl_data.curation.duplicates.perceptual import MAX_RADIUS, contrast_hash
+from mindvl_data.curation.duplicates.perceptual import MAX_RADIUS, image_hash
 from mindvl_data.curation.normal_text import tokens
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Drop, Signatures, Step, register
@@ -124,7 +124,7 @@ def _text_match(record: Record, config: Decontaminate, table: BenchmarkTable) ->
 def _image_match(record: Record, config: Decontaminate, table: BenchmarkTable) -> tuple[Any, ...] | None:
     best: tuple[int, int, int] | None = None
     for index in range(len(record.media)):
-        value = contrast_hash(record.image(index), config.method)
+        value = image_hash(record.image(index), config.method)
         found = None if value is None else table.find_image(value, config.radius)
         if found and (best is None or found[1] < best[1]):
             best = *found, index

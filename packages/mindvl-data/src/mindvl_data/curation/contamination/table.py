@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.curation.contamination.benchmarks import BenchmarkItem
-from mindvl_data.curation.duplicates.perceptual import contrast_hash
+from mindvl_data.curation.duplicates.perceptual import image_hash
 from mindvl_data.curation.duplicates.sorting import Keys, combined
 from mindvl_data.curation.normal_text import tokens
 from mindvl_data.curation.record import Record
@@ -129,7 +129,7 @@ def image_hashes(images: Sequence[bytes], method: str, name: str) -> list[int]:
     """The hashes of the images of an item that are not nearly empty."""
     record = Record(number=0, id=name, body={}, media=tuple(images))
     try:
-        found = [contrast_hash(record.image(index), method) for index in range(len(images))]
+        found = [image_hash(record.image(index), method) for index in range(len(images))]
     except SampleError as error:
         raise DataError(f"{name}: {error}. Copy the benchmark again.") from error
     return [value for value in found if value is not None]

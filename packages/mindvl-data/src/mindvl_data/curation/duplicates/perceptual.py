@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageStat
 
 from mindvl_data.curation.duplicates.exact import MIB, check_memory_mib
 from mindvl_data.curation.duplicates.groups import Groups, RecordTable, Rows, decisions, preference
@@ -73,23 +73,21 @@ class ImageDuplicates:
             raise ValueError(f"radius: must be from 0 to {MAX_RADIUS}, got {self.radius}.")
 
 
-def image_hash(pixels: NDArray[np.uint8], method: str) -> int:
-    """The 64-bit hash of an image [H, W, 3] by the imagehash library."""
+def image_hash(pixels: NDArray[np.uint8], method: str) -> int | None:
+    """The 64-bit hash of an image [H, W, 3] by the imagehash library; None if the image is nearly empty."""
     imagehash = require("imagehash", extra="curation", where="steps: image_duplicates")
-    bits = getattr(imagehash, method)(Image.fromarray(pixels)).hash
+    gray = Image.fromarray(pixels).convert("L")  # imagehash would convert it in the same way
+    if ImageStat.Stat(gray).stddev[0] < MIN_CONTRAST:
+        return None
+    bits = getattr(imagehash, method)(gray).hash
     return int.from_bytes(np.packbits(bits.ravel()).tobytes(), "big")
-
-
-def contrast_hash(pixels: NDArray[np.uint8], method: str) -> int | None:
-    """The perceptual hash of an image; None if the image is nearly empty."""
-    return None if pixels.mean(axis=2).std() < MIN_CONTRAST else image_hash(pixels, method)
 
 
 def sign(records: list[Record], config: ImageDuplicates, context: Context) -> Sequence[NDArray[np.uint8]]:
     """One signature for each image of each record; none for a record with a nearly empty image."""
     found = []
     for record in records:
-        hashes = [contrast_hash(record.image(index), config.method) for index in range(len(record.media))]
+        hashes = [image_hash(record.image(index), config.method) for index in range(len(record.media))]
         rows = np.zeros(0 if None in hashes else min(len(hashes), _MAX_IMAGES), SIGNATURE)
         rows["hash"] = hashes[: len(rows)]
         text = normalized(record.text()).encode() if config.same_text else b""
