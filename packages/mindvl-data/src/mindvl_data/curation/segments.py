@@ -33,6 +33,7 @@ def cut_segments(
     chosen = [(part.number, part.take) for part in parts]
     state = [FORMAT_VERSION, version, config.name, config.seed, config.limits.media_mib, config.output.list_dropped]
     digest = _digest("", [*state, [plain(one) for one in config.inputs], [plain(one) for one in identities], chosen])
+    gives = {index: step.definition.gives for index, step in enumerate(config.steps)}
     segments: list[Segment] = []
     steps: list[tuple[int, str, Any]] = []
     source: Path | None = None
@@ -47,6 +48,7 @@ def cut_segments(
         segment = Segment(
             index=len(segments), directory=work / f"segment-{len(segments)}-{digest[:16]}", source=source,
             decisions=decisions, applied=applied, steps=tuple(steps), signed=(index, step.step, step.parameters),
+            gives=gives,
         )  # fmt: skip
         segments.append(segment)
         source, applied, steps = segment.directory, (index, step.step), []
@@ -54,7 +56,7 @@ def cut_segments(
     digest = _digest(digest, ["end", len(config.steps)])
     last = Segment(
         index=len(segments), directory=work / f"segment-{len(segments)}-{digest[:16]}", source=source,
-        decisions=decisions, applied=applied, steps=tuple(steps), signed=None,
+        decisions=decisions, applied=applied, steps=tuple(steps), signed=None, gives=gives,
     )  # fmt: skip
     return [*segments, last], _digest(digest, plain(config.output))
 

@@ -82,8 +82,6 @@ class PartRun:
             self._decisions = read_decisions(segment.decisions, number)
         for index, name, _ in (*segment.steps, *((segment.signed,) if segment.signed else ())):
             self._steps[index] = find_step(name)
-        if segment.applied is not None:
-            self._steps[segment.applied[0]] = find_step(segment.applied[1])
         with ExitStack() as stack:
             self._records = stack.enter_context(PartFile(records_path(segment.directory, number)))
             self._dropped = stack.enter_context(PartFile(list_path(segment.directory, number, "dropped")))
@@ -258,7 +256,7 @@ class PartRun:
                 measured.append(outcome.facts)
         counts["in"] += len(records)
         counts["out"] += len(kept)
-        for fact in self._steps[index].gives:
+        for fact in self._task.segment.gives.get(index, ()):
             column = self._columns.setdefault((index, fact), [])
             column += [facts[fact] for facts in measured if fact in facts]
         return kept

@@ -31,6 +31,7 @@ class Segment:
         applied: (number, name) of the set step whose decisions are applied.
         steps: (number, name, parameters) of the record steps.
         signed: (number, name, parameters) of the set step at the end; None: the samples are finished.
+        gives: Number of a step -> facts that it gives, for the histograms.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Segment:
     applied: tuple[int, str] | None
     steps: tuple[tuple[int, str, Any], ...]
     signed: tuple[int, str, Any] | None
+    gives: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
