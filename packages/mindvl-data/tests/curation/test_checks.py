@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mindvl_data.curation import extras
-from mindvl_data.curation.checks import check_disk, check_steps, finished_run
+from mindvl_data.curation.checks import check_disk, check_libraries, check_steps, finished_run
 from mindvl_data.curation.config import CurationConfig, InputConfig, InputFormat, StepConfig
 from mindvl_data.curation.engine.parts import InputFiles
 from mindvl_data.errors import DataError
@@ -35,7 +35,7 @@ def test_a_step_needs_the_facts_that_earlier_steps_give() -> None:
 def test_a_missing_library_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.EXTRA_MODULES, "curation", ("no_such_module",))
     with pytest.raises(DataError, match=r"^steps\.0: test_length: needs no_such_module, which is not installed"):
-        check_steps(config(LENGTH))
+        check_libraries(config(LENGTH))
 
 
 def test_a_directory_with_another_result_is_refused(tmp_path: Path) -> None:

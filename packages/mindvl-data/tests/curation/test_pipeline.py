@@ -169,6 +169,17 @@ def test_finished_parts_are_not_computed_again_and_a_change_invalidates_what_fol
     assert not (tmp_path / "out" / "work").exists()
 
 
+def test_a_new_worker_applies_decisions_without_running_any_step(tmp_path: Path) -> None:
+    config = usual(tmp_path)
+    refusing = StepConfig(step="test_length", parameters=steps.Length(refuses=True))
+    object.__setattr__(config, "steps", (*config.steps[:2], refusing))
+    with pytest.raises(DataError, match="refuses"):
+        curate(config)
+    object.__setattr__(config, "steps", config.steps[:2])
+
+    assert curate(config).manifest["counts"]["written"] == 84
+
+
 def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp_path: Path) -> None:
     before = curate(usual(tmp_path))
     again = curate(usual(tmp_path))

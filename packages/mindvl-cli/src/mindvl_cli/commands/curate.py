@@ -5,7 +5,6 @@ A thin layer over mindvl_data.curation; pages/curation.py draws the page.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from mindvl_cli.commands.options import JSON_HELP
 from mindvl_cli.failures import CliError
+from mindvl_cli.machine import num_cores
 from mindvl_cli.progress import Advance, progress
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def curate(
         result = run(
             pipeline,
             engine="ray" if engine == "ray" else "local",
-            workers=workers or len(os.sched_getaffinity(0)),
+            workers=workers or num_cores(),
             sample=sample,
             progress=report,
             write_page=lambda tally, content: write_curation_page(page, tally, content),

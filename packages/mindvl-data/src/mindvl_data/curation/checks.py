@@ -25,10 +25,10 @@ _LEAST_FREE_BYTES = 1 << 28
 
 
 def check_steps(config: CurationConfig) -> None:
-    """Check that every step finds what it needs, and that its libraries are installed.
+    """Check that every step finds what it needs.
 
     Raises:
-        DataError: A fact is not given by an earlier step, or a library is missing.
+        DataError: A fact is not given by an earlier step.
     """
     given: set[str] = set()
     for one in config.inputs:
@@ -41,9 +41,20 @@ def check_steps(config: CurationConfig) -> None:
         given |= set(definition.gives)
         if "document" in definition.needs:
             given |= {"image", "text"}
+
+
+def check_libraries(config: CurationConfig) -> None:
+    """Check that the libraries of the steps are installed.
+
+    Raises:
+        DataError: A library is missing.
+    """
+    for index, step in enumerate(config.steps):
+        definition = step.definition
         for extra in ("curation", *([definition.extra] if definition.extra else [])):
             missing = missing_modules(extra)
             if missing:
+                where = f"steps.{index}: {step.step}"
                 raise DataError(f"{where}: needs {missing[0]}, which is not installed. Install mindvl-data[{extra}].")
 
 

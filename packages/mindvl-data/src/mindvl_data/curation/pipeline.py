@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_data.curation.checks import check_disk, check_steps, finished_run, prepare_steps
+from mindvl_data.curation.checks import check_disk, check_libraries, check_steps, finished_run, prepare_steps
 from mindvl_data.curation.config import CurationConfig
 from mindvl_data.curation.engine.decisions import decide
 from mindvl_data.curation.engine.part_files import summary_path
@@ -84,6 +84,7 @@ def curate(
         DataError: The configuration does not work with the inputs, the libraries or the directory.
     """
     check_steps(config)
+    check_libraries(config)
     all_parts, identities = split_inputs(config.inputs)
     out = config.out if sample is None else config.out.with_name(f"{config.out.name}-sample")
     parts = all_parts if sample is None else sample_parts(all_parts, sample, config.seed)
@@ -210,7 +211,7 @@ def _engine(
     if engine != "ray":
         raise DataError(f"--engine {engine}: the engine does not exist. Use one of {', '.join(ENGINES)}.")
     paths = [work, *(Path(one.path) for one in config.inputs if Path(one.path).exists())]
-    return RayEngine(workers, config.limits, log, paths)
+    return RayEngine(workers, log, paths)
 
 
 def _first(segments: Sequence[Segment], parts: Sequence[Part]) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindvl_data.curation.config import LimitsConfig
 from mindvl_data.curation.engine.supervision import OnRead, WorkerPool
 from mindvl_data.curation.engine.tasks import Task
 from mindvl_data.curation.extras import require
@@ -25,16 +24,14 @@ class RayEngine:
 
     Args:
         num_workers: Number of actors, each with one worker process.
-        limits: Limits of a worker.
         log: File for what the workers write to stderr.
         paths: Files and directories that every machine must have.
     """
 
-    def __init__(self, num_workers: int, limits: LimitsConfig, log: Path, paths: Sequence[Path] = ()) -> None:
+    def __init__(self, num_workers: int, log: Path, paths: Sequence[Path] = ()) -> None:
         self._ray = require("ray", extra="ray", where="--engine ray")
         self._data = require("ray.data", extra="ray", where="--engine ray")
         self._num_workers = num_workers
-        self._limits = limits
         self._log = log
         self._starts_cluster = not self._ray.is_initialized()
         if self._starts_cluster:
@@ -47,12 +44,11 @@ class RayEngine:
         Raises:
             DataError: As WorkerPool.run.
         """
-        rows = [{"task": pickle.dumps(task)} for task in tasks]
+        rows = [{"task": pickle.dumps((task, str(self._log)))} for task in tasks]
         if not rows:
             return
         dataset = self._data.from_items(rows, override_num_blocks=len(rows)).map(
             _Actor,
-            fn_constructor_args=(self._limits, str(self._log)),
             concurrency=min(self._num_workers, len(rows)),
             num_cpus=1,
         )
@@ -118,11 +114,12 @@ def _missing(paths: list[str]) -> list[str]:
 class _Actor:
     """Runs one task at a time in a supervised worker process."""
 
-    def __init__(self, limits: LimitsConfig, log: str) -> None:
-        self._pool = WorkerPool(1, limits, Path(log))
+    def __init__(self) -> None:
+        self._pool: WorkerPool | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        task: Task = pickle.loads(row["task"])
+        task, log = pickle.loads(row["task"])
+        self._pool = self._pool or WorkerPool(1, task.limits, Path(log))
         records = 0
 
         def count(part: int, read: int) -> None:

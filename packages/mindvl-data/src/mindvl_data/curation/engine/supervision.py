@@ -99,6 +99,10 @@ class _Worker:
     def start(self, task: Task) -> None:
         """Give the worker a task."""
         self.task, self._ends, self._num_read = task, {}, 0
+        if self._process.poll() is not None:  # ended while it was idle, for example with the thread that started it
+            self._heartbeat.close()
+            self.connection.close()
+            self._launch()
         self._send()
 
     def advance(self, on_read: OnRead) -> bool:
