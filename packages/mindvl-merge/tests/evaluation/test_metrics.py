@@ -172,9 +172,9 @@ def test_a_wrong_argument_is_named_with_the_known_ones(arguments, options, messa
 )
 def test_an_answer_cannot_keep_the_scorer_busy(answer):
     score("mathvision", "1", "2")  # loads the parser
-    start = time.monotonic()
+    start = time.process_time()  # not wall time: the machine may be busy
     assert score("mathvision", answer, "42") == score("mathvision", answer, "42", "lmms-eval") == 0.0
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_judge_is_asked_again_and_then_the_item_has_failed():
