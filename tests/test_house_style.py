@@ -68,7 +68,7 @@ WORDS_ALLOWED = {
     "packages/mindvl-cli/src/mindvl_cli/renamed.py": "lists the old recipe keys and options",
     "packages/mindvl-cli/tests/test_renamed.py": "the same",
     "tests/test_house_style.py": "lists the words",
-    "packages/mindvl-data/src/mindvl_data/formats/parquet.py": "lists column names of other data sets",
+    "packages/mindvl-data/src/mindvl_data/formats/columns.py": "lists column names of other data sets",
     "packages/mindvl-merge/src/mindvl_merge/names.py": "lists tensor names of other models",
     "packages/mindvl-merge/tests/test_names.py": "the same",
 }

@@ -83,7 +83,7 @@ def test_writing_and_indexing_say_what_to_do_next(shards: Path, tokenizer: Path)
 def test_failed_records_and_samples_are_skipped_on_request_and_counted(shards: Path, tmp_path: Path) -> None:
     rows = tmp_path / "raw" / "rows.json"
     rows.write_text(json.dumps([*json.loads(rows.read_text()), {"conversations": 5}]))
-    with pytest.raises(DataError, match=r"rows\.json row 7: the field `conversations` must be a list"):
+    with pytest.raises(DataError, match=r"rows\.json row 7: the record needs a list `messages` or `conversations`"):
         run("write", rows, "--format", "llava", "--out", tmp_path / "strict", "--workers", 1)
     result = run("write", rows, "--format", "llava", "--out", tmp_path / "out", "--skip-bad", "--samples-per-shard", 4)
     assert "6 samples in" in result.stdout
@@ -169,7 +169,13 @@ def test_tokens_cannot_be_shown_without_a_tokenizer(indexed: Path) -> None:
 def test_every_format_of_the_package_can_be_named() -> None:
     choices = next(p.type for p in data.commands["write"].params if p.name == "format_name")  # type: ignore[attr-defined]
 
-    assert list(choices.choices) == list(FORMATS)
+    assert list(choices.choices) == ["auto", *FORMATS]
+
+
+def test_the_recognized_format_is_printed_with_its_reason(shards: Path, tmp_path: Path) -> None:
+    result = run("write", tmp_path / "raw" / "rows.json", "--out", tmp_path / "again")
+    assert "format llava: the first record has `conversations`" in result.stderr
+    assert (tmp_path / "again/shard-000000.tar").is_file()
 
 
 def test_an_unknown_key_is_named(indexed: Path) -> None:

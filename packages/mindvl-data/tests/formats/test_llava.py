@@ -54,8 +54,8 @@ def test_a_video_stands_where_its_placeholder_is(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "r.json", [row("<video>then<image>", image="a.png", video=["b.mp4"])])
     assert record.media == (tmp_path / "b.mp4", tmp_path / "a.png")
     assert [part["type"] for part in record.body["messages"][0]["content"]] == ["video", "text", "image"]
-    with pytest.raises(DataError, match="the text mentions 0 videos, the record has 1"):
-        read(tmp_path / "r.json", [row("a", video="b.mp4")])
+    with pytest.raises(DataError, match="the text mentions 1 videos, the record has 2"):
+        read(tmp_path / "r.json", [row("<video>a", video=["b.mp4", "c.mp4"])])
 
 
 def test_a_bad_row_does_not_end_the_rows_after_it(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
         ("[{", r"r\.json: invalid JSON"),
         ({}, "must hold a JSON list, got dict"),
         ([row("a"), 5], r"r\.json row 2"),
-        ([{"id": 1}], "`conversations` must be a list"),
+        ([{"id": 1}], "needs a list `messages` or `conversations`, .* got 'id'"),
         ([{"conversations": [{"from": "bot", "value": "a"}]}], r"row 1: turn 0 .*'bot'"),
         ([{"conversations": ["a"]}], "turn 0"),
         ([row("<box:0>")], "`boxes` has no entry 0"),

@@ -33,7 +33,7 @@ def test_images_are_named_by_the_row_or_by_the_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("{", "invalid JSON"), ("[]", "must be an object"), ("{}", "must be a list")]
+    ("line", "message"), [("{", "invalid JSON"), ("[]", "must be an object"), ("{}", "needs a list `messages`")]
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "r.jsonl"

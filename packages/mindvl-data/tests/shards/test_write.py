@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mindvl_data import DataError, index_directory, write_shards
+from mindvl_data.formats.downloads import Downloads
 from mindvl_data.shards.index import open_index
 from mindvl_data.shards.scan import walk
 from mindvl_data.shards.tar import Member
@@ -110,9 +111,35 @@ def test_a_row_that_cannot_be_written_is_named_and_leaves_no_half_shard(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["writing"]
 
 
+def test_every_invalid_row_is_listed_at_once_with_the_option_that_excludes_them(tmp_path: Path) -> None:
+    path = source(tmp_path / "raw")
+    rows = json.loads(path.read_text())
+    rows[1] |= {"image": "missing.png"}
+    rows[4] = 7
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"2 records are invalid: .*row 2: .*; .*row 5: .*--skip-bad") as caught:
+        write_shards(path, tmp_path / "out", workers=3)
+    assert "missing.png" in str(caught.value)
+    written = write_shards(path, tmp_path / "again", skip_bad=True)
+    assert (written.samples, written.excluded) == (len(rows) - 2, 2)
+
+
+def test_an_address_is_downloaded_only_if_a_directory_for_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = source(tmp_path / "raw")
+    rows = json.loads(path.read_text())[:1]
+    rows[0]["image"] = "https://host/digit.jpg"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"is an address\. Allow downloads with --fetch-urls"):
+        write_shards(path, tmp_path / "out")
+    monkeypatch.setattr(Downloads, "read", lambda self, address: jpeg(2) if address == rows[0]["image"] else b"")
+    assert write_shards(path, tmp_path / "again", fetch_urls=tmp_path / "downloads").samples == 1
+
+
 def test_an_unknown_format_and_an_empty_source_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="Use one of imagefolder, llava, messages, parquet, text, tsv"):
+    with pytest.raises(DataError, match="Use one of auto, classes, datasets, imagefolder, llava, messages, parquet"):
         write_shards(tmp_path, tmp_path / "out", format="csv")
     with pytest.raises(DataError, match="the source has no records"):
         write_shards(tmp_path / "empty.jsonl", tmp_path / "out", format="text")

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from mindvl_data.preview import Preview
 
 # repeated here, because importing them would load the whole package
-FORMAT_NAMES = ("imagefolder", "llava", "messages", "parquet", "text", "tsv", "webdataset")
+FORMAT_NAMES = (
+    "auto", "classes", "datasets", "imagefolder", "llava", "messages", "parquet", "table", "text", "tsv", "webdataset",
+)  # fmt: skip
 EXCLUDED = "excluded.jsonl"
 _REASONS_SHOWN = 3
 existing = click.Path(exists=True, path_type=Path)
@@ -41,8 +43,8 @@ data.add_command(ledger)
 @data.command(short_help="Write samples as shards.")
 @click.argument("source")
 @click.option(
-    "--format", "format_name", required=True, type=RenamedChoice(FORMAT_NAMES, {"folder": "imagefolder"}),
-    help="Format of SOURCE; the formats are listed above.",
+    "--format", "format_name", default="auto", show_default=True,
+    type=RenamedChoice(FORMAT_NAMES, {"folder": "imagefolder"}), help="Format of SOURCE; the formats are listed above.",
 )  # fmt: skip
 @click.option("--out", required=True, type=any_path, help="New directory for the shards.")
 @click.option(
@@ -56,6 +58,11 @@ data.add_command(ledger)
 @click.option("--skip-bad", is_flag=True, help="Skip records that fail to decode; excluded.jsonl lists them.")
 @click.option("--fresh", is_flag=True, help="Delete the shards of an unfinished write instead of resuming it.")
 @click.option("--allow-pipe", is_flag=True, help="Run the shell commands of pipe: URLs (--format webdataset).")
+@click.option(
+    "--fetch-urls",
+    type=any_path,
+    help="Directory for images at http(s) addresses, downloaded once; default: refuse them.",
+)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def write(
     source: str,
@@ -68,6 +75,7 @@ def write(
     skip_bad: bool,
     fresh: bool,
     allow_pipe: bool,
+    fetch_urls: Path | None,
     as_json: bool,
 ) -> None:
     """Write the samples of SOURCE as shards; images are copied byte for byte.
@@ -78,21 +86,30 @@ def write(
 
     \b
     Formats:
+      auto         recognized by the files and the first record
+      classes      directory with one subdirectory of images for each class
+      datasets     directory that the Hugging Face datasets library saved
       imagefolder  directory of images and videos with captions: NAME.txt or captions.jsonl
-      llava        LLaVA or ShareGPT conversations, as JSON or JSON lines
-      messages     OpenAI-style JSON lines with a list of messages
-      parquet      Hugging Face dataset: one parquet file or a directory of them
+      llava        LLaVA or ShareGPT conversations, as a JSON list or JSON lines
+      messages     OpenAI-style messages, LLaMA-Factory or Alpaca records, as a JSON list or JSON lines
+      parquet      Hugging Face dataset: parquet file or a directory of them
+      table        CSV or TSV table of images with captions, or with questions and answers
       text         JSON lines with a field `text`, trained on as a whole
       tsv          VLMEvalKit table: one question per line, images in base64
       webdataset   tar shards that the webdataset library reads
 
-    Example: mindvl data write photos/ --format imagefolder --out shards/photos
+    Example: mindvl data write photos/data.json --out shards/photos
     """
     from mindvl_data import write_shards
+    from mindvl_data.formats.recognition import recognize
 
+    read_from: Path | str = source
+    if format_name == "auto":
+        read_from, format_name, reason = recognize(source)
+        click.echo(f"format {format_name}: {reason}", err=True)
     with reported_progress("write", unit="records") as report:
         written = write_shards(
-            source,
+            read_from,
             out,
             format=format_name,
             image_root=image_root,
@@ -102,6 +119,7 @@ def write(
             skip_bad=skip_bad,
             fresh=fresh,
             allow_pipe=allow_pipe,
+            fetch_urls=fetch_urls,
             progress=report,
         )
     left_out = f"; {written.excluded} records skipped, see {out / EXCLUDED}" if written.excluded else ""

@@ -49,6 +49,8 @@ def to_record(record: Any, media: Sequence[str]) -> Any:
         return {"messages": _cauldron(record["texts"], shown), **own}
     question, answer = _first(record, QUESTION_FIELDS), _first(record, ANSWER_FIELDS)
     if question is not None and answer is not None:
+        if question == record.get("instruction") and isinstance(record.get("input"), str) and record["input"]:
+            question = f"{question}\n{record['input']}"  # Alpaca
         return {"messages": [_turn("user", question, shown), _turn("assistant", answer, [])], **own}
     caption = _first(record, CAPTION_FIELDS)
     return record if caption is None else {"content": [*shown, caption], **own}

@@ -5,6 +5,8 @@ Comes before the shard writer. An invalid record is yielded as a RecordError, so
 writer raises it, or excludes the record with --skip-bad.
 """
 
+import base64
+import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ class RecordError(DataError):
         super().__init__(f"{origin}: {what}. {remedy}")
         self.what = what
         self.origin = origin
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,18 @@ class SourceRecord:
     """One record to be written into a shard."""
 
     body: dict[str, Any]  # the content of KEY.json, see samples.py
-    media: tuple[Path | bytes, ...]  # images and videos in the order of their parts in the text
+    media: tuple["Medium", ...]  # images and videos in the order of their parts in the text
     origin: Origin
 
 
+@dataclass(frozen=True)
+class Url:
+    """The http or https address of an image or video; it is downloaded only if the user asks for it."""
+
+    address: str
+
+
+Medium = Path | bytes | Url
 Item = SourceRecord | RecordError
 Row = tuple[Origin, dict[str, Any]]
 
@@ -96,6 +107,48 @@ def open_source(path: Path) -> Any:
         ) from error
 
 
+def read_json(path: Path) -> tuple[int, Iterator[Row | RecordError]]:
+    """Number of records, and the object of each: of a JSON list, or of JSON lines. The content decides, not the name.
+
+    Raises:
+        DataError: The file does not exist, or it is neither.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: the file does not exist. Specify a file with a JSON list or JSON lines.")
+    with open_source(path) as file:
+        head = file.read(4096).decode("utf-8-sig", "replace").lstrip()
+    first, _, rest = head.partition("\n")
+    if path.suffix == ".jsonl" or (rest.strip() and _is_one_object(first)):
+        return count_lines(path), read_json_lines(path)
+    try:
+        with open_source(path) as file:
+            rows = json.loads(file.read().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: invalid JSON ({error}). Correct the file.") from error
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{path}: the file must hold a JSON list, got {type(rows).__name__}. Use a list, or JSON lines (.jsonl)."
+        )
+    return len(rows), _numbered(rows, path)
+
+
+def _is_one_object(line: str) -> bool:
+    """Whether a line is a whole object."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _numbered(rows: list[Any], path: Path) -> Iterator[Row | RecordError]:
+    for number, row in enumerate(rows, 1):
+        origin = Origin(path, number)
+        try:
+            yield origin, check_object(row, origin)
+        except RecordError as bad:
+            yield bad
+
+
 def read_json_lines(path: Path) -> Iterator[Row | RecordError]:
     """The object in each line that is not blank."""
     with open_source(path) as file:
@@ -120,17 +173,34 @@ def check_object(value: Any, origin: Origin) -> dict[str, Any]:
     return value
 
 
-def media_paths(value: Any, root: Path, origin: Origin) -> tuple[Path, ...]:
-    """Paths for a file name or a list of file names; relative ones are joined to `root`."""
+def media_paths(value: Any, root: Path, origin: Origin) -> tuple[Medium, ...]:
+    """Media for a file name or a list of file names; relative ones are joined to `root`.
+
+    A name may also be a data URL in base64, whose bytes are returned, or an http(s) address.
+    """
     names = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) and name and "\0" not in name for name in names):
-        raise RecordError(f"the media must be a file name or a list of file names, got {value!r:.200}", origin)
-    return tuple(root / name for name in names)
+        raise RecordError(f"the media must be a file name or a list of file names, got {value!r:.80}", origin)
+    return tuple(_medium(name, root, origin) for name in names)
+
+
+def _medium(name: str, root: Path, origin: Origin) -> Medium:
+    if name.startswith(("http://", "https://")):
+        return Url(name)
+    if not name.startswith("data:"):
+        return root / name.removeprefix("file://")
+    head, comma, content = name.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise RecordError(f"the data URL must be in base64, got {name[:40]!r}", origin)
+    try:
+        return base64.b64decode(content, validate=True)
+    except binascii.Error as error:
+        raise RecordError(f"the data URL is not base64: {error}", origin) from error
 
 
 def media_in_order(
-    body: dict[str, Any], images: tuple[Path | bytes, ...], videos: tuple[Path | bytes, ...], origin: Origin
-) -> tuple[Path | bytes, ...]:
+    body: dict[str, Any], images: tuple[Medium, ...], videos: tuple[Medium, ...], origin: Origin
+) -> tuple[Medium, ...]:
     """Images and videos in one sequence, in the order of the parts of the record."""
     if not videos:
         return images  # their number is checked later, with the rest of the record

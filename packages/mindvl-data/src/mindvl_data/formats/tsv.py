@@ -18,6 +18,7 @@ from typing import Any
 from mindvl_data.errors import DataError
 from mindvl_data.formats.record import (
     Item,
+    Medium,
     Origin,
     RecordError,
     Records,
@@ -80,7 +81,7 @@ class TableReader:
         rest = {"id": row.get("index") or None, **{name: value for name, value in row.items() if value}}
         return SourceRecord(body={"messages": messages, **extras(rest, _USED)}, media=media, origin=origin)
 
-    def media(self, origin: Origin, row: dict[str, Any]) -> tuple[Path | bytes, ...]:
+    def media(self, origin: Origin, row: dict[str, Any]) -> tuple[Medium, ...]:
         """The images of a row; rows must be given in order, because a row may refer to an earlier one."""
         names = _listed(row.get("image", ""))
         if not names:

@@ -11,13 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import DataError, SampleError
-from mindvl_data.formats.record import Item, Origin, RecordError, SourceRecord
+from mindvl_data.formats.downloads import Downloads
+from mindvl_data.formats.recognition import AUTO, recognize
+from mindvl_data.formats.record import Item, Medium, Origin, RecordError, SourceRecord, Url
 from mindvl_data.formats.registry import FORMATS, WEBDATASET
 from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
 from mindvl_data.samples import parse_sample
@@ -27,6 +30,7 @@ from mindvl_data.shards.progress import Done, WriteMark, source_identity
 from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
 from mindvl_data.types import RawSample
 
+_MOST_LISTED = 20  # invalid records in one message
 _OWN_SHARDS = "shard-*.tar"  # file names of this writer; no other file is removed from an unfinished directory
 
 WriteProgress = Callable[[int, int], None]  # (done, total) in records of the source
@@ -45,7 +49,7 @@ def write_shards(
     source: Path | str | Pipeline,
     out: Path | str,
     *,
-    format: str,
+    format: str = AUTO,
     image_root: Path | str | None = None,
     source_name: str | None = None,
     samples_per_shard: int = 10_000,
@@ -53,6 +57,7 @@ def write_shards(
     skip_bad: bool = False,
     fresh: bool = False,
     allow_pipe: bool = False,
+    fetch_urls: Path | str | None = None,
     progress: WriteProgress | None = None,
 ) -> Written:
     """Write the records of `source` as shards in the directory `out`.
@@ -63,7 +68,7 @@ def write_shards(
     Args:
         source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
         out: Output directory; created if it is missing.
-        format: One of `mindvl_data.formats.registry.FORMATS`.
+        format: One of `mindvl_data.formats.registry.FORMATS`, or "auto": see `formats.recognition.recognize`.
         image_root: Directory for relative image names; the directory of the source if None.
         source_name: Stored in each record; the name of `out` if None.
         samples_per_shard: Number of samples in a shard.
@@ -71,6 +76,7 @@ def write_shards(
         skip_bad: Exclude invalid records and list them in `excluded.jsonl`, instead of raising at the first one.
         fresh: Start over, even if an interrupted write could be resumed.
         allow_pipe: Run the shell commands of `pipe:` addresses (format "webdataset").
+        fetch_urls: Directory for images at http(s) addresses, which are downloaded once; None refuses such images.
         progress: Called after each record.
 
     Raises:
@@ -78,8 +84,10 @@ def write_shards(
             another source or other options, or `out` is not writable.
     """
     out = Path(out)
+    if format == AUTO and isinstance(source, str | Path):
+        source, format, _ = recognize(source)
     if format not in FORMATS:
-        raise DataError(f"--format {format!r}: the format does not exist. Use one of {', '.join(FORMATS)}.")
+        raise DataError(f"--format {format!r}: the format does not exist. Use one of auto, {', '.join(FORMATS)}.")
     if format != WEBDATASET and (not isinstance(source, str | Path) or not Path(source).exists()):
         raise DataError(f"{source}: the source does not exist. Specify a file or directory.")
     image_root = None if image_root is None else Path(image_root)
@@ -103,7 +111,9 @@ def write_shards(
             mark.save(done)
             shard_writer = _ShardSequenceWriter(out, mark, done, samples_per_shard)
             rows = islice(found.records, done.rows, None)
-            written = _write_all(rows, shard_writer, source_name or out.name, workers, skip_bad, found.total, progress)
+            downloads = None if fetch_urls is None else Downloads(Path(fetch_urls))
+            prepare = partial(_prepared, source_name=source_name or out.name, downloads=downloads)
+            written = _write_all(rows, shard_writer, prepare, workers, skip_bad, found.total, progress)
             if not written.samples:
                 raise DataError(f"{source}: the source has no records. Specify another source.")
             mark.remove()
@@ -138,36 +148,52 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
     return done
 
 
+def _prepared(item: Item, *, source_name: str, downloads: Downloads | None) -> Members | RecordError:
+    try:
+        return item if isinstance(item, RecordError) else _members(item, source_name, downloads)
+    except RecordError as bad:
+        return bad
+
+
 def _write_all(
     rows: Iterable[Item],
     shard_writer: "_ShardSequenceWriter",
-    source_name: str,
+    prepare: Callable[[Item], Members | RecordError],
     workers: int,
     skip_bad: bool,
     total: int,
     progress: WriteProgress | None,
 ) -> Written:
-    def prepare(item: Item) -> Members | RecordError:
-        try:
-            return item if isinstance(item, RecordError) else _members(item, source_name)
-        except RecordError as bad:
-            return bad
-
+    refused: list[RecordError] = []
     try:
         with ThreadPoolExecutor(workers) as pool:
             prepared = _in_order(pool, prepare, rows, 4 * workers) if workers > 1 else map(prepare, rows)
-            for result in prepared:
-                if not isinstance(result, RecordError):
-                    shard_writer.add(result)
-                elif skip_bad:
+            for number, result in enumerate(prepared, shard_writer.rows + 1):
+                if isinstance(result, RecordError) and not skip_bad:
+                    refused.append(result)
+                elif isinstance(result, RecordError):
                     shard_writer.exclude(result)
-                else:
-                    raise result
+                elif not refused:  # after an invalid record the others are only checked
+                    shard_writer.add(result)
                 if progress is not None:
-                    progress(shard_writer.rows, total)
+                    progress(number, total)
+        if refused:
+            raise _refusal(refused)
         return shard_writer.finish()
     finally:
         shard_writer.abort()
+
+
+def _refusal(refused: list[RecordError]) -> DataError:
+    if len(refused) == 1:
+        first = refused[0]
+        return RecordError(first.what, first.origin, f"{first.remedy} Or exclude it with --skip-bad.")
+    listed = "; ".join(f"{bad.origin}: {bad.what}" for bad in refused[:_MOST_LISTED])
+    more = f"; and {len(refused) - _MOST_LISTED} more" if len(refused) > _MOST_LISTED else ""
+    return DataError(
+        f"{refused[0].origin.file}: {len(refused)} records are invalid: {listed}{more}. Correct them, or exclude and list "
+        "them in excluded.jsonl with --skip-bad."
+    )
 
 
 class _ShardSequenceWriter:
@@ -250,9 +276,9 @@ def _in_order(
         yield waiting.popleft().result()
 
 
-def _members(record: SourceRecord, source_name: str) -> Members:
+def _members(record: SourceRecord, source_name: str, downloads: Downloads | None) -> Members:
     """The members of one sample, checked as they are when they are read."""
-    media = [_read_media(medium, record.origin) for medium in record.media]
+    media = [_read_media(medium, record.origin, downloads) for medium in record.media]
     try:
         body = {"source": source_name, **record.body}
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -269,18 +295,31 @@ def _members(record: SourceRecord, source_name: str) -> Members:
     return [("json", content), *zip(names, media, strict=True)]
 
 
-def _read_media(medium: Path | bytes, origin: Origin) -> bytes:
-    try:
-        content = medium if isinstance(medium, bytes) else medium.read_bytes()
-    except OSError as error:
-        raise RecordError(
-            f"image {error.filename} cannot be read: {error.strerror}", origin, "Check the image root."
-        ) from error
-    name = "image" if isinstance(medium, bytes) else f"image {medium}"
+def _read_media(medium: Medium, origin: Origin, downloads: Downloads | None) -> bytes:
+    if isinstance(medium, Url):
+        name, content = f"image {medium.address[:120]}", _fetched(medium, origin, downloads)
+    else:
+        name = "image" if isinstance(medium, bytes) else f"image {medium}"
+        try:
+            content = medium if isinstance(medium, bytes) else medium.read_bytes()
+        except OSError as error:
+            raise RecordError(
+                f"image {error.filename} cannot be read: {error.strerror}", origin, "Check the image root."
+            ) from error
     if len(content) > MAX_MEMBER_BYTES:
         raise RecordError(f"{name} has {len(content)} bytes, the limit is {MAX_MEMBER_BYTES}", origin)
     if media_extension(content) is None:
-        raise RecordError(
-            f"{name} is not JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi", origin, "Convert it."
-        )
+        kinds = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi"
+        raise RecordError(f"{name} is not {kinds}", origin, "Convert it.")
     return content
+
+
+def _fetched(medium: Url, origin: Origin, downloads: Downloads | None) -> bytes:
+    if downloads is None:
+        raise RecordError(
+            f"image {medium.address[:120]} is an address", origin, "Allow downloads with --fetch-urls DIRECTORY."
+        )
+    try:
+        return downloads.read(medium.address)
+    except SampleError as error:
+        raise RecordError(str(error), origin, "Check the address.") from error

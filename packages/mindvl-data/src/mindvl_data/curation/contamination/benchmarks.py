@@ -15,9 +15,10 @@ from typing import Any
 
 from mindvl_data.curation.record import Record
 from mindvl_data.errors import DataError, SampleError
+from mindvl_data.formats.columns import IMAGE_NAMES, flat_media
 from mindvl_data.formats.foreign import ANSWER_FIELDS, QUESTION_FIELDS, to_record
-from mindvl_data.formats.parquet import IMAGE_NAMES, flat_media, parquet_files, parquet_rows
-from mindvl_data.formats.record import Origin, RecordError, media_paths, read_json_lines
+from mindvl_data.formats.parquet import parquet_files, parquet_rows
+from mindvl_data.formats.record import Medium, Origin, RecordError, Url, media_paths, read_json_lines
 from mindvl_data.formats.tsv import TableReader, table_rows
 
 _CONVERSATIONS = ("messages", "conversations", "texts", "content")
@@ -69,11 +70,15 @@ def _checked(row: Any) -> tuple[Origin, dict[str, Any]]:
     return row
 
 
-def _item(origin: Origin, row: dict[str, Any], media: tuple[Path | bytes, ...]) -> BenchmarkItem:
+def _item(origin: Origin, row: dict[str, Any], media: tuple[Medium, ...]) -> BenchmarkItem:
     identity = next((row[name] for name in ("id", "index", "question_id") if row.get(name) not in (None, "")), None)
     name = f"{origin}" if identity is None else f"{origin} (id {identity})"
+    if any(isinstance(item, Url) for item in media):
+        raise DataError(f"{origin}: an image is an address, which is not downloaded. Copy the images to the benchmark.")
     try:
-        images = tuple(item if isinstance(item, bytes) else item.read_bytes() for item in media)
+        images = tuple(
+            item.read_bytes() if isinstance(item, Path) else item for item in media if not isinstance(item, Url)
+        )
     except OSError as error:
         raise DataError(f"{origin}: an image cannot be read: {error}. Copy it to the benchmark.") from error
     return BenchmarkItem(name=name, texts=tuple(dict.fromkeys(filter(None, _texts(origin, row)))), images=images)

@@ -20,9 +20,10 @@ from mindvl_data.curation.engine.parts import Part
 from mindvl_data.curation.extras import require
 from mindvl_data.curation.record import Record
 from mindvl_data.errors import DataError, SampleError, redact
-from mindvl_data.formats import imagefolder, llava, messages, parquet, webdataset
+from mindvl_data.formats import columns, imagefolder, parquet, webdataset
+from mindvl_data.formats.conversation import conversation_record
 from mindvl_data.formats.foreign import to_record
-from mindvl_data.formats.record import Origin, RecordError, SourceRecord, check_object, extras, media_paths
+from mindvl_data.formats.record import Medium, Origin, RecordError, SourceRecord, Url, check_object, extras, media_paths
 from mindvl_data.samples import MAX_RECORD_BYTES
 from mindvl_data.shards.tar import VIDEO_EXTENSIONS, Member
 from mindvl_data.shards.validation import sort_members
@@ -104,7 +105,9 @@ def _short(part: Part, config: InputConfig) -> str:
     return os.path.relpath(file, root) if file.startswith(root + "/") else file.rsplit("/", 1)[-1]
 
 
-def _loaded(medium: Path | bytes, max_bytes: int) -> bytes:
+def _loaded(medium: Medium, max_bytes: int) -> bytes:
+    if isinstance(medium, Url):
+        raise SampleError(f"image {redact(medium.address)[:120]} is an address, which is not downloaded")
     size = len(medium) if isinstance(medium, bytes) else medium.stat().st_size
     if size > max_bytes:
         raise SampleError(f"an image or document has {size:,} bytes, more than limits.media_mib allows ({max_bytes:,})")
@@ -160,7 +163,7 @@ def _converted(fields: dict[str, Any], kinds: list[str]) -> dict[str, Any]:
                 f"expected a conversation, a question with an answer, or a text; the fields are {', '.join(fields)}"
             )
         body = {"content": [{"type": kind} for kind in kinds]}
-    used = ("messages", "content", "conversations", "texts", *parquet.CONTENT_FIELDS, *_MEDIA_FIELDS)
+    used = ("messages", "content", "conversations", "texts", *columns.CONTENT_FIELDS, *_MEDIA_FIELDS)
     return {**{name: value for name, value in fields.items() if name not in used}, **body}
 
 
@@ -179,7 +182,7 @@ def _rows(part: Part, config: InputConfig) -> Iterator[_Lazy | Unreadable]:
 
 
 def _table_record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:
-    return parquet.record_of_row(root, origin, row)
+    return columns.column_record(root, origin, row)
 
 
 def _lines(part: Part, config: InputConfig) -> Iterator[_Lazy | Unreadable]:
@@ -207,10 +210,8 @@ def _lines(part: Part, config: InputConfig) -> Iterator[_Lazy | Unreadable]:
 def _line_record(root: Path, path: Path, row: int, line: bytes) -> SourceRecord:
     origin = Origin(path, row)
     fields = check_object(json.loads(line.decode("utf-8-sig" if row == 1 else "utf-8")), origin)
-    if isinstance(fields.get("messages"), list):
-        return messages.record_of_row(root, origin, fields)
-    if isinstance(fields.get("conversations"), list):
-        return llava.record_of_row(root, origin, fields)
+    if isinstance(fields.get("messages", fields.get("conversations")), list):
+        return conversation_record(root, origin, fields)
     if isinstance(fields.get("text"), str) and not any(name in fields for name in _MEDIA_FIELDS):
         return SourceRecord(body={**extras(fields, ("text",)), "content": fields["text"]}, media=(), origin=origin)
     images, videos = (

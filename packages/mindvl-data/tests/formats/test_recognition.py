@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The format of what people have is recognized, with the reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindvl_data.errors import DataError
+from mindvl_data.formats.recognition import recognize
+from mindvl_data.formats.registry import FORMATS
+
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": CHAT}, "messages"),
+        ({"conversations": []}, "llava"),
+        ({"instruction": "a", "output": "b"}, "messages"),
+        ({"text": "a"}, "text"),
+    ],
+)
+@pytest.mark.parametrize("as_list", [True, False])
+def test_the_first_record_decides(tmp_path: Path, row: dict[str, Any], expected: str, as_list: bool) -> None:
+    path = tmp_path / ("rows.json" if as_list else "rows.jsonl")
+    path.write_text(json.dumps([row] if as_list else row))
+    source, name, reason = recognize(path)
+    assert (source, name) == (path, expected)
+    assert all(field in reason for field in list(row)[:1])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.jpg": "", "a.txt": "a cat"}, "imagefolder"),
+        ({"captions.jsonl": "", "a.jpg": ""}, "imagefolder"),
+        ({"cat/a.jpg": "", "dog/b.jpg": ""}, "classes"),
+        ({"data/part-0.parquet": ""}, "parquet"),
+        ({"state.json": "{}", "data.arrow": ""}, "datasets"),
+        ({"dataset_dict.json": "{}"}, "datasets"),
+        ({"metadata.csv": "file_name,text\n", "a.jpg": ""}, "table"),
+    ],
+)
+def test_the_files_of_a_directory_decide(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    source, name, _ = recognize(tmp_path)
+    assert name == expected
+    assert name in FORMATS
+    assert source == (tmp_path / "metadata.csv" if expected == "table" else tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.csv", "image,caption\n", "table"),
+        ("a.tsv", "image\tcaption\n", "table"),
+        ("a.tsv", "index\timage\tquestion\tanswer\n", "tsv"),
+        ("a.parquet", "", "parquet"),
+    ],
+)
+def test_the_name_and_the_header_of_a_file_decide(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert recognize(tmp_path / name)[1] == expected
+
+
+@pytest.mark.parametrize("source", ["https://h/a-{000..003}.tar", "pipe:cat a.tar", "shards/a.tar"])
+def test_addresses_and_tar_files_are_read_by_webdataset(source: str) -> None:
+    assert recognize(source) == (source, "webdataset", "it is an address, a pattern or a tar file")
+
+
+def test_what_is_not_recognized_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[{"alpha": 1}]')
+    with pytest.raises(DataError, match="the first record has 'alpha'"):
+        recognize(tmp_path / "rows.json")
+    (tmp_path / "notes.docx").touch()
+    with pytest.raises(DataError, match=r"format of a \.docx file"):
+        recognize(tmp_path / "notes.docx")
+    with pytest.raises(DataError, match=r"it has \.docx, \.json"):
+        recognize(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        recognize(tmp_path / "nothing")
+    (tmp_path / "a.tar").touch()
+    with pytest.raises(DataError, match="already holds shards"):
+        recognize(tmp_path)
