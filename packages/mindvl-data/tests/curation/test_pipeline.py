@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from PIL import Image
 
 from mindvl_data.curation.config import CurationConfig, InputConfig, LimitsConfig, OutputConfig, StepConfig
-from mindvl_data.curation.pipeline import curate
+from mindvl_data.curation.pipeline import curate, output_directory
 from mindvl_data.errors import DataError
+from mindvl_data.shards.claim import claimed
 
 STEPS = Path(__file__).parent / "steps"
 sys.path.insert(0, str(STEPS))
@@ -273,3 +275,55 @@ def test_a_run_without_any_sample_left_writes_its_lists(tmp_path: Path) -> None:
 
     assert found.manifest["counts"]["written"] == 0
     assert len(lines(tmp_path / "out" / "dropped.jsonl")) == 2
+
+
+def test_shards_that_an_interrupted_run_left_are_not_mixed_with_those_of_a_changed_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    expected = curate(usual(tmp_path, out="expected", output=OutputConfig(samples_per_shard=20)))
+    with monkeypatch.context() as patch:
+        patch.setattr("mindvl_data.curation.pipeline.index_shards", interrupt)
+        write_lines(tmp_path / "in" / "0.jsonl", [f"an earlier text {place}" for place in range(120)])
+        other = usual(tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            curate(other)
+    assert len(list((tmp_path / "out" / "shards").glob("*.tar"))) == 5
+
+    (tmp_path / "in" / "0.jsonl").unlink()
+    found = curate(usual(tmp_path, output=OutputConfig(samples_per_shard=20)))
+
+    assert found.manifest["counts"] == expected.manifest["counts"]
+    shards = [
+        {path.name: path.read_bytes() for path in (one.out / "shards").glob("*.tar")} for one in (found, expected)
+    ]
+    assert shards[0] == shards[1]
+
+
+def test_a_directory_work_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    config = usual(tmp_path)
+    (tmp_path / "out" / "work" / "thesis").mkdir(parents=True)
+
+    with pytest.raises(DataError, match="out/work/thesis: is not a file of a curation run"):
+        curate(config)
+    assert (tmp_path / "out" / "work" / "thesis").is_dir()
+
+
+def test_a_sample_that_another_process_writes_is_not_removed(tmp_path: Path) -> None:
+    work = tmp_path / "out-sample" / "work"
+    work.mkdir(parents=True)
+
+    with claimed(work), pytest.raises(DataError, match="is writing"):
+        curate(usual(tmp_path), sample=5)
+    assert work.is_dir()
+
+
+def test_a_sample_of_a_run_in_the_current_directory_is_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    config = usual(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    assert output_directory(replace(config, out=Path(".")), 5) == tmp_path / "here-sample"

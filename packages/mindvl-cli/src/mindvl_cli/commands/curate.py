@@ -66,9 +66,9 @@ def curate(
         return
     from mindvl_cli.pages.curation import write_curation_page
     from mindvl_data.curation.pipeline import curate as run
+    from mindvl_data.curation.pipeline import output_directory
 
-    name = pipeline.out.name if sample is None else f"{pipeline.out.name}-sample"
-    page = pipeline.out.with_name(name) / PAGE_NAME
+    page = output_directory(pipeline, sample) / PAGE_NAME
     with _bars() as report:
         result = run(
             pipeline,

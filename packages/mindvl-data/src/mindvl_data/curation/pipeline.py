@@ -5,6 +5,7 @@ The public entry point of mindvl_data.curation. A killed run continues with the 
 engine and any number of workers; the output depends on the inputs, the configuration and the seed only.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_data.curation.checks import check_disk, check_libraries, check_steps, finished_run, prepare_steps
+from mindvl_data.curation.checks import (
+    check_disk,
+    check_libraries,
+    check_steps,
+    check_work,
+    finished_run,
+    prepare_steps,
+)
 from mindvl_data.curation.config import CurationConfig
 from mindvl_data.curation.engine.decisions import decide
 from mindvl_data.curation.engine.part_files import summary_path
@@ -23,6 +31,7 @@ from mindvl_data.curation.engine.supervision import WorkerPool
 from mindvl_data.curation.engine.tally import Tally
 from mindvl_data.curation.engine.tasks import Segment, Task
 from mindvl_data.curation.output import (
+    MANIFEST_NAME,
     SHARDS_NAME,
     index_shards,
     manifest,
@@ -86,16 +95,18 @@ def curate(
     check_steps(config)
     check_libraries(config)
     all_parts, identities = split_inputs(config.inputs)
-    out = config.out if sample is None else config.out.with_name(f"{config.out.name}-sample")
+    out = output_directory(config, sample)
     parts = all_parts if sample is None else sample_parts(all_parts, sample, config.seed)
     work, cache = out / WORK_NAME, config.out / CACHE_NAME
     segments, digest = cut_segments(config, work, parts, identities, version("mindvl-data"))
-    if sample is not None and (out / "curation.json").is_file() | work.is_dir():
+    check_work(work)
+    if sample is not None and (out / MANIFEST_NAME).is_file() | work.is_dir():
+        if work.is_dir():
+            with claimed(work):  # refuses while another process writes this sample
+                pass
         shutil.rmtree(out)
     if finished_run(out, digest):
-        import json
-
-        return Curated(out=out, manifest=json.loads((out / "curation.json").read_bytes()), was_finished=True)
+        return _finished(out)
     for directory in (work, cache):
         directory.mkdir(parents=True, exist_ok=True)
     known = sum(part.records for part in all_parts)
@@ -103,6 +114,9 @@ def curate(
     prepare_steps(config, Context(seed=config.seed, cache=cache))
     run = _Run(config, segments, parts, work, cache, progress)
     with claimed(work):
+        if finished_run(out, digest):  # by a process that held the directory until now
+            shutil.rmtree(work)
+            return _finished(out)
         run.forget_others()
         with _engine(engine, workers, config, work) as pool:
             run.process(pool)
@@ -114,8 +128,20 @@ def curate(
         )  # fmt: skip
         write_page(tally, content)
         write_manifest(out, content)
-    shutil.rmtree(work)
+        shutil.rmtree(work)
     return Curated(out=out, manifest=content)
+
+
+def output_directory(config: CurationConfig, sample: int | None) -> Path:
+    """Directory of the result: `out`, or beside it with the ending `-sample`."""
+    if sample is None:
+        return config.out
+    out = config.out.resolve() if config.out.name in ("", "..") else config.out
+    return out.with_name(f"{out.name}-sample")
+
+
+def _finished(out: Path) -> Curated:
+    return Curated(out=out, manifest=json.loads((out / MANIFEST_NAME).read_bytes()), was_finished=True)
 
 
 class _Run:
@@ -216,8 +242,6 @@ def _engine(
 
 def _first(segments: Sequence[Segment], parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Summaries of the first segment, which read the inputs."""
-    import json
-
     return [json.loads(summary_path(segments[0].directory, part.number).read_bytes()) for part in parts]
 
 
