@@ -22,6 +22,7 @@ COMMANDS = {
         "mindvl_cli.commands.demo:demo",
         "Run the whole pipeline on real handwriting in minutes, and write a report.",
     ),
+    "init": ("mindvl_cli.commands.init:init", "Write a commented recipe from data and a model directory."),
     "data": ("mindvl_cli.commands.data:data", "Write, curate, index, inspect and count training data."),
     "recipe": (
         "mindvl_cli.commands.recipe:recipe",
