@@ -74,7 +74,7 @@ WORDS_ALLOWED = {
 }
 HELP_VERBS = {
     *("Check", "Compare", "Convert", "Estimate", "Find", "List", "Measure", "Merge", "Recompute", "Report"),
-    *("Run", "Score", "Show", "Summarize", "Train", "Validate", "Write"),
+    *("Run", "Score", "Serve", "Show", "Start", "Summarize", "Talk", "Train", "Validate", "Write"),
 }
 NO_HELP_STARTS = {
     *("At", "Between", "By", "For", "From", "How", "In", "Of", "On", "Such", "That", "Told", "What", "When", "Where"),

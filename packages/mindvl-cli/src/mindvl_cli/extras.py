@@ -13,10 +13,11 @@ from mindvl_cli.failures import CliError
 _EXTRAS = {
     "plots": (("matplotlib", "matplotlib"),),
     "demo": (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")),
+    "serve": tuple((name, name) for name in ("accelerate", "fastapi", "openai", "uvicorn")),
 }
 
 
-def require(extra: Literal["plots", "demo"], where: str) -> None:
+def require(extra: Literal["plots", "demo", "serve"], where: str) -> None:
     """Check that the distributions of an extra are installed.
 
     Args:

@@ -45,6 +45,8 @@ COMMANDS = {
         "mindvl_cli.commands.search_resolution:search_resolution",
         "Find the image size limits at which a model scores best.",
     ),
+    "chat": ("mindvl_cli.commands.chat:chat", "Talk to a model in the terminal: text and images."),
+    "serve": ("mindvl_cli.commands.serve:serve", "Start an inference server for a model."),
     "paper-table": (
         "mindvl_cli.commands.paper_table:paper_table",
         "Show a table of the paper with the scores of evaluated models.",

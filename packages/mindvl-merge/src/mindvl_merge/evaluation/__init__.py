@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .benchmark import Benchmark, EmbeddedImage, Item
     from .choice import Box, CellScore, Holdout, Interval, box_of, choose_cell, pareto_front, scores_over_grid
+    from .conversation import Conversation
     from .endpoint import Endpoint, EndpointConfig
     from .harness import PREFIX, run_tasks
     from .metrics import METRICS, aggregate, find_metric, score
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "benchmark": ("Benchmark", "EmbeddedImage", "Item"),
     "choice": ("Box", "CellScore", "Holdout", "Interval", "box_of", "choose_cell", "pareto_front", "scores_over_grid"),
+    "conversation": ("Conversation",),
     "endpoint": ("Endpoint", "EndpointConfig"),
     "harness": ("PREFIX", "run_tasks"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
@@ -44,6 +46,7 @@ __all__ = [
     "Box",
     "Cell",
     "CellScore",
+    "Conversation",
     "EmbeddedImage",
     "Endpoint",
     "EndpointConfig",

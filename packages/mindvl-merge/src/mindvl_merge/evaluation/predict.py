@@ -244,7 +244,7 @@ class Predictor:
 
     def load_all(self) -> None:
         """Load what answers need, so that it is not loaded in two threads or measured."""
-        _ = self.processor, self.model, self._decoding_tokenizer
+        _ = self.processor, self.model, self.tokenizer
 
     @cached_property
     def _pool(self) -> DevicePool | None:
@@ -292,7 +292,10 @@ class Predictor:
 
     def prepare(self, batch: Sequence[Question]) -> Any:
         """Inputs of the model on the host: token ids, and patches of the images."""
-        texts = [self._prompt(question.item) for question in batch]
+        return self.encode([self._prompt(question.item) for question in batch], batch)
+
+    def encode(self, texts: Sequence[str], batch: Sequence[Question]) -> Any:
+        """Inputs of the model on the host, from prompts with one placeholder for each image of their questions."""
         images = [image for question in batch for image in self._images(question)]
         options: dict[str, Any] = {}
         if images:
@@ -310,7 +313,7 @@ class Predictor:
 
         start = time.perf_counter()
         inputs = inputs.to(self.device)
-        tokenizer = self._decoding_tokenizer
+        tokenizer = self.tokenizer
         greedy = GenerationConfig(
             max_new_tokens=self.config.max_new_tokens,
             do_sample=False,
@@ -324,8 +327,8 @@ class Predictor:
         return [answer.strip() for answer in answers], time.perf_counter() - start
 
     @cached_property
-    def _decoding_tokenizer(self) -> Any:
-        """A second tokenizer: one object must not encode and decode in two threads at the same time."""
+    def tokenizer(self) -> Any:
+        """A second tokenizer, for decoding: one object must not encode and decode in two threads at the same time."""
         return copy.deepcopy(_tokenizer(self.processor))
 
     @property
@@ -356,16 +359,21 @@ class Predictor:
             )
 
     def _prompt(self, item: Item) -> str:
-        parts: list[dict[str, str]] = []
-        for number, text in enumerate(item.question.split(IMAGE_MARK)):
-            if number:
-                parts.append({"type": "image"})
-            if text:
-                parts.append({"type": "text", "text": text})
-        content = item.question if self._image_processor is None else parts
-        message = {"role": "user", "content": content}
+        message = {"role": "user", "content": self.content(item.question)}
         prompt: str = self.processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
         return prompt
+
+    def content(self, text: str) -> str | list[dict[str, str]]:
+        """Content of a message for the chat template; each IMAGE_MARK becomes an image."""
+        if self._image_processor is None:
+            return text
+        parts: list[dict[str, str]] = []
+        for number, piece in enumerate(text.split(IMAGE_MARK)):
+            if number:
+                parts.append({"type": "image"})
+            if piece:
+                parts.append({"type": "text", "text": piece})
+        return parts
 
 
 def _tokenizer(processor: Any) -> Any:
