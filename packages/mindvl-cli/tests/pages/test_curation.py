@@ -66,3 +66,7 @@ def test_texts_of_records_are_escaped(tmp_path: Path) -> None:
     found = page(tmp_path, text="<script>alert(1)</script>")
     assert "<script>" not in found
     assert "&lt;script&gt;" in found
+
+
+def test_a_name_that_is_not_unicode_is_shown_with_question_marks(tmp_path: Path) -> None:
+    assert "caf?.png" in page(tmp_path, text="caf\udce9.png")

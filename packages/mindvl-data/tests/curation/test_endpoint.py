@@ -254,7 +254,8 @@ def test_the_budget_counts_tokens_and_money(chat_server: Any, endpoint: Any) -> 
     ("fields", "message"),
     [
         ({"url": "localhost:8000"}, "url:"),
-        ({"url": "http://me:pw@host/v1"}, "without user and password"),
+        ({"url": "http://me:pw@host/v1"}, "without user, password and query"),
+        ({"url": "http://host/v1?key=secret"}, r"url: 'http://host/v1' is not"),
         ({"concurrency": 0}, "concurrency:"),
         ({"budget_cost": 1.0}, "needs prompt_price"),
         ({"requests_per_minute": 0}, "requests_per_minute:"),

@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLIm
 
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question
 from mindvl_data.curation.endpoint_store import AnswerStore, BudgetError, Expected, Limits, Reply, _rate_wait
+from mindvl_data.errors import DataError
 
 _NUM_QUESTIONS = 24
 _TEMPLATE = (
@@ -80,6 +81,15 @@ def test_a_question_in_flight_is_waited_for(tmp_path: Path) -> None:
     assert second.admit("q", "e", limits, expected, 0.0) == pytest.approx(0.1)
     first.answered("q", "e", Reply("a", "stop", 1, 1), 0.0)
     assert second.admit("q", "e", limits, expected, 0.0) == Reply("a", "stop", 1, 1, cached=True)
+
+
+def test_a_full_disk_stops_the_run_instead_of_failing_single_records(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path)
+    store._database.execute("PRAGMA max_page_count=1")  # no file may grow: what SQLite reports for a full disk
+
+    with pytest.raises(DataError, match=r"full\. Check the disk"):
+        store.answered("key", "model", Reply("x" * 100_000, "stop", 1, 1), 0.0)
+    assert store.find("key") is None
 
 
 def test_a_request_waits_while_those_in_flight_may_use_the_rest_of_the_budget(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from mindvl_data.curation.engine.part_files import (
     record_frame,
     signature_frame,
     signatures_path,
+    to_json,
 )
+from mindvl_data.curation.engine.part_run import _numbered
 from mindvl_data.curation.engine.parts import sample_parts, split_inputs
 from mindvl_data.curation.engine.reading import Unreadable, read_part
 from mindvl_data.curation.engine.samples import sample_body, sample_frame
@@ -304,3 +307,35 @@ def test_an_invalid_sample_is_refused() -> None:
         sample_frame(Record(number=0, id="a", body={"content": [{"type": "image"}, "t"]}, media=(b"%PDF",)), "x")
     with pytest.raises(SampleError, match="has no text to train on"):
         sample_frame(Record(number=0, id="a", body={"content": []}), "x")
+
+
+def test_a_pipe_among_images_is_unreadable_and_the_others_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(png())
+    (tmp_path / "c.png").symlink_to("nowhere.png")
+
+    first, second, third = read_all(tmp_path, "imagefolder")
+
+    assert isinstance(first, Unreadable)
+    assert first.reason == "a.png is not a regular file"
+    assert isinstance(second, Record)
+    assert isinstance(third, Unreadable)
+
+
+def test_an_address_may_be_longer_than_the_name_of_a_file() -> None:
+    address = "pipe:cat " + "x" * 300 + ".tar"
+    config = InputConfig(path=address, format="webdataset", allow_pipe=True)
+    (part,), (identity,) = split_inputs([config])
+    assert (part.files, identity.num_bytes) == ((address,), 0)
+
+
+def test_text_that_is_not_unicode_is_stored_as_utf8() -> None:
+    assert to_json("caf\udce9 \u4e2d") == b'"caf\\udce9 \xe4\xb8\xad"'
+    assert json.loads(to_json("caf\udce9")) == "caf\udce9"
+
+
+def test_pieces_are_numbered_again_only_where_a_step_made_several_records() -> None:
+    """Otherwise the pieces of a record, and what is random about them, would depend on the others in its batch."""
+    given = [Record(number=number, piece=piece, id="", body={}) for number, piece in ((1, 2), (1, 4), (2, 1), (2, 1))]
+    found = [(record.number, record.piece) for record in _numbered(given, {2})]
+    assert found == [(1, 2), (1, 4), (2, 0), (2, 1)]

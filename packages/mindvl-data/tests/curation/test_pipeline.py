@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of whole runs: counts by hand, the same bytes whatever runs them, restarts, and hostile records."""
 
+import datetime
 import importlib
 import json
 import os
@@ -12,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -327,3 +330,14 @@ def test_a_sample_of_a_run_in_the_current_directory_is_written_beside_it(
     config = usual(tmp_path)
     monkeypatch.chdir(tmp_path / "here")
     assert output_directory(replace(config, out=Path(".")), 5) == tmp_path / "here-sample"
+
+
+def test_a_table_with_dates_in_its_messages_does_not_stop_the_run(tmp_path: Path) -> None:
+    messages = [{"role": "assistant", "content": "hi", "sent": datetime.date(2020, 1, 1)}]
+    pq.write_table(pa.table({"messages": [messages] * 3}), tmp_path / "a.parquet")
+    inputs = (InputConfig(path=str(tmp_path / "a.parquet"), format="parquet"),)
+
+    found = curate(replace(usual(tmp_path), inputs=inputs))
+
+    assert found.manifest["counts"] == {"read": 3, "written": 0, "quarantined": 3}
+    assert "a value of type date cannot be stored" in lines(tmp_path / "out" / "quarantine.jsonl")[0]["reason"]

@@ -51,7 +51,7 @@ def write_curation_page(path: Path, tally: dict[str, Any], manifest: dict[str, A
             for reason, count in sorted(step["quarantined"].items(), key=lambda pair: -pair[1])[:10]
         ],
     )
-    write_whole(path, page)
+    write_whole(path, page.encode("utf-8", "replace"))  # names of files may hold bytes that are not UTF-8
 
 
 def _funnel(tally: dict[str, Any], manifest: dict[str, Any]) -> list[dict[str, Any]]:

@@ -91,9 +91,11 @@ class EndpointConfig:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        is_plain = not (parts.query or parts.fragment or "@" in parts.netloc)  # nothing that may be a secret
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+            shown_url = self.url.rpartition("@")[2].partition("?")[0]
             raise ValueError(
-                f"url: {self.url.rpartition('@')[2]!r:.200} is not a base URL without user and password. Write for example "
+                f"url: {shown_url!r:.200} is not a base URL without user, password and query. Write for example "
                 "http://localhost:8000/v1, and name the variable of an API key in api_key_env."
             )
         for name in ("concurrency", "num_tries", "timeout_s", "max_pixels"):

@@ -271,10 +271,13 @@ class AnswerStore:
                 raise DataError(f"{self._path}: {error}. Check the disk, then run the command again.") from error
             try:
                 yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                if self._database.in_transaction:  # SQLite has ended it if the disk is full
+                    self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):  # stops the run; a record would be put into quarantine
+                    raise DataError(f"{self._path}: {error}. Check the disk, then run the command again.") from error
                 raise
-            self._database.execute("COMMIT")
 
 
 def _rate_wait(used: list[tuple[float, int]], wanted: int, limit: int | None, now: float) -> float:

@@ -6,6 +6,7 @@ engine and any number of workers; the output depends on the inputs, the configur
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -236,7 +237,7 @@ def _engine(
         return WorkerPool(workers, config.limits, log)
     if engine != "ray":
         raise DataError(f"--engine {engine}: the engine does not exist. Use one of {', '.join(ENGINES)}.")
-    paths = [work, *(Path(one.path) for one in config.inputs if Path(one.path).exists())]
+    paths = [work, *(Path(one.path) for one in config.inputs if os.path.exists(one.path))]
     return RayEngine(workers, log, paths)
 
 

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import re
 import tarfile
 import uuid
@@ -52,7 +53,7 @@ def shard_urls(source: str | Path, *, allow_pipe: bool) -> list[str]:
     """
     shardlists = _library().shardlists
     text = str(source)
-    if Path(text).is_dir():
+    if os.path.isdir(text):  # False for an address that is longer than a file name may be
         urls = [str(path) for path in sorted(Path(text).glob(SHARD_PATTERN))]
     else:
         for first, last in re.findall(r"\{(-?\d+)\.\.(-?\d+)", text):

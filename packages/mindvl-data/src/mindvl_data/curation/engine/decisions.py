@@ -88,7 +88,7 @@ def read_decisions(directory: Path, part: int) -> dict[tuple[int, int], Decision
     found: dict[tuple[int, int], Decision] = {}
     if path.is_file():
         for line in path.read_bytes().splitlines():
-            number, piece, drop, facts = json.loads(line.decode("utf-8", "surrogatepass"))
+            number, piece, drop, facts = json.loads(line)
             reason = None if drop is None else Drop(drop[0], drop[1], drop[2])
             found[number, piece] = Decision(number, piece, reason, facts)
     return found

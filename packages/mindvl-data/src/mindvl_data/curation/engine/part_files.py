@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(
-        f"a value of type {type(value).__name__} cannot be stored; facts are numbers, strings, booleans or lists"
+        f"a value of type {type(value).__name__} cannot be stored; fields are numbers, strings, booleans or lists"
     )
 
 
@@ -99,8 +99,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON; lone surrogates are kept."""
-    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
+    """Compact JSON in UTF-8; lone surrogates are kept as escapes of JSON."""
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
 def framed(header: bytes, media: Iterable[bytes]) -> bytes:
@@ -134,7 +134,7 @@ def record_frame(record: Record) -> bytes:
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a file."""
     for header, media in frames(path):
-        number, piece, name, body, facts = json.loads(header.decode("utf-8", "surrogatepass"))
+        number, piece, name, body, facts = json.loads(header)
         yield Record(number=number, piece=piece, id=name, body=body, media=media, facts=facts)
 
 

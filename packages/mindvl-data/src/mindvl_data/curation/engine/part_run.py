@@ -135,7 +135,12 @@ class PartRun:
             if isinstance(item, Unreadable):
                 self._to_quarantine(item.number, item.id, None, item.reason)
                 continue
-            self._content.update(to_json(item.body))
+            try:
+                content = to_json(item.body)
+            except (TypeError, ValueError, RecursionError) as error:  # a table may hold dates or bytes in its messages
+                self._to_quarantine(item.number, item.id, None, _reason(error))
+                continue
+            self._content.update(content)
             for medium in item.media:
                 self._content.update(medium)
             yield item
@@ -190,12 +195,14 @@ class PartRun:
         function = self._steps[index].function
         assert function is not None
         kept: list[Record] = []
-        has_lists = False
+        divided: set[int] = set()  # numbers of records of which the step made several
         for chunk in self._chunks(records):
             tried, results = self._call(index, name, chunk, lambda batch: function(batch, parameters, self._context))
-            has_lists |= any(isinstance(result, list) for result in results)
+            divided |= {
+                record.number for record, result in zip(tried, results, strict=True) if isinstance(result, list)
+            }
             kept += self._sorted_out(index, name, tried, results)
-        return _numbered(kept) if has_lists else kept
+        return _numbered(kept, divided) if divided else kept
 
     def _chunks(self, records: list[Record]) -> Iterator[list[Record]]:
         is_careful = bool(self._task.careful) and self._is_careful(records[0].number)
@@ -354,10 +361,13 @@ class PartRun:
         self._heartbeat.beat(*self._working)
 
 
-def _numbered(records: Iterable[Record]) -> list[Record]:
-    """The records with pieces 0, 1, ... within each number."""
+def _numbered(records: Iterable[Record], divided: set[int]) -> list[Record]:
+    """The records with pieces 0, 1, ... within each number in `divided`; others keep theirs, whatever is in their batch."""
     found: list[Record] = []
-    for _, group in groupby(records, key=lambda record: record.number):
+    for number, group in groupby(records, key=lambda record: record.number):
+        if number not in divided:
+            found += group
+            continue
         found += [
             record if record.piece == piece else replace(record, piece=piece) for piece, record in enumerate(group)
         ]

@@ -103,8 +103,10 @@ def sample_parts(parts: Sequence[Part], num_records: int, seed: int) -> list[Par
 def _identity(parts: Sequence[Part]) -> InputFiles:
     digest, files, total = hashlib.sha256(), dict.fromkeys(file for part in parts for file in part.files), 0
     for file in files:
-        path = Path(file.removeprefix("file:"))
-        status = path.stat() if path.is_file() else None
+        try:
+            status = os.stat(file.removeprefix("file:"))
+        except OSError:  # an address, perhaps longer than a file name may be
+            status = None
         total += status.st_size if status else 0
         stamp = (status.st_size, status.st_mtime_ns) if status else None
         digest.update(f"{file}\0{stamp}\n".encode("utf-8", "surrogatepass"))

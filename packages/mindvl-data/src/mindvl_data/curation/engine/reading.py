@@ -8,6 +8,7 @@ fields of the source that are not part of the record format stay in `body` until
 import heapq
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -108,6 +109,8 @@ def _short(part: Part, config: InputConfig) -> str:
 def _loaded(medium: Medium, max_bytes: int) -> bytes:
     if isinstance(medium, Url):
         raise SampleError(f"image {redact(medium.address)[:120]} is an address, which is not downloaded")
+    if isinstance(medium, Path) and not stat.S_ISREG(medium.stat().st_mode):
+        raise SampleError(f"{medium.name} is not a regular file")  # reading a pipe would never end
     size = len(medium) if isinstance(medium, bytes) else medium.stat().st_size
     if size > max_bytes:
         raise SampleError(f"an image or document has {size:,} bytes, more than limits.media_mib allows ({max_bytes:,})")
