@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices of a first recipe from lengths and sizes made by hand."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from mindvl_cli.failures import CliError
 from mindvl_cli.starting_recipe import (
@@ -12,9 +16,11 @@ from mindvl_cli.starting_recipe import (
     choose_precision,
     choose_seq_length,
     choose_steps,
+    measure_sample,
     recipe_text,
 )
-from mindvl_data import ImageConfig
+from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig, load_tokenizer
+from mindvl_data.shards.index import open_index
 
 FACTS = Facts(min_pixels=3136, max_pixels=12_845_056, has_pixels=True, max_positions=128_000, dtype="bfloat16")
 
@@ -24,6 +30,35 @@ def _measured(lengths: list[int], *, areas: tuple[int, ...] = (), num_samples: i
     return Measured(
         lengths=tokens, visual=tokens // 2, areas=np.array(areas, np.int64), num_samples=num_samples or len(lengths)
     )
+
+
+def test_the_measured_lengths_are_those_that_the_loader_gives_and_areas_those_of_the_files(tiny_place: Path) -> None:
+    image = ImageConfig(min_pixels=3136, max_pixels=9408)
+    shards, tokenizer = tiny_place / "shards" / "pages", load_tokenizer(tiny_place / "tokenizer")
+    measured = measure_sample(open_index(shards), tokenizer, image)
+    config = DataConfig(
+        sources=(SourceConfig(name="pages", path=shards, max_epochs=1),),
+        tokenizer=tiny_place / "tokenizer",
+        packing=PackingConfig(seq_length=1024),
+        image=image,
+        num_threads=0,
+    )
+    with Loader(config, global_batch_size=1, position_kind="rope") as loader:
+        batches = list(loader)
+    loaded = [sample.length for batch in batches for sample in batch.samples]
+    assert sorted(measured.lengths.tolist()) == sorted(loaded)
+    assert measured.visual.sum() * 4 == sum(len(batch.pixel_values) for batch in batches)
+    files = [Image.open(path) for path in (tiny_place / "pages-raw").glob("*.png")]
+    assert sorted(measured.areas.tolist()) == sorted(file.width * file.height for file in files)
+
+
+def test_samples_that_the_chat_template_refuses_are_not_measured(tiny_place: Path, tmp_path: Path) -> None:
+    tokenizer = shutil.copytree(tiny_place / "tokenizer", tmp_path / "tokenizer")
+    template = tokenizer / "chat_template.jinja"
+    refusal = "{%- if 'what is written' in messages | string -%}{{- raise_exception('no') -}}{%- endif -%}"
+    template.write_text(refusal + template.read_text())
+    with pytest.raises(CliError, match="none of 24 samples is valid"):
+        measure_sample(open_index(tiny_place / "shards" / "pages"), load_tokenizer(tokenizer), ImageConfig())
 
 
 def test_the_sequence_length_holds_999_of_1000_samples_but_not_the_longest() -> None:

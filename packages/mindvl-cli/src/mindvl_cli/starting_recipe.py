@@ -112,7 +112,8 @@ def measure_sample(index: "DirectoryIndex", tokenizer: "Tokenizer", image: "Imag
     tokens = np.concatenate(lengths)
     if not (tokens > 0).any():
         raise CliError(
-            f"{index.directory}: none of {len(tokens)} samples is valid. Run `mindvl data show {index.directory}` to see why."
+            f"{index.directory}: none of {len(tokens)} samples is valid. Run `mindvl data show {index.directory} --stage tokens "
+            "--tokenizer MODEL` to see why."
         )
     return Measured(
         lengths=tokens[tokens > 0],
