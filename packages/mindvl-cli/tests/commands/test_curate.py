@@ -106,7 +106,9 @@ def test_the_pipeline_of_the_guide_removes_the_planted_faults(tmp_path: Path, mo
     assert code == 0, text
     manifest = json.loads(Path("curated/pairs/curation.json").read_bytes())
     counts = {step["step"]: step["dropped"] for step in manifest["steps"]}
-    assert counts["boilerplate"] == {"mostly_urls": sum("CLICK" in caption for caption in captions)}
+    assert counts["character_ratios"] == {
+        "many_special": sum("CLICK" in caption for caption in captions)
+    }  # lists of URLs
     assert counts["image_size"] == {"small_side": sum("tiny" in caption for caption in captions)}
     dropped = [json.loads(line) for line in Path("curated/pairs/dropped.jsonl").read_text().splitlines()]
     rows = {int(line["id"].rsplit(":", 1)[1]) for line in dropped if line["step"] == "image_content"}

@@ -30,11 +30,11 @@ class SampleByClass:
 
     Attributes:
         fact: Fact with the class, for example `capability` or `modality`.
-        quotas: Class -> number of records; all of a class that has fewer.
-        shares: Class -> share; only ratios count, {text: 1, image: 1} is half and half. The numbers follow the shares by
-            largest remainder.
-        total: With shares: number of records. If a class has fewer than its share, all of it is kept and the others make
-            up for it in proportion. Without it, as many as possible while the shares hold for every class.
+        quotas: Class -> number of records; a class with fewer records keeps all of them.
+        shares: Class -> share. Only the ratios matter: {text: 1, image: 1} keeps as many of one as of the other. Shares
+            are rounded to numbers by the largest remainder method.
+        total: With shares: number of records. If a class has fewer than its share, all of it is kept, and the others
+            are increased in proportion. Without it, the largest number for which the shares hold for every class.
     """
 
     fact: str = "capability"
@@ -170,7 +170,7 @@ register(
     Step(
         name="sample_by_class",
         config=SampleByClass,
-        summary="Keeps a number or a share of the records of each class.",
+        summary="Keep a number or a share of the records of each class.",
         section="B.3",
         reasons={
             "over_share": "The class has more records than its quota or share.",

@@ -83,7 +83,7 @@ class Classify:
     """Parameters of `classify`.
 
     Attributes:
-        classifier: `kind: keywords`, `model` or `endpoint`, with its parameters.
+        classifier: Its `kind` is keywords, model or endpoint; the other keys are the parameters of this kind.
         taxonomy: Capability -> description.
     """
 
@@ -233,7 +233,7 @@ register(
     Step(
         name="classify",
         config=Classify,
-        summary="Assigns each record to a capability, by keywords, a local model or an endpoint.",
+        summary="Assign each record to a capability, by keywords, a local model or an endpoint.",
         section="B.3",
         needs=("text",),
         gives=("capability", "modality"),

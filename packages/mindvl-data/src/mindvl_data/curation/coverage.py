@@ -31,10 +31,10 @@ class TextCoverageConfig:
     """Parameters of the step `text_coverage`.
 
     Attributes:
-        min_character_count: Characters that fewer records contain are rare.
-        min_word_count: Words (lower case, of at least two letters) that fewer records contain are rare; 0: no word is.
+        min_character_count: Characters in fewer records than this are rare.
+        min_word_count: Words (lower case, at least two letters) in fewer records than this are rare; with 0 no word is rare.
         expected: File with characters and words that the data must contain, separated by spaces or line ends.
-        max_items: At most so many rare characters and words are noted, the most frequent first, because words that occur
+        max_items: Maximum number of rare characters and words. The most frequent of them are listed, because words that occur
             once in large data are mostly errors.
     """
 
@@ -210,7 +210,7 @@ register(
     Step(
         name="text_coverage",
         config=TextCoverageConfig,
-        summary="Count in how many records each character and word occurs, and note the rare ones.",
+        summary="Count the records in which each character and word occurs, and list the rare ones.",
         section="B.1.2",
         needs=("text",),
         gives=("rare_items", "rare_missing"),

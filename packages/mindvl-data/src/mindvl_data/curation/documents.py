@@ -84,9 +84,9 @@ class DocumentTextConfig:
     """Parameters of the step `document_text`.
 
     Attributes:
-        min_characters: Characters that are not spaces, of all answers.
-        max_characters: The same, at most.
-        max_garbled: Share of characters that are signs of a broken encoding.
+        min_characters: Minimum number of characters in all answers, without spaces.
+        max_characters: Maximum number of characters in all answers, without spaces.
+        max_garbled: Maximum share of characters that are signs of a broken encoding.
         need_image: Drop records whose text remains without an image (text-only documents in interleaved data).
     """
 
@@ -267,7 +267,7 @@ register(
     Step(
         name="clean_document",
         config=CleanDocumentConfig,
-        summary="Clean texts of documents: characters, spaces, ligatures, hyphenation, markers of images.",
+        summary="Clean texts of documents: characters, spaces, ligatures, hyphens at line ends, image markers.",
         section="B.1.2",
         needs=("text",),
         function=clean_document,

@@ -21,7 +21,7 @@ class GarbledText:
     """Limit on damaged characters.
 
     Attributes:
-        max_ratio: Share of characters that are damaged: control characters, private use, unassigned code points, lone
+        max_ratio: Maximum share of damaged characters: control characters, private use, unassigned code points, lone
             surrogates, replacement characters, and characters of UTF-8 that was decoded as Latin-1, Windows-1252 or GBK.
     """
 
@@ -69,7 +69,7 @@ register(
     Step(
         name="garbled_text",
         config=GarbledText,
-        summary="Drops texts with damaged characters.",
+        summary="Drop texts with damaged characters.",
         section="B.1.1",
         needs=("text",),
         gives=("garbled_ratio",),

@@ -33,12 +33,13 @@ class ImageSize:
     """Limits on size, shape and number of images.
 
     Attributes:
-        min_side, max_side: Shorter and longer side in pixels. Default: at least 28, one visual token of Qwen2.5-VL.
-        min_pixels, max_pixels: Pixels of an image.
-        max_aspect_ratio: Longer side divided by the shorter one. Default: 200, the limit of Qwen2.5-VL's processor; CC12M
-            allows 2.5.
-        min_bytes, max_bytes: Bytes of the encoded image. Default: at least 5,000, as in LAION-5B.
-        min_images, max_images: Images of a record.
+        min_side, max_side: Minimum of the shorter side and maximum of the longer side, in pixels. Default minimum: 28, one
+            visual token of Qwen2.5-VL.
+        min_pixels, max_pixels: Limits of the number of pixels of an image.
+        max_aspect_ratio: Maximum of the longer side divided by the shorter one. Default: 200, the limit of Qwen2.5-VL's
+            processor; CC12M allows 2.5.
+        min_bytes, max_bytes: Limits of the bytes of the encoded image. Default minimum: 5,000, as in LAION-5B.
+        min_images, max_images: Limits of the number of images of a record.
         animated: Keep images with several frames, of which training uses the first.
     """
 
@@ -102,12 +103,13 @@ class ImageContent:
     """Limits on what an image shows, measured at 256 pixels.
 
     Attributes:
-        min_entropy: Entropy of the gray levels in bits, 0 to 8. A photo has 6 to 8, a drawing of a few colors 1 to 3.
-        min_sharpness: Variance of the Laplacian of the gray levels. A larger value demands sharper images; 0 keeps all.
-        max_dominant: Share of the most frequent color, with 32 levels per channel: near 1 for blank images.
-        min_deviation: Standard deviation of the gray levels, 0 to 127.5: near 0 for blank images.
-        max_border: Share of the image in borders of one color, as around images with padding or a caption bar.
-        max_gray: Share of pixels without color; 1 keeps gray images.
+        min_entropy: Minimum entropy of the gray levels in bits, 0 to 8. A photo has 6 to 8, a drawing of a few colors 1 to 3.
+        min_sharpness: Minimum variance of the Laplacian of the gray levels. Sharper images have a larger variance; 0 keeps
+            all.
+        max_dominant: Maximum share of the most frequent color, with 32 levels per channel: near 1 for blank images.
+        min_deviation: Minimum standard deviation of the gray levels, 0 to 127.5: near 0 for blank images.
+        max_border: Maximum share of the image in borders of one color, as around images with padding or a caption bar.
+        max_gray: Maximum share of pixels without color; 1 keeps gray images.
     """
 
     min_entropy: float = 0.5
@@ -248,7 +250,7 @@ register(
     Step(
         name="image_size",
         config=ImageSize,
-        summary="Drops images by size, aspect ratio, bytes, frames and number.",
+        summary="Drop records by the size, aspect ratio, bytes, frames and number of their images.",
         section="B.1.1",
         needs=("image",),
         gives=("num_images", "image_width", "image_height", "aspect_ratio", "image_bytes"),
@@ -272,7 +274,7 @@ register(
     Step(
         name="image_content",
         config=ImageContent,
-        summary="Drops blank, blurred and framed images.",
+        summary="Drop blank images, blurred images and images with wide borders.",
         section="B.1.1",
         needs=("image",),
         gives=("entropy", "sharpness", "dominant_color", "deviation", "border", "gray"),

@@ -101,7 +101,7 @@ register(
     Step(
         name="write_instructions",
         config=WriteInstructions,
-        summary="Adds questions with answers about the images, written by a model for chosen capabilities.",
+        summary="Add questions with answers about the images, which a model writes for chosen capabilities.",
         section="B.3",
         needs=("image",),
         gives=("generated", "answer_by"),

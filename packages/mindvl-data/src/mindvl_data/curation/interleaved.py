@@ -114,7 +114,7 @@ register(
     Step(
         name="interleaved_relevance",
         config=InterleavedRelevance,
-        summary="Compares each image with the texts next to it by CLIP; removes irrelevant images or drops their records.",
+        summary="Compare each image with the texts next to it by CLIP; remove irrelevant images or drop their records.",
         section="B.2.1",
         needs=("image", "text"),
         gives=("lowest_relevance", "images_removed"),

@@ -133,7 +133,7 @@ register(
     Step(
         name="judge_interleaved",
         config=JudgeInterleaved,
-        summary="Scores interleaved image-text data in several dimensions with reasons and drops low scores.",
+        summary="Score interleaved image-text data in several dimensions with reasons, and drop records with low scores.",
         section="B.2.1",
         needs=("text", "image"),
         gives=tuple(f"{name}_score" for name in INTERLEAVED),
@@ -146,7 +146,7 @@ register(
     Step(
         name="judge_instruction",
         config=JudgeInstruction,
-        summary="Scores image, question and answer of instruction data with reasons; drops poor images and questions.",
+        summary="Score image, question and answer of instruction data with reasons, and drop poor images and questions.",
         section="B.3",
         needs=("text",),
         gives=tuple(f"{name}_score" for name in INSTRUCTION),

@@ -68,16 +68,17 @@ class ImageScore:
 
     Attributes:
         name: Name of the score, for example aesthetic, violence or watermark; the fact is NAME_score.
-        min_score, max_score: Range that is kept.
+        min_score, max_score: Lowest and highest score that are kept.
         transformers: Directory of an image classifier in transformers format.
         label: Class of the classifier whose probability is the score; "" if the model has one output.
         onnx: ONNX file: images [N, 3, H, W] -> scores [N] or [N, C].
         column: Which of the C outputs is the score.
         size: Height and width in pixels if the ONNX model accepts any.
-        mean, std: Normalization of the ONNX model's input per channel; those of ImageNet by default.
+        mean, std: Mean and standard deviation that normalize the input of the ONNX model per channel; by default those of
+            ImageNet.
         endpoint: A model behind an OpenAI-compatible endpoint.
-        prompt: Question to the endpoint, which asks for a number and nothing else; {text} is the text of the record.
-        lowest, highest: Range of the endpoint's answers.
+        prompt: Question to the endpoint; it must ask for a number and nothing else; {text} is the text of the record.
+        lowest, highest: Smallest and largest number that the endpoint may answer.
         device: Device of torch.
         batch_size: Images that a local model processes at a time.
     """
@@ -200,7 +201,7 @@ register(
     Step(
         name="clip_similarity",
         config=ClipScore,
-        summary="Drops pairs of low similarity of image and text.",
+        summary="Drop records whose image and text have a low similarity.",
         section="B.1.1",
         needs=("image", "text"),
         gives=("clip_similarity",),
@@ -213,7 +214,7 @@ register(
     Step(
         name="image_score",
         config=ImageScore,
-        summary="Drops images by the score of a model: aesthetic, violence, watermark.",
+        summary="Drop images by a score of a model, for example for aesthetics, violence or watermarks.",
         section="B.1.1",
         needs=("image",),
         reasons={
@@ -228,7 +229,7 @@ register(
     Step(
         name="nsfw_score",
         config=NsfwScore,
-        summary="Drops images with nudity, detected by NudeNet.",
+        summary="Drop images in which NudeNet detects nudity.",
         section="B.1.1",
         needs=("image",),
         gives=("nsfw_score",),

@@ -33,13 +33,15 @@ class PdfLimits:
     """Limits of one document; a document beyond them is refused, an image beyond them is left out.
 
     Attributes:
-        max_bytes: Size of the file.
-        max_pages: Pages of the document.
-        max_characters: Characters of a page.
-        max_pixels: Pixels of a rendered page, and of an embedded image. Larger pages are rendered at a lower resolution.
-        max_images: Embedded images of a document.
+        max_bytes: Maximum size of the file in bytes.
+        max_pages: Maximum number of pages of the document.
+        max_characters: Maximum number of characters of a page.
+        max_pixels: Maximum number of pixels of a rendered page, and of an embedded image. Larger pages are rendered at a lower
+            resolution.
+        max_images: Maximum number of embedded images of a document.
         min_image_side: Smaller embedded images (rules, icons) are left out, in pixels.
-        seconds: Time for the document; a larger value needs a larger `limits.seconds_per_record` of the pipeline too.
+        seconds: Maximum time for the document in seconds. A larger value also needs a larger `limits.seconds_per_record` of
+            the pipeline.
     """
 
     max_bytes: int = 200_000_000

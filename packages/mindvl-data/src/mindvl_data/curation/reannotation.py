@@ -29,7 +29,7 @@ class Recaption:
 
     Attributes:
         endpoint: The model that writes captions.
-        fact: Fact that says how relevant the text is to the image, of an earlier step.
+        fact: Fact of an earlier step that measures how relevant the text is to the image.
         below: Records whose fact is lower get a new caption. Default: 0.28, the lowest CLIP similarity (ViT-B/32) of
             LAION-2B-en.
         language: Language of the caption: en, zh, or that of each record (fact `language`).
@@ -71,11 +71,12 @@ class Reannotate:
 
     Attributes:
         endpoint: The model that answers.
-        min_facts: Fact -> lowest value: only records whose image and question are good get a new answer.
+        min_facts: Fact -> minimum value. Only records that reach all minimums, that is, with a good image and question, get a
+            new answer.
         answer_fact: Fact with the quality of the answer.
         below: Records whose `answer_fact` is lower get a new answer.
         language: Language of the answer: en, zh, or that of each record (fact `language`).
-        prompt_en, prompt_zh: System messages.
+        prompt_en, prompt_zh: System messages in English and Chinese.
         max_tokens: Longest answer; an answer that is cut is a failed record.
     """
 
@@ -183,7 +184,7 @@ register(
     Step(
         name="recaption",
         config=Recaption,
-        summary="Replaces texts of low relevance to their image by captions of a model.",
+        summary="Replace texts of low relevance to their image with captions of a model.",
         section="B.1.1",
         needs=("image", "text"),
         gives=("recaptioned", "answer_by"),
@@ -195,7 +196,7 @@ register(
     Step(
         name="reannotate",
         config=Reannotate,
-        summary="Lets a model answer good questions anew whose answer is poor.",
+        summary="Replace poor answers to good questions with answers of a model.",
         section="B.3",
         needs=("text",),
         gives=("reannotated", "answer_by"),
@@ -207,7 +208,7 @@ register(
     Step(
         name="rewrite_answers",
         config=RewriteAnswers,
-        summary="Rewrites answers in one style without changing their numbers.",
+        summary="Rewrite answers in one style without changing their numbers.",
         section="B.1.6",
         needs=("text",),
         gives=("rewritten", "answer_by"),

@@ -33,9 +33,9 @@ class RenderConfig:
 
     Attributes:
         fonts: Font files; by default DejaVu of an installed matplotlib. Chinese needs a font with Chinese characters.
-        min_size, max_size: Font size in pixels.
-        min_width, max_width: Width of an image in pixels; its height follows from the text.
-        max_characters: Longer texts are divided into several images.
+        min_size, max_size: Limits of the font size in pixels.
+        min_width, max_width: Limits of the width of an image in pixels; its height follows from the text.
+        max_characters: Characters per image; longer texts are divided into several images.
     """
 
     fonts: tuple[Path, ...] = ()

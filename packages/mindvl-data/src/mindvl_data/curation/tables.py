@@ -77,7 +77,7 @@ class RenderTableConfig(TableConfig):
 
     Attributes:
         fonts: Font files; by default DejaVu of an installed matplotlib.
-        min_size, max_size: Font size in pixels.
+        min_size, max_size: Limits of the font size in pixels.
         max_pixels: Tables whose image would be larger are dropped.
     """
 
@@ -93,7 +93,7 @@ class ChartTableConfig(TableConfig):
 
     Attributes:
         kinds: Kinds of charts, chosen by the seed among those that can show the data (pie: one series, no negative value).
-        max_categories, max_series: Larger tables are dropped, because their charts are not readable.
+        max_categories, max_series: Tables with more are dropped, because their charts are not readable.
         fonts: Font files; by default DejaVu of matplotlib.
     """
 

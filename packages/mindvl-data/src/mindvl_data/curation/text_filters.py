@@ -67,8 +67,8 @@ class Boilerplate:
     """Limits on text that does not describe anything.
 
     Attributes:
-        max_url_ratio: Share of characters in addresses.
-        max_phrase_ratio: Share of characters in phrases of web pages, such as cookie notices and names of buttons.
+        max_url_ratio: Maximum share of characters in addresses.
+        max_phrase_ratio: Maximum share of characters in phrases of web pages, such as cookie notices and names of buttons.
         phrases: File with more phrases, one per line.
         file_names: Drop texts that are a file name or a camera's default name.
         numbers: Drop texts that are dimensions, prices or other numbers only.
@@ -165,7 +165,7 @@ class TextLanguage:
     Attributes:
         languages: ISO 639 codes as fastText writes them; empty: keep every language and record it.
         min_score: Probability of the language. Default: 0.5, as in CCNet.
-        max_characters: Characters of the text that are used.
+        max_characters: Number of characters at the start of the text that are used.
     """
 
     languages: tuple[str, ...] = ("en", "zh")
@@ -249,7 +249,7 @@ register(
     Step(
         name="boilerplate",
         config=Boilerplate,
-        summary="Drops file names, addresses, numbers and phrases of web pages.",
+        summary="Drop texts that are file names or numbers, or mostly addresses or phrases of web pages.",
         section="B.1.1",
         needs=("text",),
         gives=("url_ratio", "phrase_ratio"),
@@ -267,7 +267,7 @@ register(
     Step(
         name="block_list",
         config=BlockList,
-        summary="Drops records with a blocked phrase or host.",
+        summary="Drop records with a blocked phrase or host.",
         section="B.1.1",
         needs=("text",),
         reasons={
@@ -282,7 +282,7 @@ register(
     Step(
         name="text_language",
         config=TextLanguage,
-        summary="Drops texts in other languages, identified by fastText's lid.176.",
+        summary="Identify the language of texts by fastText's lid.176, and drop texts in other languages than those listed.",
         section="B.1.1",
         needs=("text",),
         gives=("language", "language_score"),

@@ -39,8 +39,10 @@ class TextLength:
     """Limits on the length of a text.
 
     Attributes:
-        min_characters, max_characters: Characters. Default: at least 5, as LAION-5B requires of alt texts.
-        min_words, max_words: Words between spaces, tabs and line ends. Default: at least 3, as CC12M requires of alt texts.
+        min_characters, max_characters: Limits of the number of characters. Default minimum: 5, as LAION-5B requires of
+            alt texts.
+        min_words, max_words: Limits of the number of words between spaces, tabs and line ends. Default minimum: 3, as CC12M
+            requires of alt texts.
         ideographs_are_words: Count each Chinese ideograph as a word.
         special_characters: File with the characters that are not part of a word at its ends, one per line or as U+000A;
             default: punctuation, symbols and spaces.
@@ -78,8 +80,9 @@ class LineLength:
     """Limits on the lines of a text, for documents.
 
     Attributes:
-        min_average, max_average: Characters of the text divided by its lines. Default: at least 10, as in data-juicer.
-        min_longest, max_longest: Characters of the longest line. Default: at least 10, as in data-juicer.
+        min_average, max_average: Limits of the characters of the text divided by its lines. Default minimum: 10, as in
+            data-juicer.
+        min_longest, max_longest: Limits of the characters of the longest line. Default minimum: 10, as in data-juicer.
     """
 
     min_average: float | None = 10
@@ -121,8 +124,9 @@ class CharacterRatios:
     """Limits on the share of kinds of characters in a text.
 
     Attributes:
-        min_alphanumeric: Share of letters and numbers. Default: 0.25, as in data-juicer.
-        max_special: Share of special characters. Default: 0.25, as in data-juicer, which counts digits and spaces too.
+        min_alphanumeric: Minimum share of letters and numbers. Default: 0.25, as in data-juicer.
+        max_special: Maximum share of special characters. Default: 0.25, as in data-juicer, which also counts digits and
+            spaces as special characters.
         special_characters: File with the special characters, one per line or as U+000A; default: punctuation and
             symbols.
     """
@@ -162,11 +166,12 @@ class Repetition:
 
     Attributes:
         characters: Length of n-grams of characters. Default: 10, as in data-juicer.
-        max_characters: Share of n-grams that are among the most frequent ones, as the ROOTS corpus defines it: as many as
-            the square root of the number of distinct ones, each occurring more than once. Default: 0.5, as in data-juicer.
+        max_characters: Maximum share of n-grams that are among the most frequent ones. As in the ROOTS corpus, these
+            are as many as the square root of the number of distinct n-grams, and each occurs more than once. Default:
+            0.5, as in data-juicer.
         words: Length of n-grams of words. Default: 10, as in data-juicer.
-        max_words: Share of n-grams of words that occur more than once. Default: 0.5, as in data-juicer.
-        ideographs_are_words: Each Chinese ideograph is a word.
+        max_words: Maximum share of n-grams of words that occur more than once. Default: 0.5, as in data-juicer.
+        ideographs_are_words: Count each Chinese ideograph as a word.
         special_characters: File with the characters that are not part of a word at its ends; see text_length.
     """
 
@@ -213,9 +218,9 @@ class ListedWords:
 
     Attributes:
         file: Words, one per line, in lower case.
-        min_ratio, max_ratio: Share of the words of a text that are in the list. data-juicer's defaults are a minimum of 0.3
-            for stop words and a maximum of 0.045 for flagged words.
-        ideographs_are_words: Each Chinese ideograph is a word.
+        min_ratio, max_ratio: Limits of the share of the words of a text that are in the list. data-juicer's defaults
+            are a minimum of 0.3 for stop words and a maximum of 0.045 for flagged words.
+        ideographs_are_words: Count each Chinese ideograph as a word.
         special_characters: File with the characters that are not part of a word at its ends; see text_length.
     """
 
@@ -270,7 +275,7 @@ register(
     Step(
         name="text_length",
         config=TextLength,
-        summary="Drops texts with too few or too many characters or words.",
+        summary="Drop texts with too few or too many characters or words.",
         section="B.1.1",
         needs=("text",),
         gives=("num_characters", "num_words"),
@@ -288,7 +293,7 @@ register(
     Step(
         name="line_length",
         config=LineLength,
-        summary="Drops texts whose lines are very short or very long.",
+        summary="Drop texts whose lines are very short or very long.",
         section="B.1.1",
         needs=("text",),
         gives=("average_line_length", "longest_line"),
@@ -305,7 +310,7 @@ register(
     Step(
         name="character_ratios",
         config=CharacterRatios,
-        summary="Drops texts with few letters and numbers or many special characters.",
+        summary="Drop texts with few letters and numbers or many special characters.",
         section="B.1.1",
         needs=("text",),
         gives=("alphanumeric_ratio", "special_ratio"),
@@ -321,7 +326,7 @@ register(
     Step(
         name="repetition",
         config=Repetition,
-        summary="Drops texts that repeat characters or words.",
+        summary="Drop texts that repeat characters or words.",
         section="B.1.1",
         needs=("text",),
         gives=("character_repetition", "word_repetition"),
@@ -337,7 +342,7 @@ register(
     Step(
         name="listed_words",
         config=ListedWords,
-        summary="Drops texts with too few or too many words of a list (stop words, flagged words).",
+        summary="Drop texts with too few or too many words of a list, such as stop words or flagged words.",
         section="B.1.1",
         needs=("text",),
         gives=("listed_words_ratio",),

@@ -51,8 +51,8 @@ class ApplyVerification:
     """Parameters of `apply_verification`.
 
     Attributes:
-        decisions: JSON lines of people; the file may be missing in the first run. Later lines replace earlier ones about
-            the same question.
+        decisions: JSON lines that people filled in; the file may be missing in the first run. Later lines replace
+            earlier ones about the same question.
     """
 
     decisions: Path
@@ -72,7 +72,7 @@ class VerificationQueue:
         directory: Directory of queue.jsonl and the images of the questions.
         facts: Records for which one of these facts is true are to be verified.
         undecided: `drop` or `keep` them until a person has decided.
-        share: Share of them, chosen at random, that people see; the others are kept. 1 for all.
+        share: Share of them, chosen at random, that is put into the queue; the others are kept. 1 for all.
     """
 
     directory: Path
@@ -221,7 +221,7 @@ register(
     Step(
         name="apply_verification",
         config=ApplyVerification,
-        summary="Uses answers that people accepted or wrote, and drops what they rejected.",
+        summary="Use the answers that people accepted or wrote, and drop records that they rejected.",
         section="B.3",
         needs=("text",),
         gives=("verification", "verified_by"),
@@ -234,7 +234,7 @@ register(
     Step(
         name="verification_queue",
         config=VerificationQueue,
-        summary="Writes questions with answers of models to a queue that people verify.",
+        summary="Write questions with answers of models to a queue that people verify.",
         section="B.3",
         needs=("text",),
         reasons={"not_verified": "No person has decided about the answer yet."},

@@ -35,7 +35,7 @@ class Cluster:
         num_clusters: Clusters of the first level; fewer if a cluster would have less than `min_size` records on average.
         broad: A cluster is divided if its variance is more than this many times the median of the first level.
         max_depth: Levels of clusters.
-        min_size: Records that a cluster should have.
+        min_size: Target for the minimum number of records of a cluster.
         num_exemplars: Records nearest to the centroid that are shown to people who label the cluster.
         centroids: `clusters.npz` of an earlier run, whose clusters and names are used again.
         directory: Directory for `clusters.npz` and `clusters.jsonl`; by default `clusters` in the cache of the pipeline.

@@ -41,8 +41,9 @@ class ClusterLabels:
     """Parameters of `cluster_labels`.
 
     Attributes:
-        labels: JSON lines with `cluster` and `label`: clusters.jsonl of the step `cluster` with labels filled in. A label
-            of "7" holds for "7.0" too, unless this has its own. Records of clusters with the label "drop" are dropped.
+        labels: JSON lines with `cluster` and `label`: clusters.jsonl of the step `cluster` with labels filled in. The
+            label of cluster "7" also applies to "7.0", unless that cluster has its own label. Records of clusters with
+            the label "drop" are dropped.
     """
 
     labels: Path

@@ -112,7 +112,7 @@ STEP = register(
     Step(
         name="cluster_sample",
         config=ClusterSample,
-        summary="Keep a share of the records, more of clusters of larger variance, and a floor of every cluster.",
+        summary="Keep a share of the records: a larger share of clusters with a larger variance, and a minimum of each cluster.",
         section="B.1.1",
         needs=("cluster", "cluster_distance"),
         reasons={"over_quota": "The cluster gives enough records without it."},

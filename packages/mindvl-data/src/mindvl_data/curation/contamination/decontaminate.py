@@ -38,9 +38,9 @@ class Decontaminate:
     Attributes:
         benchmarks: Benchmark files: .tsv of VLMEvalKit, .parquet, .jsonl, or directories of parquet files.
         match: What is compared.
-        num_tokens: Tokens (words, or characters of Chinese) of a run that a record must share.
+        num_tokens: Number of consecutive tokens (words, or characters of Chinese) that a record must share.
         method: Perceptual hash of images.
-        radius: Greatest number of different bits of 64 of an image.
+        radius: Maximum number of different bits of 64 between two images.
     """
 
     benchmarks: tuple[Path, ...]
@@ -152,7 +152,7 @@ STEP = register(
     Step(
         name="decontaminate",
         config=Decontaminate,
-        summary="Drop records that share long runs of words or images with benchmark files.",
+        summary="Drop records that share a long run of words or an image with benchmark files.",
         section="",
         reasons={
             _TEXT_REASON: "A run of words is also in a benchmark.",

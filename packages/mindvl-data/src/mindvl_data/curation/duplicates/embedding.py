@@ -36,9 +36,10 @@ class EmbeddingDuplicates:
     Attributes:
         model: Embedding: a transformers directory of a vision model (CLIP, SigLIP, DINO), an ONNX file, or without a model
             "thumbnail" (16 x 16 gray pixels) or "histograms" (colors and gradients).
-        similarity: Cosine similarity from which two records are duplicates. The default suits "thumbnail"; look at the
-            groups on the page to choose one for a model.
-        keep: Fact whose greatest value chooses the record to keep, for example "pixels"; by default the lowest number.
+        similarity: Minimum cosine similarity of duplicates. The default suits "thumbnail"; to choose one for a model,
+            see the groups on the page.
+        keep: Fact whose greatest value selects the record to keep, for example "image_width"; by default the
+            first record in input order is kept.
         memory_mib: Memory for sorting, in MiB.
     """
 
@@ -138,7 +139,7 @@ STEP = register(
     Step(
         name="embedding_duplicates",
         config=EmbeddingDuplicates,
-        summary="Keep one of the records whose images have embeddings of high cosine similarity.",
+        summary="Keep one of the records whose images have embeddings with a high cosine similarity.",
         section="B.1.1",
         needs=("image",),
         gives=("duplicate_group", "num_duplicates"),

@@ -33,7 +33,8 @@ class ExactDuplicates:
     Attributes:
         content: What must be equal: encoded media, decoded pixels, normalized text, or media or pixels together with the
             text. Records without the content are kept.
-        keep: Fact whose greatest value chooses the record to keep, for example "pixels"; by default the lowest number.
+        keep: Fact whose greatest value selects the record to keep, for example "image_width"; by default the
+            first record in input order is kept.
         memory_mib: Memory for sorting, in MiB.
     """
 

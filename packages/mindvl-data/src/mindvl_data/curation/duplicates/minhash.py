@@ -43,9 +43,9 @@ class TextDuplicates:
         unit: Shingles of words (Chinese and other scripts without spaces: of characters), or of characters of the
             normalized text, which suit captions of a few words.
         shingle_size: Words or characters of a shingle.
-        num_bands, rows_per_band: Bands of a signature, and hash values of a band.
-        threshold: Estimated Jaccard similarity from which two texts are duplicates.
-        keep: Fact whose greatest value chooses the record to keep; by default the lowest number.
+        num_bands, rows_per_band: Number of bands of a signature, and of hash values in a band.
+        threshold: Minimum estimated Jaccard similarity of duplicates.
+        keep: Fact whose greatest value selects the record to keep; by default the first record in input order is kept.
         memory_mib: Memory for sorting, in MiB.
     """
 
@@ -184,7 +184,7 @@ STEP = register(
     Step(
         name="text_duplicates",
         config=TextDuplicates,
-        summary="Keep one of the records whose texts share most of their shingles (MinHash).",
+        summary="Keep one of the records whose texts share most of their shingles, estimated by MinHash.",
         section="B.1.1",
         needs=("text",),
         gives=("duplicate_group", "num_duplicates"),

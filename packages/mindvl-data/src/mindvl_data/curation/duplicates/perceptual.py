@@ -53,11 +53,13 @@ class ImageDuplicates:
 
     Attributes:
         method: Hash of the imagehash library: "phash" (low frequencies) or "dhash" (gradients).
-        radius: Greatest number of different bits of 64, in every image of the two records, which must have equally many.
+        radius: Maximum number of different bits of 64, for every image of the two records, which must have the same number
+            of images.
             The default keeps the precision at 1 on the planted set of docs/design/evidence/curation.md; larger
             radii need more sorts (`mindvl bench duplicates` shows their time).
         same_text: Whether the normalized texts must be equal too, for several questions about one image.
-        keep: Fact whose greatest value chooses the record to keep, for example "pixels"; by default the lowest number.
+        keep: Fact whose greatest value selects the record to keep, for example "image_width"; by default the
+            first record in input order is kept.
         memory_mib: Memory for sorting, in MiB.
     """
 
@@ -194,7 +196,7 @@ STEP = register(
     Step(
         name="image_duplicates",
         config=ImageDuplicates,
-        summary="Keep one of the records whose images have perceptual hashes within a Hamming radius.",
+        summary="Keep one of the records whose images have perceptual hashes within a Hamming distance.",
         section="B.1.1",
         needs=("image",),
         gives=("duplicate_group", "num_duplicates"),
