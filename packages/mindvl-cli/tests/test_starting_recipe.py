@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices of a first recipe from lengths and sizes made by hand."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mindvl_cli.starting_recipe import (
     choose_seq_length,
     choose_steps,
     measure_sample,
+    model_facts,
     recipe_text,
 )
 from mindvl_data import DataConfig, ImageConfig, Loader, PackingConfig, SourceConfig, load_tokenizer
@@ -109,6 +111,30 @@ def test_the_largest_image_replaces_a_limit_that_is_four_times_larger() -> None:
 )
 def test_the_precision_follows_the_directory(dtype: str | None, precision: str) -> None:
     assert choose_precision(dtype)[0] == precision
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("preprocessor_config.json", {"min_pixels": 3136, "max_pixels": 9408}),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 3136, "longest_edge": 9408}}),
+        ("processor_config.json", {"image_processor": {"size": {"min_pixels": 3136, "max_pixels": 9408}}}),
+    ],
+)
+def test_the_limits_of_every_version_of_a_preprocessor_are_read(tmp_path: Path, name: str, stored: object) -> None:
+    text = {"max_position_embeddings": 4096, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+    (tmp_path / name).write_text(json.dumps(stored))
+    found = model_facts(tmp_path)
+    assert found == Facts(min_pixels=3136, max_pixels=9408, has_pixels=True, max_positions=4096, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("stored", [[1], {"size": 224}, {"image_processor": "slow"}])
+def test_without_limits_in_the_preprocessor_those_of_mindvl_are_used(tmp_path: Path, stored: object) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(stored))
+    found = model_facts(tmp_path)
+    assert (found.max_pixels, found.has_pixels) == (ImageConfig.max_pixels, False)
 
 
 def test_comments_precede_the_keys_that_they_name() -> None:
