@@ -57,8 +57,9 @@ def test_pages_are_written_by_templates_alone() -> None:
     tag = re.compile(
         r"""["'>]</?(html|body|div|section|span|table|t[rdh]|ul|li|p|h[1-6]|figure|svg|rect|path|g)\b[^|]"""
     )
-    found = [path.name for path in SOURCES.glob("*/src/**/*.py") if tag.search(path.read_text(encoding="utf-8"))]
-    assert found == ["plots.py"]  # which puts the attributes of a page into matplotlib's SVG
+    found = {path.name for path in SOURCES.glob("*/src/**/*.py") if tag.search(path.read_text(encoding="utf-8"))}
+    # plots.py puts the attributes of a page into matplotlib's SVG; table_html.py writes tables that models are trained on.
+    assert found == {"plots.py", "table_html.py"}
 
 
 def test_an_image_is_embedded_in_the_page() -> None:
