@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.utils.generic import can_return_tuple
 
 from .configuration_mindvl import MindVLConfig
 
@@ -27,6 +28,7 @@ class MindVLPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
+    _supports_attention_backend = True  # vLLM and SGLang insert their own attention
 
 
 class MindVLModel(MindVLPreTrainedModel):
@@ -47,14 +49,17 @@ class MindVLModel(MindVLPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.language_model.set_input_embeddings(value)
 
-    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor | None) -> Tensor:
-        """Visual tokens [G, H] of all images, in order."""
+    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Visual tokens [G, H] of all images, in order; further inputs, which vLLM and SGLang pass, are ignored."""
         return self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
 
-    def get_video_features(self, pixel_values_videos: Tensor, video_grid_thw: Tensor | None) -> Tensor:
-        """Visual tokens [G, H] of all videos, in order."""
+    def get_video_features(
+        self, pixel_values_videos: Tensor, video_grid_thw: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Visual tokens [G, H] of all videos, in order; further inputs are ignored."""
         return self.get_image_features(pixel_values_videos, video_grid_thw)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -87,6 +92,7 @@ class MindVLModel(MindVLPreTrainedModel):
             position_ids=position_ids,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         return BaseModelOutputWithPast(
@@ -124,6 +130,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -151,6 +158,7 @@ class MindVLForConditionalGeneration(MindVLPreTrainedModel, GenerationMixin):
             pixel_values_videos=pixel_values_videos,
             video_grid_thw=video_grid_thw,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

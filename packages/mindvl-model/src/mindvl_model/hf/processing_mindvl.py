@@ -7,6 +7,7 @@ Imports only transformers. The image and video processors are those of Qwen2-VL,
 from typing import Any
 
 from transformers import ProcessorMixin
+from transformers.processing_utils import MultiModalData
 from transformers.utils import is_torchvision_available
 
 
@@ -45,6 +46,29 @@ class MindVLProcessor(ProcessorMixin):
         """The placeholders of one video, one for each merge block of patches."""
         patches = int(video_inputs["video_grid_thw"][video_idx].prod())
         return self.video_token * (patches // self.video_processor.merge_size**2)
+
+    def _get_num_multimodal_tokens(
+        self, image_sizes: Any = None, video_sizes: Any = None, **kwargs: Any
+    ) -> MultiModalData:
+        """Numbers of placeholders and patches without the media, which vLLM and SGLang ask for.
+
+        Args:
+            image_sizes: Height and width of each image.
+            video_sizes: Frames, height and width of each video.
+            kwargs: Options of the call of the processor.
+        """
+        options = self._merge_kwargs(**kwargs)
+        counts = {}
+        if image_sizes is not None:
+            images = self.image_processor
+            patches = [images.get_number_of_image_patches(*size, options["images_kwargs"]) for size in image_sizes]
+            counts["num_image_patches"] = patches
+            counts["num_image_tokens"] = [number // images.merge_size**2 for number in patches]
+        if video_sizes is not None:
+            videos = self.video_processor
+            patches = [videos.get_num_of_video_patches(*size, options["videos_kwargs"]) for size in video_sizes]
+            counts["num_video_tokens"] = [number // videos.merge_size**2 for number in patches]
+        return MultiModalData(**counts)
 
 
 __all__ = ["MindVLProcessor"]
