@@ -65,3 +65,10 @@ def test_a_step_without_a_name_and_a_file_without_inputs_are_refused(tmp_path: P
     assert wrong == "FILE:5: steps.0.step: is missing. Add the name of a step."
     (wrong,) = problems(written(tmp_path, GOOD), "inputs=[]")
     assert wrong == "command line: inputs: is empty. Add at least one input with `path` and `format`."
+
+
+def test_a_name_that_is_not_text_and_a_negative_seed_are_refused(tmp_path: Path) -> None:
+    (wrong,) = problems(written(tmp_path, GOOD.replace("step: text_duplicates", "step: [text_duplicates]")))
+    assert wrong == "FILE:7: steps.1.step: the step ['text_duplicates'] does not exist. Did you mean 'text_duplicates'?"
+    (wrong,) = problems(written(tmp_path, GOOD), "seed=-1")
+    assert wrong == "command line: seed: must be at least 0, got -1. Use for example 0."

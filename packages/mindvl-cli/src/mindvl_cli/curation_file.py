@@ -32,6 +32,8 @@ class _CurationFile:
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ValueError("inputs: is empty. Add at least one input with `path` and `format`.")
+        if self.seed < 0:
+            raise ValueError(f"seed: must be at least 0, got {self.seed}. Use for example 0.")
 
 
 def load_curation(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CurationConfig:
@@ -61,7 +63,7 @@ def load_curation(path: Path, overrides: Sequence[str] = (), out: Path | None = 
 
 def _step(path: Path, index: int, name: Any, overrides: Sequence[str]) -> StepConfig:
     known = all_steps()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         _refuse_name(path, index, name, list(known), overrides)
     config = known[name].config
     written = dataclasses.make_dataclass(

@@ -86,6 +86,7 @@ def test_when_no_record_is_left_the_command_fails_and_names_the_page(config: Pat
     code, text = run(config, "--workers", "1")
     assert code == 1
     assert "no record is left after the last step" in text
+    assert "indexed for training" not in text
     assert (tmp_path / "curated" / "report.html").is_file()
 
 

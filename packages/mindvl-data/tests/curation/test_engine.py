@@ -255,6 +255,12 @@ def test_sums_do_not_depend_on_the_order_of_the_parts() -> None:
     assert [example["rank"] for example in forward["examples"]["0 short"]] == [0, 1, 2, 3]
 
 
+def test_numbers_that_no_histogram_can_show_are_left_out() -> None:
+    facts: dict[str, Any] = {}
+    count_values(facts, "area", [10**400, -(10**400), float("nan"), float("inf"), 3])
+    assert facts["area"]["numbers"] == {"3.0": 1}
+
+
 def test_a_fact_with_many_strings_is_not_listed() -> None:
     facts: dict[str, Any] = {}
     count_values(facts, "id", [str(number) for number in range(101)])

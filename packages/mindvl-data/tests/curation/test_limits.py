@@ -7,6 +7,7 @@ import pytest
 from mindvl_data.curation.limits import Limit, apply_limits, check_range
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Drop
+from mindvl_data.errors import SampleError
 
 LIMITS = (Limit("size", 2, 4, "small", "large"), Limit("share", None, 0.5, "", "high"))
 
@@ -26,6 +27,11 @@ def test_a_fact_without_a_value_passes_its_limits() -> None:
     (kept,) = apply_limits([Record(number=0, id="", body={})], {"share": [None]}, LIMITS[1:])
     assert isinstance(kept, Record)
     assert kept.facts == {}
+
+
+def test_a_value_that_is_not_a_number_is_an_error_of_its_record_instead_of_passing() -> None:
+    with pytest.raises(SampleError, match=r"share is not a number \(NaN\)"):
+        apply_limits([Record(number=0, id="", body={})], {"share": np.array([float("nan")])}, LIMITS[1:])
 
 
 def test_ranges_that_keep_nothing_are_refused() -> None:

@@ -109,8 +109,10 @@ def _summary(result: "Curated", page: Path) -> str:
         lines.append(f"{'quarantined':<24}{counts['quarantined']:>12,}  see {result.out / 'quarantine.jsonl'}")
     if result.was_finished:
         lines.append(f"{result.out}: the run was finished before; nothing was done.")
-    shards = result.out / "shards"
-    return "\n".join([*lines, f"{counts['written']:,} samples in {shards}, indexed for training. Page: {page}"])
+    if counts["written"]:
+        shards = result.out / "shards"
+        lines.append(f"{counts['written']:,} samples in {shards}, indexed for training. Page: {page}")
+    return "\n".join(lines)
 
 
 @contextmanager

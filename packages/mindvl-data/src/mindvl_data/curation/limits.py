@@ -12,6 +12,7 @@ import numpy as np
 
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Drop, Outcome
+from mindvl_data.errors import SampleError
 
 ROUNDING = 6  # decimals of a fact; decisions use the value before rounding
 
@@ -55,6 +56,9 @@ def apply_limits(
         records: The batch.
         facts: For each fact its values, one per record; a record whose value is None passes its limits.
         limits: Checked in this order; the first that fails gives the reason.
+
+    Raises:
+        SampleError: A value with a limit is NaN, for example because a model does not work for an image.
     """
     columns = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in facts.items()}
     names = tuple(columns)
@@ -73,6 +77,10 @@ def apply_limits(
         }
         for index, end, sign, reason in active:
             value = values[index]
+            if value is not None and value != value:
+                raise SampleError(
+                    f"{names[index]} is not a number (NaN), so that it cannot be compared with its limits"
+                )
             if value is not None and (value < end if sign == 1 else value > end):
                 outcomes.append(Drop(reason, value=measured[names[index]], facts=measured))
                 break

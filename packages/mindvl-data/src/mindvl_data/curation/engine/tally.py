@@ -29,6 +29,7 @@ MAX_POINTS = 2000  # of the map of clusters
 TEXT_LENGTH = 280  # characters of an example's text
 
 _VALUE_BITS = 7
+_MAX_INTEGER = 1 << 1023  # larger ones are not in the range of float64
 
 Tally = dict[str, Any]
 
@@ -51,7 +52,7 @@ def count_values(into: dict[str, Any], name: str, values: Sequence[Any]) -> None
     if not values:
         return
     entry = into.setdefault(name, {"numbers": {}, "categories": {}, "has_more": False})
-    numbers = [value for value in values if type(value) in (int, float)]
+    numbers = [value for value in values if type(value) is float or (type(value) is int and abs(value) < _MAX_INTEGER)]
     if numbers:
         found, counts = np.unique(_rounded(np.asarray(numbers, np.float64)), return_counts=True)
         _add_counts(entry["numbers"], zip(map(repr, found.tolist()), counts.tolist(), strict=True))
