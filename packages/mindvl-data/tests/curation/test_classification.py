@@ -57,6 +57,15 @@ def test_the_capability_with_the_most_phrases_is_chosen(rules: Path, context: Co
     assert _capabilities(classify(records, config, context)) == ["ocr", "math", "ocr", "other", "ocr"]
 
 
+def test_two_steps_with_the_same_rules_keep_the_order_of_their_own_taxonomies(rules: Path, context: Context) -> None:
+    tie = [_record(0, "Solve; ocr.")]
+    found = []
+    for taxonomy in (TAXONOMY, dict(reversed(TAXONOMY.items()))):
+        config = Classify(classifier=KeywordClassifier(rules=rules), taxonomy=taxonomy)
+        found += _capabilities(classify(tie, config, context))
+    assert len(set(found)) == 2
+
+
 def test_overlapping_phrases_count_once(tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
     path.write_text(json.dumps({"ocr": ["text", "read the text", "the text"], "math": ["sum", "add"]}))

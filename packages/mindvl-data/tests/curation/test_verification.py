@@ -71,6 +71,7 @@ def test_the_queue_is_the_same_in_any_order_of_work_and_has_each_question_once(
     decisions = decide(QUEUE, VerificationQueue(directory=tmp_path / "one"), [*records, same])
     assert sorted(decisions) == [0, 1, 2]
     assert [line["key"] for line in _queue(tmp_path / "one")] == [question_key(record) for record in records]
+    assert [line["id"] for line in _queue(tmp_path / "one")] == ["data:0", "data:1"]  # not the copy, which came last
 
 
 def test_a_caption_is_shown_as_the_answer_and_not_as_the_question(

@@ -99,10 +99,12 @@ def classify(records: list[Record], config: Classify, context: Context) -> Seque
     """Add the facts `capability` and `modality` (paper, appendix B.3)."""
     classifier = config.classifier
     if isinstance(classifier, KeywordClassifier):
-        rules = context.resource(("keywords", classifier), lambda: read_rules(classifier.rules, config.taxonomy))
+        key: tuple[str, ...] = ("keywords", str(classifier), *config.taxonomy)
+        rules = context.resource(key, lambda: read_rules(classifier.rules, config.taxonomy))
         found = [most_phrases(record.text(), rules) for record in records]
     elif isinstance(classifier, ModelClassifier):
-        model = context.resource(("classifier", str(classifier)), lambda: load_model(classifier, config.taxonomy))
+        key = ("classifier", str(classifier), *config.taxonomy)
+        model = context.resource(key, lambda: load_model(classifier, config.taxonomy))
         found = [model(record.text()) for record in records]  # one by one: padding may change the last bits of a score
     else:
         found = _by_endpoint(records, classifier, config.taxonomy, context)

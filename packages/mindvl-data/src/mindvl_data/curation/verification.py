@@ -106,7 +106,7 @@ def decide(signatures: Signatures, config: VerificationQueue, context: Context, 
                 key = row.tobytes()
                 if key not in written:
                     written.add(key)
-                    queue.write((store / f"{key.hex()}.json").read_bytes() + b"\n")
+                    queue.write((store / _stored_name(key.hex(), number, piece)).read_bytes() + b"\n")
                 if config.undecided == "drop":
                     yield Decision(number, piece, Drop("not_verified", key.hex()))
         queue.flush()
@@ -193,10 +193,16 @@ def _stored(record: Record, config: VerificationQueue, context: Context, store: 
         "edited_answer": "",
         "note": "",
     }
+    # Records with the same question have files of their own, so that the queue does not depend on which worker is last.
     write_atomically(
-        store / f"{key}.json", json.dumps(line, ensure_ascii=False, default=_plain).encode("utf-8", "replace")
+        store / _stored_name(key, record.number, record.piece),
+        json.dumps(line, ensure_ascii=False, default=_plain).encode("utf-8", "replace"),
     )
     return np.frombuffer(bytes.fromhex(key), np.uint8).reshape(1, _KEY_BYTES)
+
+
+def _stored_name(key: str, number: int, piece: int) -> str:
+    return f"{key}-{number}-{piece}.json"
 
 
 def _image_file(medium: bytes, directory: Path) -> str:
