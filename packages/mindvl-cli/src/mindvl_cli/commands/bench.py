@@ -45,14 +45,23 @@ NAMES = {  # script name -> package
 def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
     """Measure packing, loader, scale, curation, duplicates, planted, ops, step, start, merge or documents on this machine.
 
-    packing: packed sequences per second. loader: images per second per core. scale: memory and start-up time with many
-    samples. curation: records per second per core and memory of text rules, compared with data-juicer. duplicates: time and
-    memory of searches for duplicates over 10 million signatures. planted: recall and precision of curation steps on planted
-    duplicates, garbage and contamination. ops: time and memory of operators. step: bytes and kernel launches of a layer, and
-    training step time of a small model compared with transformers and a minimal loop. start: time of imports, process groups,
-    checkpoint index and initial weights of a rank. merge: processor time and memory of a merge, compared with reading and
-    writing the same files.
-    documents: accuracy of a tiny model on held-out pages after training on curated and on uncurated pages of the same PDFs.
+    \b
+    packing     packed sequences per second
+    loader      images per second per core
+    scale       memory and start-up time with many samples
+    curation    speed and memory of text rules, compared with data-juicer
+    duplicates  time and memory of duplicate search over 10 million signatures
+    planted     recall and precision of curation steps on added duplicates,
+                garbage and benchmark items
+    ops         time and memory of operators
+    step        bytes and kernel launches of a layer; step time of a small
+                model, compared with transformers and a minimal loop
+    start       time of imports, process groups, checkpoint index and initial
+                weights of a rank
+    merge       processor time and memory of a merge, compared with reading
+                and writing the same files
+    documents   accuracy of a tiny model after training on curated and on
+                uncurated pages of the same PDFs
     """
     if full and (quick or name != "step"):
         raise click.UsageError("--full: only `mindvl bench step` has it, without --quick. Leave it out.")

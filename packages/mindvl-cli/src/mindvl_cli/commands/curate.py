@@ -31,7 +31,7 @@ PAGE_NAME = "report.html"
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes; default: the number of CPU cores.")
 @click.option("--sample", type=click.IntRange(min=1),
               help="Number of records chosen at random from all inputs; the result is written to OUT-sample.")  # fmt: skip
-@click.option("--explain", is_flag=True, help="Print the steps with their parameters and reasons, and exit.")
+@click.option("--explain", is_flag=True, help="Print the steps with their parameters and reason codes, and exit.")
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory, instead of `out` in CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def curate(
@@ -44,7 +44,9 @@ def curate(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the curation pipeline of CONFIG, a YAML file with inputs and steps, and write indexed shards and a page.
+    """Run the curation pipeline of CONFIG, a YAML file with inputs and steps, and write indexed shards and an HTML report.
+
+
 
     KEY=VALUE overrides one value of the file, with dots between levels: steps.2.threshold=0.8. The same command continues an
     interrupted run. With --explain and no CONFIG, all steps are listed.

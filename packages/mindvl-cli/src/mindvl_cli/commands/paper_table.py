@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 @click.argument("runs", nargs=-1, required=True, metavar="[NAME=]DIRECTORY...")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def paper_table(number: str, runs: tuple[str, ...], as_json: bool) -> None:
-    """Show table NUMBER of the paper (2, 6 or 8) with the scores in the --out directories of `mindvl eval`.
+    """Show Table 2, 6 or 8 of the paper with the scores in the --out directories of `mindvl eval`.
 
-    NAME is the row of a run, by default the name of its model. A run with the name of a row of the paper is compared with it.
-    A benchmark that a run does not have is a dash, and so is the mean of its row.
+
+    NAME is the row of an evaluation, by default the name of its model. If the paper has a row with this name, the two are
+    compared. A dash is shown for a benchmark that was not evaluated, and for the mean of such a row.
     """
     from mindvl_merge.evaluation.paper import paper_table as make_table
 
