@@ -59,3 +59,17 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch):
+    def fail(url):
+        if (tmp_path / "ready").exists():
+            raise BrokenPipeError
+        return False
+
+    script = f"cd {tmp_path}; trap 'touch ended; exit' TERM; touch ready; while :; do sleep 0.05; done"
+    monkeypatch.setattr("mindvl_cli.server.server_command", lambda *_: ["sh", "-c", script])
+    monkeypatch.setattr("mindvl_cli.server._answers", fail)
+    with pytest.raises(BrokenPipeError):
+        run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))
+    assert (tmp_path / "ended").exists()

@@ -90,7 +90,12 @@ def run_server(config: ServerConfig) -> int:
     with _signals_kept() as kept:
         # A session of its own: Ctrl-C reaches it through this process, once. Its logs go to standard error.
         process = subprocess.Popen([_path(program), *arguments], env=environment, stdout=2, start_new_session=True)
-        return _wait(process, config, kept)
+        try:
+            return _wait(process, config, kept)
+        finally:
+            if process.poll() is None:  # an error of ours, such as a closed standard output
+                process.terminate()
+                process.wait()
 
 
 def _wait(process: "subprocess.Popen[bytes]", config: ServerConfig, kept: list[int]) -> int:
