@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine is chosen by what is installed, and its server gets the signals and gives the exit code."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -73,3 +74,11 @@ def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch):
     with pytest.raises(BrokenPipeError):
         run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))
     assert (tmp_path / "ended").exists()
+
+
+def test_a_class_that_only_the_directory_has_is_refused_for_the_server_of_transformers(tmp_path):
+    name = "MindVLForConditionalGeneration"
+    auto_map = {"AutoModelForImageTextToText": f"modeling_mindvl.{name}"}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "auto_map": auto_map}))
+    with pytest.raises(CliError, match=f"transformers has no class {name}.* use mindvl chat"):
+        run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))

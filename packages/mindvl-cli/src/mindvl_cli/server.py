@@ -4,6 +4,7 @@
 Called by `mindvl serve`. The engine runs as its own program, so that nothing of it is imported here.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -78,11 +79,12 @@ def run_server(config: ServerConfig) -> int:
         Its exit code; 128 plus the number of the signal that ended it.
 
     Raises:
-        CliError: No engine is installed, or the port is in use.
+        CliError: No installed engine can serve the model, or the port is in use.
     """
     engine = chosen_engine(config.engine, is_installed=lambda name: find_spec(name) is not None)
     if engine == "transformers":
         require("serve", "mindvl serve")
+        _check_class(config.model)
     _check_port(config)
     program, *arguments = server_command(config, engine)
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # serve the directory, download nothing
@@ -96,6 +98,22 @@ def run_server(config: ServerConfig) -> int:
             if process.poll() is None:  # an error of ours, such as a closed standard output
                 process.terminate()
                 process.wait()
+
+
+def _check_class(model: Path) -> None:
+    """Refuse a model class that only the directory has: `transformers serve` looks for it in transformers itself."""
+    path = model / "config.json"
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    names = document.get("architectures") or [""]
+    if "auto_map" not in document:
+        return
+    import transformers
+
+    if not hasattr(transformers, names[0]):
+        raise CliError(
+            f"{path}: transformers has no class {names[0]}, and its server does not run classes of a directory. Install vLLM "
+            "and use --engine vllm, or use mindvl chat."
+        )
 
 
 def _wait(process: "subprocess.Popen[bytes]", config: ServerConfig, kept: list[int]) -> int:
