@@ -52,6 +52,6 @@ def test_the_best_parent_is_that_of_each_measure() -> None:
 
 
 def test_a_difference_counts_only_if_its_interval_excludes_zero() -> None:
-    assert "(higher; ahead in 5 of 5 seeds)" in findings(_seeds(0.70, 0.71, 0.70, 0.71, 0.70))[0]
-    assert "(not measurably different; ahead in 3 of 5 seeds)" in findings(_seeds(0.7, 0.5, 0.7, 0.5, 0.7))[0]
-    assert "(lower; ahead in 0 of 5 seeds)" in findings(_seeds(0.50, 0.51, 0.50, 0.51, 0.50))[0]
+    assert "(higher; higher in 5 of 5 seeds)" in findings(_seeds(0.70, 0.71, 0.70, 0.71, 0.70))[0]
+    assert "(not measurably different; higher in 3 of 5 seeds)" in findings(_seeds(0.7, 0.5, 0.7, 0.5, 0.7))[0]
+    assert "(lower; higher in 0 of 5 seeds)" in findings(_seeds(0.50, 0.51, 0.50, 0.51, 0.50))[0]

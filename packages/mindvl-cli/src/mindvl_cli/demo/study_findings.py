@@ -91,9 +91,9 @@ def findings(seeds: Sequence[SeedScores]) -> list[str]:
     spread, deviation = by_name["landscape, highest - lowest"], by_name["landscape, standard deviation"]
     median, lowest = by_name["landscape, median"], by_name["landscape, lowest"]
     return [
-        f"Table 6: over {len(seeds)} seeds the merged model scores {overall.merged} % overall on the test split. Its difference "
-        f"to the best parent of each seed is {overall.best_parent} points ({overall.best_parent.verdict}; ahead in {wins} of "
-        f"{len(seeds)} seeds), to the mean of the parents {overall.mean_parent} points ({overall.mean_parent.verdict}).",
+        f"Table 6: over {len(seeds)} seeds the merged model scores {overall.merged} % overall on the test split. It differs "
+        f"from the best parent of each seed by {overall.best_parent} points ({overall.best_parent.verdict}; higher in {wins} of "
+        f"{len(seeds)} seeds) and from the mean of the parents by {overall.mean_parent} points ({overall.mean_parent.verdict}).",
         f"Figure 4, level: over all pairs of limits the median of the merged model differs from the best parent by "
         f"{median.best_parent} points ({median.best_parent.verdict}), the lowest score by {lowest.best_parent} points "
         f"({lowest.best_parent.verdict}).",
