@@ -53,3 +53,12 @@ def test_the_text_names_values_defaults_facts_and_reasons() -> None:
     assert "gives: duplicate_group, num_duplicates" in text
     for reason, sentence in step.reasons.items():
         assert f"drops {reason}: {sentence}" in text
+
+
+def test_values_are_shown_as_a_pipeline_file_spells_them() -> None:
+    text = explanation_text(explain_steps([("text_length", None), ("rewrite_answers", None)]))
+
+    assert "  max_characters: null\n" in text
+    assert "  ideographs_are_words: true\n" in text
+    assert "  prompt_en: |\n          Rewrite the following answer" in text
+    assert "\n          {question}\n" in text

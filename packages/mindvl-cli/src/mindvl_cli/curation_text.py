@@ -80,7 +80,7 @@ def _default(field: Any) -> Any:
 
 
 def _step_text(step: dict[str, Any]) -> str:
-    section = f" (paper: {step['section']})" if step["section"] else ""
+    section = f" (section {step['section']} of the paper)" if step["section"] else ""
     lines = [f"{step['step']}{section}", *_wrapped(step["summary"], "  ")]
     needs, gives = ", ".join(step["needs"]) or "nothing", ", ".join(step["gives"]) or "nothing"
     lines.append(f"  needs: {needs}; gives: {gives}")
@@ -101,6 +101,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         shown = ", ".join(_shown(entry) for entry in value[:8])
         return f"[{shown}{', ...' if len(value) > 8 else ''}]"
+    if isinstance(value, str) and "\n" in value:  # prompts: as a block of YAML
+        return "|\n" + textwrap.indent(value, "          ")
+    if value is None or isinstance(value, bool):  # as YAML spells them
+        return "null" if value is None else str(value).lower()
     return '""' if value == "" else str(value)
 
 
