@@ -314,6 +314,26 @@ def test_a_directory_work_of_something_else_is_refused_and_kept(tmp_path: Path) 
     assert (tmp_path / "out" / "work" / "thesis").is_dir()
 
 
+def test_the_lock_is_held_until_only_it_is_left_and_then_the_directory_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is deleted while it is open stays on NFS, so that its directory could not be removed."""
+    left: list[set[str]] = []
+    released = os.close
+
+    def close(descriptor: int) -> None:
+        work = tmp_path / "out" / "work"
+        if (tmp_path / "out" / "curation.json").exists() and work.is_dir():
+            left.append({path.name for path in work.iterdir()})
+        released(descriptor)
+
+    monkeypatch.setattr("mindvl_data.shards.claim.os.close", close)
+    curate(usual(tmp_path))
+
+    assert left[-1] == set()  # unlinked by the lock itself, while the directory still exists
+    assert not (tmp_path / "out" / "work").exists()
+
+
 def test_a_sample_that_another_process_writes_is_not_removed(tmp_path: Path) -> None:
     work = tmp_path / "out-sample" / "work"
     work.mkdir(parents=True)

@@ -4,9 +4,11 @@
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from mindvl_data.curation.record import Record
+from mindvl_data.errors import SampleError
 
 CHAT = {
     "messages": [
@@ -45,3 +47,8 @@ def test_an_image_is_decoded_upright_and_again_after_media_change() -> None:
     assert record.image().shape == (2, 3, 3)
     assert np.all(record.image()[..., 0] == 7)
     assert np.all(record.with_facts(a=1).with_media((png(9),)).image()[..., 0] == 9)
+
+
+def test_an_image_that_does_not_exist_is_an_error_of_the_sample() -> None:
+    with pytest.raises(SampleError, match="the record has 0 media, none at position 0"):
+        Record(number=0, id="", body={}).image()

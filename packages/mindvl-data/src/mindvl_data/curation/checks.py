@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 CONTENT = frozenset({"image", "text", "document"})
 
-# Files in the directory `work` of a run: those of segments and decisions, the log and the lock.
-_OWN_WORK = re.compile(r"(segment|decisions)-\d+-[0-9a-f]{16}(\.partial|\.scratch)?|workers\.log|\.claimed")
+# Files in the directory `work` of a run: those of segments and decisions, the log, the lock, deleted files of NFS.
+_OWN_WORK = re.compile(r"(segment|decisions)-\d+-[0-9a-f]{16}(\.partial|\.scratch)?|workers\.log|\.claimed|\.nfs.*")
 _LEAST_FREE_BYTES = 1 << 28
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +44,7 @@ from mindvl_data.curation.output import (
 from mindvl_data.curation.segments import cut_segments
 from mindvl_data.curation.step import Context
 from mindvl_data.errors import DataError
-from mindvl_data.shards.claim import claimed
+from mindvl_data.shards.claim import CLAIM_NAME, claimed
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
@@ -116,7 +116,6 @@ def curate(
     run = _Run(config, segments, parts, work, cache, progress)
     with claimed(work):
         if finished_run(out, digest):  # by a process that held the directory until now
-            shutil.rmtree(work)
             return _finished(out)
         run.forget_others()
         with _engine(engine, workers, config, work) as pool:
@@ -129,7 +128,9 @@ def curate(
         )  # fmt: skip
         write_page(tally, content)
         write_manifest(out, content)
-        shutil.rmtree(work)
+        _clear(work)
+    with suppress(OSError):  # not empty if another process has claimed it by now
+        work.rmdir()
     return Curated(out=out, manifest=content)
 
 
@@ -139,6 +140,15 @@ def output_directory(config: CurationConfig, sample: int | None) -> Path:
         return config.out
     out = config.out.resolve() if config.out.name in ("", "..") else config.out
     return out.with_name(f"{out.name}-sample")
+
+
+def _clear(work: Path) -> None:
+    """Remove all temporary files but the lock: some network file systems keep a deleted file while it is open."""
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != CLAIM_NAME:
+            path.unlink()
 
 
 def _finished(out: Path) -> Curated:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.config import ImageConfig
 from mindvl_data.decoding import opened
+from mindvl_data.errors import SampleError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,10 @@ class Record:
         """The decoded image [H, W, 3], upright RGB, as training decodes it; decoded once per record. Do not modify it.
 
         Raises:
-            SampleError: The image is damaged or needs more memory than the limit allows.
+            SampleError: There is no such image, or it is damaged or needs more memory than the limit allows.
         """
+        if index >= len(self.media):
+            raise SampleError(f"the record has {len(self.media)} media, none at position {index}")
         if index not in self._pixels:
             with opened(self.media[index], decode_limit=ImageConfig().decode_limit) as image:
                 pixels = np.array(image.rows(0, image.height)[..., :3])
