@@ -23,6 +23,7 @@ from mindvl_data.curation.pipeline import curate, output_directory
 from mindvl_data.errors import DataError
 from mindvl_data.shards.claim import claimed
 
+LISTS = ("dropped.jsonl", "quarantine.jsonl")
 STEPS = Path(__file__).parent / "steps"
 sys.path.insert(0, str(STEPS))
 steps: Any = importlib.import_module("curation_test_steps")
@@ -303,6 +304,20 @@ def test_shards_that_an_interrupted_run_left_are_not_mixed_with_those_of_a_chang
         {path.name: path.read_bytes() for path in (one.out / "shards").glob("*.tar")} for one in (found, expected)
     ]
     assert shards[0] == shards[1]
+
+
+def test_lists_are_in_input_order_whatever_the_batches_are(tmp_path: Path) -> None:
+    texts = ["a b", "x", "raise", "long enough", "y", "raise it", "", "z z"]
+    write_lines(tmp_path / "in" / "a.jsonl", texts)
+    with open(tmp_path / "in" / "a.jsonl", "a", encoding="utf-8") as file:
+        file.write("not json\n" + json.dumps({"text": "b"}) + "\n")
+    chosen = [("test_length", steps.Length(min_length=2)), ("test_hostile", steps.Nothing())]
+    chosen.append(("test_length", steps.Length(min_length=5)))
+    for size in (1, 3, 16):
+        limits = LimitsConfig(seconds_per_record=1.5, memory_gib=1.0, batch_records=size)
+        out = curate(pipeline(tmp_path, *chosen, out=f"out-{size}", limits=limits)).out
+        rows = {name: [line["id"].partition(":")[2] for line in lines(out / name)] for name in LISTS}
+        assert rows == {"dropped.jsonl": ["1", "2", "5", "7", "8", "10"], "quarantine.jsonl": ["3", "6", "9"]}
 
 
 def test_a_directory_work_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class PartRun:
         self._heartbeat = heartbeat
         self._report = report
         self._tally = new_tally(task.number_of_steps)
+        self._lines: list[tuple[int, PartFile, bytes]] = []  # (record number, list, line), not yet written
         self._examples = Examples(task.seed)
         self._content = blake2b(digest_size=16)
         self._columns: dict[tuple[int, str], list[Any]] = {}
@@ -90,7 +91,9 @@ class PartRun:
                 self._signatures = stack.enter_context(PartFile(signatures_path(segment.directory, number)))
             for batch in self._batches():
                 self._process(batch)
+                self._write_lines(batch[-1].number)
                 self._report(len(batch))
+            self._write_lines(None)
             self._draw()
             self._heartbeat.beat(WRITING)
         self._count_columns()
@@ -274,7 +277,7 @@ class PartRun:
         self._examples.offer(f"{index} {drop.reason}", record, name, drop)
         if self._task.list_dropped:
             line = {"id": record.id, "step": name, "reason": drop.reason, "value": drop.value, "facts": drop.facts}
-            self._dropped.write(to_json(line) + b"\n")
+            self._lines.append((record.number, self._dropped, to_json(line) + b"\n"))
 
     def _to_quarantine(self, number: int, name: str, step: tuple[int, str] | None, reason: str) -> None:
         reason = _ADDRESS.sub("0x...", reason)[:500]
@@ -284,7 +287,16 @@ class PartRun:
             counts["in"] += 1
             counts["quarantined"][reason[:120]] = counts["quarantined"].get(reason[:120], 0) + 1
         line = {"id": name, "step": step[1] if step else "read", "reason": reason}
-        self._quarantine.write(to_json(line) + b"\n")
+        self._lines.append((number, self._quarantine, to_json(line) + b"\n"))
+
+    def _write_lines(self, last: int | None) -> None:
+        """Write the lines about records up to a number, in input order: steps append them in an order that depends on the
+        batches, whose size follows the time of the machine."""
+        self._lines.sort(key=lambda entry: entry[0])
+        count = len(self._lines) if last is None else sum(number <= last for number, _, _ in self._lines)
+        for _, file, line in self._lines[:count]:
+            file.write(line)
+        del self._lines[:count]
 
     # Output
 
