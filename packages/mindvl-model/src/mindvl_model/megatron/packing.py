@@ -36,6 +36,7 @@ class PackedSequence(PackedSeqParams):
     expert_rows: dict[int, Any] = field(
         default_factory=dict
     )  # by layer number: sizes of a forward pass to be recomputed
+    dropout_rows: Tensor | None = None  # [T/cp] int64, keys of the rows for the dropout of adapters; None: no dropout
     cp_rank: int = 0
     cp_size: int = 1
     qkv_format: str = "sbhd"

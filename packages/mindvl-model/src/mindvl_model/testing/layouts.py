@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mindvl_model.accelerator import set_up_device
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.config import MindVLConfig
 from mindvl_model.parallel_config import BuildConfig
 from mindvl_model.parameters import PARTS, Part, set_trainable
@@ -47,6 +48,7 @@ class Job:
     build_config: BuildConfig
     dp_size: int = 1
     trainable: Collection[Part] = PARTS
+    lora: LoRAConfig | None = None  # adapters on the trainable parts
 
     @property
     def world_size(self) -> int:
@@ -60,6 +62,7 @@ def in_one_process(
     seed: int = 0,
     *,
     trainable: Collection[Part] = PARTS,
+    lora: LoRAConfig | None = None,
     build_config: BuildConfig = _ONE_PROCESS,
 ) -> tuple[Outcome, Any]:
     """Run a step with random weights in this process; returns the results, and the weights for run_jobs."""
@@ -68,8 +71,8 @@ def in_one_process(
     from mindvl_model.testing.tiny import randomize
 
     model = MindVLModel(config, build_config)
+    _prepare(model, config, trainable, lora)
     randomize(model, seed)
-    set_trainable(model, trainable)
     weights = join([pieces(model)])
     return _merge([step([model], packs)]), weights
 
@@ -117,6 +120,15 @@ def _merge(results: Sequence[dict[str, Any]]) -> Outcome:
     )
 
 
+def _prepare(model: Any, config: MindVLConfig, trainable: Collection[Part], lora: LoRAConfig | None) -> None:
+    """Choose what is trained: parts, or adapters of these parts."""
+    set_trainable(model, trainable)
+    if lora is not None:
+        from mindvl_model.megatron.adapters import add_adapters
+
+        add_adapters(model, config, lora, trainable)
+
+
 def _slices(offset: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(offset, content.shape, strict=True))
 
@@ -133,10 +145,10 @@ def _run(file: Path) -> None:
         for job in pickle.loads(file.read_bytes()):
             with parallel_groups(job.build_config.parallel) as state:
                 models = build_stages(job.config, job.build_config)
+                for model in models:
+                    _prepare(model, job.config, job.trainable, job.lora)
                 for name, _, start, content in (piece for model in models for piece in pieces(model)):
                     content.copy_(job.weights[name][_slices(start, content)])
-                for model in models:
-                    set_trainable(model, job.trainable)
                 result = step(models, job.packs[state.dp_rank :: state.dp_size])
                 if state.tp_rank:
                     result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # counted on tp rank 0 only

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of low-rank adapters (LoRA, arXiv 2106.09685), with the meaning that the fields have in PEFT.
+
+The section `adapter` of a recipe; comes before targets.py, which finds the layers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adapters: W x + scaling * B A x for each target layer; only A and B are trained."""
+
+    kind: Literal["lora"] = "lora"  # Kind of adapter: low-rank matrices beside frozen linear layers.
+    rank: int = 16  # number of rows of A and of columns of B
+    alpha: float = 32.0  # numerator of the scaling: alpha / rank, or alpha / sqrt(rank) with rslora
+    dropout: float = 0.0  # probability with which an element of the input of A is set to zero; not for experts
+    # Linear layers of the trained parts, by their names in the published directory: the last component, such as q_proj,
+    # or a longer suffix; all-linear: every linear layer but the output layer and routers.
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    rslora: bool = False  # divide alpha by the square root of the rank (arXiv 2312.03732)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= 1 << 16:
+            raise ValueError(f"rank: must be between 1 and 65,536, got {self.rank}. Use for example 16.")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha: must be a finite number > 0, got {self.alpha}. Use for example twice the rank.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}. Use for example 0.05.")
+        if not self.targets or "" in self.targets:
+            raise ValueError(
+                "targets: must name at least one layer. Name for example q_proj and v_proj, or all-linear."
+            )
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the product of both matrices."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

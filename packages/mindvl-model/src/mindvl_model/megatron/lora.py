@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters of the linear layers of megatron-core, in every parallel layout.
+
+Comes after the model is built and its weights are loaded; adapters.py of this package attaches these layers. Each
+published layer has its own A [rank, in] and B [out, rank], also where the model joins several into one weight. A layer
+split by rows of its weight has A replicated and B split; one split by columns has A split and B replicated. The gather or
+reduction is that of the layer, but applied to the `rank` features between both matrices.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+import mindvl_ops as ops
+from mindvl_model.adapters.dropout import keep_mask, layer_key
+from mindvl_model.adapters.lora_config import LoRAConfig
+from mindvl_model.adapters.targets import Target
+from mindvl_model.megatron.experts import GroupedLinear
+from mindvl_model.megatron.mla import DuplicatedLinear
+
+
+class DropoutRows:
+    """Keys [S] of the rows that the layers of one part see now; set before each of their forward passes."""
+
+    keys: Tensor | None = None
+
+
+class Factors(torch.nn.Module):
+    """Both matrices of one published layer, or of all experts: A [rank, in] and B [out, rank], or [E, in, rank] and
+    [E, rank, out] as the weights of experts are stored."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.A, self.B = torch.nn.Parameter(a), torch.nn.Parameter(b)
+
+
+class LowRank(torch.nn.Module):
+    """The adapters of one linear layer. Children are named by the last component of the published layer's name."""
+
+    def __init__(self, target: Target, lora: LoRAConfig, linear: Any) -> None:
+        super().__init__()
+        self.target, self.scaling, self.rate, self.rank = target, lora.scaling, lora.dropout, lora.rank
+        self.layer_key = layer_key(target.layer)
+        self.dropout_rows: DropoutRows | None = None  # set if there is dropout
+        self.group = getattr(linear, "tp_group", None)
+        self.size = 1 if self.group is None else self.group.size()
+        self.tp_rank = 0 if self.group is None else self.group.rank()
+        weight, self.sequence_parallel = linear.weight, bool(getattr(linear, "sequence_parallel", False))
+        self.is_row = isinstance(linear, RowParallelLinear)
+        self.axes: dict[str, int] = {}  # tensor-parallel axis of each split parameter
+        self.out_size = linear.output_size if isinstance(linear, ColumnParallelLinear) else weight.shape[0]
+        outputs = self._published_outputs(linear)
+        # Query groups may be fewer than tensor-parallel ranks. A rank then has rows of a part of a group: B is replicated.
+        self.is_cut = (not self.is_row and any(rows % self.size for rows in outputs)) or self._cuts_groups(outputs)
+        self.local_outputs = outputs if self.is_row or self.is_cut else [rows // self.size for rows in outputs]
+        for index in target.chosen:
+            if target.experts:
+                a = weight.new_empty(weight.shape[0], weight.shape[1], lora.rank)
+                b = weight.new_zeros(weight.shape[0], lora.rank, weight.shape[2] // target.per_expert)
+            else:
+                a = weight.new_empty(lora.rank, weight.shape[1])
+                b = weight.new_zeros(self.local_outputs[index], lora.rank)
+            self.add_module(target.key(index), Factors(a, b))
+        self._mark(linear)
+
+    def _published_outputs(self, linear: Any) -> list[int]:
+        """Output sizes of the published layers of the whole weight; one if the weight is one published layer."""
+        if self.target.experts:
+            return []
+        if len(self.target.published) == 1:
+            return [self.out_size]
+        return [len(part) for part in self.target.rule.split(torch.empty(self.out_size, 1, device="meta"))]
+
+    def _cuts_groups(self, outputs: list[int]) -> bool:
+        """Whether a rank's rows of the weight do not consist of equal parts of all published layers."""
+        if self.is_row or self.size == 1 or len(outputs) < 2 or self.target.layer.endswith("linear_fc1"):
+            return False
+        # One row of each key-value head: a marker in an empty query group tells how many groups there are.
+        width = self.out_size // self.size
+        whole = self._joined([torch.full((rows, 1), float(index)) for index, rows in enumerate(outputs)])
+        counts = {tuple((chunk == index).sum().item() for index in range(len(outputs))) for chunk in whole.split(width)}
+        return len(counts) > 1
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if len(parts) == 1 else self.target.rule.join(parts)
+
+    def _mark(self, linear: Any) -> None:
+        """Set the attributes that megatron-core reads: how gradients are reduced and counted in their norm."""
+        reference = linear.weight
+        for key, factors in self.named_children():
+            for name, parameter in factors.named_parameters():
+                if self.target.experts:
+                    for attribute in ("allreduce", "tensor_model_parallel", "first_expert"):
+                        setattr(parameter, attribute, getattr(reference, attribute))
+                elif self.is_row == (name == "A") and not self.is_cut and self.group is not None:
+                    axis = 1 if self.is_row else 0
+                    self.axes[f"{key}.{name}"] = axis
+                    set_tensor_model_parallel_attributes(parameter, True, axis, 1)
+                else:  # replicated; with sequence parallelism each rank has a part of the gradient
+                    partial = getattr(reference, "sequence_parallel", False) or self.sequence_parallel
+                    # Rows of a cut B are used by one rank each, in any case.
+                    parameter.sequence_parallel = partial or (self.is_cut and name == "B")  # type: ignore[attr-defined]
+
+    def columns(self, inputs: Tensor) -> Tensor:
+        """[S, 1, in] of this rank -> [T, 1, out/tp], for a weight split by rows."""
+        hidden = F.linear(self._dropped(inputs), self._stacked_a())  # [S, 1, count * rank]
+        if self.size > 1 and self.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, group=self.group)
+        elif self.size > 1:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.group)
+        return self.scaling * F.linear(hidden, self._joined_b())
+
+    def rows(self, inputs: Tensor) -> Tensor:
+        """[T, 1, in/tp] -> [S, 1, out] of this rank, for a weight split by columns."""
+        hidden = F.linear(self._dropped(inputs), self._stacked_a())
+        if self.size > 1 and self.sequence_parallel:
+            hidden = reduce_scatter_to_sequence_parallel_region(hidden, group=self.group)
+        elif self.size > 1:
+            hidden = reduce_from_tensor_model_parallel_region(hidden, group=self.group)
+        return self.scaling * F.linear(hidden, self._joined_b())
+
+    def duplicated(self, inputs: Tensor) -> Tensor:
+        """[S, 1, in] -> [S, 1, out], for a replicated weight."""
+        return self.scaling * F.linear(F.linear(self._dropped(inputs), self._stacked_a()), self._joined_b())
+
+    def experts(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
+        """Rows [M, in], sorted by expert -> [M, out]."""
+        outputs = []
+        for index in range(self.target.per_expert):
+            if index in self.target.chosen:
+                factors = self._factors(index)
+                hidden = ops.grouped_matmul(rows, factors.A, sizes)
+                outputs.append(ops.grouped_matmul(hidden, factors.B, sizes))
+            else:  # the other half of a gated matrix
+                other = self._factors(self.target.chosen[0])
+                outputs.append(rows.new_zeros(len(rows), other.B.shape[2]))
+        return self.scaling * torch.cat(outputs, dim=-1)
+
+    def _factors(self, index: int) -> Factors:
+        factors: Any = self.get_submodule(self.target.key(index))
+        return factors
+
+    def _stacked_a(self) -> Tensor:
+        """[count * rank, in] of all adapters."""
+        return torch.cat([self._factors(index).A for index in self.target.chosen])
+
+    def _joined_b(self) -> Tensor:
+        """[out, count * rank] in the order of the rows of the weight: B of each adapter in its own columns, else zeros."""
+        chosen = self.target.chosen
+        if len(self.local_outputs) == 1:
+            return self._factors(0).B
+        parts = []
+        for index, rows in enumerate(self.local_outputs):
+            if index in chosen:
+                before = chosen.index(index) * self.rank
+                after = (len(chosen) - 1) * self.rank - before
+                parts.append(F.pad(self._factors(index).B, (before, after)))
+            else:
+                parts.append(self._factors(chosen[0]).B.new_zeros(rows, len(chosen) * self.rank))
+        whole = self._joined(parts)
+        if self.is_cut and not self.is_row:
+            width = self.out_size // self.size
+            return whole.narrow(0, self.tp_rank * width, width)
+        return whole
+
+    def _dropped(self, inputs: Tensor) -> Tensor:
+        """The inputs with some elements set to zero and the others scaled, in training."""
+        if not self.rate or not self.training:
+            return inputs
+        assert self.dropout_rows is not None
+        keys, width = self.dropout_rows.keys, inputs.shape[-1]
+        assert keys is not None
+        count = inputs.numel() // width
+        if count != len(keys):  # a slice of the sequence
+            keys = keys.narrow(0, parallel_state.get_tensor_model_parallel_rank() * count, count)
+        first = self.tp_rank * width if self.is_row else 0
+        mask = keep_mask(keys, self.layer_key, first, width, self.rate).view(inputs.shape)
+        return inputs * mask * (1 / (1 - self.rate))
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Sharded state for megatron-core checkpoints: of whole matrices, as PEFT has them, or [E, ...] for experts."""
+        held = self.state_dict(prefix="", keep_vars=True)
+        if not self.target.experts:
+            sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+                held,
+                prefix,
+                self.axes,
+                sharded_offsets,
+                tp_group=self.group or parallel_state.get_tensor_model_parallel_group(),
+                dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+            )
+            return sharded
+        axis = len(sharded_offsets)
+        own = (
+            axis,
+            parallel_state.get_expert_model_parallel_rank(),
+            parallel_state.get_expert_model_parallel_world_size(),
+        )
+        replica = (0, 0, parallel_state.get_expert_data_parallel_rank())
+        return {
+            f"{prefix}{name}": ShardedTensor.from_rank_offsets(
+                f"{prefix}{name}", tensor, *sharded_offsets, own, replica_id=replica, prepend_axis_num=axis
+            )
+            for name, tensor in held.items()
+        }
+
+
+class _Adapted:
+    """Adds the state of the adapters to that of the layer."""
+
+    lora: LowRank
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Sharded state of the layer and its adapters."""
+        layer: Any = super()
+        state: dict[str, Any] = layer.sharded_state_dict(prefix, sharded_offsets, metadata)
+        own = {name: entry for name, entry in state.items() if not name.startswith(f"{prefix}lora.")}
+        return own | self.lora.sharded_state_dict(f"{prefix}lora.", sharded_offsets, metadata)
+
+
+class AdaptedColumnLinear(_Adapted, ColumnParallelLinear):
+    """ColumnParallelLinear with adapters."""
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        output, bias = ColumnParallelLinear.forward(self, input_, *args, **kwargs)
+        return output + self.lora.columns(input_), bias
+
+
+class AdaptedRowLinear(_Adapted, RowParallelLinear):
+    """RowParallelLinear with adapters."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = RowParallelLinear.forward(self, input_)
+        return output + self.lora.rows(input_), bias
+
+
+class AdaptedDuplicatedLinear(DuplicatedLinear):
+    """DuplicatedLinear with adapters; its state is replicated like that of the layer."""
+
+    lora: LowRank
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states) + self.lora.duplicated(hidden_states)
+
+
+class AdaptedGroupedLinear(_Adapted, GroupedLinear):
+    """GroupedLinear with adapters for every expert."""
+
+    def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
+        return GroupedLinear.forward(self, rows, sizes) + self.lora.experts(rows, sizes)
+
+
+ADAPTED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    ColumnParallelLinear: AdaptedColumnLinear,
+    RowParallelLinear: AdaptedRowLinear,
+    DuplicatedLinear: AdaptedDuplicatedLinear,
+    GroupedLinear: AdaptedGroupedLinear,
+}
