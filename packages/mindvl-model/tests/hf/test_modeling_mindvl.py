@@ -68,14 +68,25 @@ def test_the_processor_reports_where_each_image_is(inputs: Any) -> None:
 
 
 @torch.no_grad()
-def test_features_of_images_and_videos_ignore_further_inputs(exported: Path, inputs: Any) -> None:
+def test_features_are_given_for_each_image_and_video_and_further_inputs_are_ignored(
+    exported: Path, inputs: Any
+) -> None:
     model = AutoModel.from_pretrained(exported, trust_remote_code=True).eval()
-    pixels, grid = inputs["pixel_values"], inputs["image_grid_thw"]
-    expected = model.get_image_features(pixels, grid)
-    assert expected.shape == (6, model.config.text_config.hidden_size)
+    first, grid = inputs["pixel_values"], inputs["image_grid_thw"]
+    second = torch.rand(4 * 4, first.shape[1], generator=torch.Generator().manual_seed(0))
+    expected = [
+        model.visual(first, grid_thw=grid).pooler_output,
+        model.visual(second, grid_thw=torch.tensor([[1, 4, 4]])).pooler_output,
+    ]
+    assert [len(tokens) for tokens in expected] == [6, 4]
+    both, grids = torch.cat([first, second]), torch.cat([grid, torch.tensor([[1, 4, 4]])])
     further = {"return_dict": True, "mm_token_type_ids": torch.zeros(1, 9)}
-    assert torch.equal(model.get_image_features(pixels, image_grid_thw=grid, **further), expected)
-    assert torch.equal(model.get_video_features(pixels, video_grid_thw=grid, **further), expected)
+    for features in (
+        model.get_image_features(both, image_grid_thw=grids, **further),
+        model.get_video_features(both, video_grid_thw=grids, **further),
+    ):
+        for found, tokens in zip(features.pooler_output, expected, strict=True):
+            torch.testing.assert_close(found, tokens, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

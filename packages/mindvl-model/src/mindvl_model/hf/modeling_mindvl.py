@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.utils.generic import can_return_tuple
 
@@ -49,14 +53,24 @@ class MindVLModel(MindVLPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.language_model.set_input_embeddings(value)
 
-    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Visual tokens [G, H] of all images, in order; further inputs, which vLLM and SGLang pass, are ignored."""
-        return self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
+    @can_return_tuple
+    def get_image_features(
+        self, pixel_values: Tensor, image_grid_thw: Tensor, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """The visual tokens [G, H] of each image in `pooler_output`, as in Qwen2.5-VL; vLLM and SGLang read this.
 
+        Further inputs, which they pass, are ignored.
+        """
+        outputs = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw)
+        sizes = image_grid_thw.prod(-1) // self.visual.spatial_merge_size**2
+        outputs.pooler_output = outputs.pooler_output.split(sizes.tolist())
+        return outputs
+
+    @can_return_tuple
     def get_video_features(
-        self, pixel_values_videos: Tensor, video_grid_thw: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
-        """Visual tokens [G, H] of all videos, in order; further inputs are ignored."""
+        self, pixel_values_videos: Tensor, video_grid_thw: Tensor, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """The same for videos."""
         return self.get_image_features(pixel_values_videos, video_grid_thw)
 
     @can_return_tuple
@@ -82,7 +96,9 @@ class MindVLModel(MindVLPreTrainedModel):
         )
         for kind, placeholder, pixels, grid in media:
             if pixels is not None:
-                visual_tokens = self.get_image_features(pixels, grid)
+                if grid is None:
+                    raise ValueError(f"{kind}_grid_thw: is None. Pass all outputs of the processor of this directory.")
+                visual_tokens = torch.cat(self.get_image_features(pixels, grid).pooler_output)
                 inputs_embeds = self._put(inputs_embeds, input_ids, placeholder, visual_tokens, kind)
         if position_ids is None and attention_mask is not None and past_key_values is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -57,7 +57,7 @@ class MindVLProcessor(ProcessorMixin):
             video_sizes: Frames, height and width of each video.
             kwargs: Options of the call of the processor.
         """
-        options = self._merge_kwargs(**kwargs)
+        options = self._merge_kwargs(self.valid_processor_kwargs, **kwargs)
         counts = {}
         if image_sizes is not None:
             images = self.image_processor
