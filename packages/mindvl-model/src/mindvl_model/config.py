@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of a MindVL model: vision encoder, projector, language model and special token ids.
 
-Names and meanings follow the configuration of Qwen2.5-VL in transformers. The families of language models are in
-language_config.py, the named sizes in sizes.py.
+Names and meanings follow the configurations in transformers. The vision encoders are in vision_config.py, the families of
+language models in language_config.py, the named sizes in sizes.py.
 """
 
 import math
@@ -12,76 +12,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from mindvl_model.errors import ModelError
 from mindvl_model.language_config import (
     FAMILIES,
-    MAX_LAYERS,
-    MAX_SIZE,
     LanguageConfig,
     Qwen2LanguageConfig,
     YarnConfig,
-    check_range,
 )
+from mindvl_model.vision_config import VisionConfig
+
+__all__ = ["MindVLConfig", "TokenConfig", "VisionConfig", "config_from_json", "for_tokenizer"]
 
 VOCABULARY_MULTIPLE = 128  # divisible by every usual tp_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionConfig:
-    """The vision transformer of Qwen2.5-VL. The projector merges spatial_merge_size**2 neighbouring patches."""
-
-    hidden_size: int  # width of the layers
-    num_layers: int  # transformer layers
-    num_heads: int  # attention heads
-    ffn_hidden_size: int  # width inside the MLP
-    full_attention_layers: tuple[int, ...]  # layer indices, from 0; the other layers use window attention
-    window_size: int = 112  # Side of an attention window in pixels; a multiple of patch_size * spatial_merge_size.
-    patch_size: int = 14  # side of a patch in pixels
-    temporal_patch_size: int = 2  # frames of a patch; only 2 is supported
-    spatial_merge_size: int = 2  # side of the block of patches that becomes one visual token
-    in_channels: int = 3  # color channels; only 3 is supported
-    rotary_base: float = 10000.0  # base of the rotary position embedding
-    norm_epsilon: float = 1e-6  # epsilon of RMSNorm
-    # Mean per channel for pixels in [0, 1], from CLIP.
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    # Standard deviation per channel for pixels in [0, 1], from CLIP.
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    init_std: float | None = 0.02  # standard deviation of initial weights; None: 1 / sqrt(fan_in), for small models
-
-    def __post_init__(self) -> None:
-        check_range(self, 1, MAX_SIZE, "hidden_size", "num_heads", "ffn_hidden_size", "window_size")
-        check_range(self, 1, MAX_LAYERS, "num_layers")
-        check_range(self, 1, 1024, "patch_size", "temporal_patch_size", "spatial_merge_size")
-        check_range(self, 1.0, 1e30, "rotary_base")
-        check_range(self, 0.0, 1.0, "norm_epsilon")
-        check_range(self, 0.0, 1e3, "init_std")
-        if self.temporal_patch_size != 2:
-            raise ModelError(
-                f"temporal_patch_size: must be 2 (a video patch covers two frames), got {self.temporal_patch_size}. "
-                "Use 2."
-            )
-        if self.in_channels != 3:
-            raise ModelError(f"in_channels: must be 3, because images are RGB, got {self.in_channels}. Use 3.")
-        if not min(self.image_std) > 0:
-            raise ModelError(f"image_std: must be above 0, got {list(self.image_std)}. Use three positive numbers.")
-        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
-            raise ModelError(
-                f"hidden_size: must be num_heads times a multiple of 4 (for two rotary axes), got {self.hidden_size} "
-                f"with num_heads={self.num_heads}. Change one of them."
-            )
-        outside = [layer for layer in self.full_attention_layers if not 0 <= layer < self.num_layers]
-        if outside:
-            raise ModelError(
-                f"full_attention_layers: layers {outside} do not exist in a vision encoder with num_layers="
-                f"{self.num_layers}. Remove them."
-            )
-        if self.window_size % (self.patch_size * self.spatial_merge_size):
-            raise ModelError(
-                f"window_size: must be a multiple of patch_size * spatial_merge_size = "
-                f"{self.patch_size * self.spatial_merge_size} pixels, got {self.window_size}. Use a multiple."
-            )
-
-    @property
-    def head_dim(self) -> int:
-        """Size of one attention head."""
-        return self.hidden_size // self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +51,11 @@ class MindVLConfig:
         return "mrope" if self.language.after_video == "height_width" else "mrope_all_axes"
 
     def __post_init__(self) -> None:
+        if len(self.vision.deepstack_layers) > self.language.num_layers:
+            raise ModelError(
+                f"deepstack_layers: {len(self.vision.deepstack_layers)} outputs of the vision encoder are added to the first "
+                f"layers of the language model, which has only num_layers={self.language.num_layers}. Use fewer."
+            )
         for name, value in vars(self.tokens).items():
             if value is not None and not 0 <= value < self.language.vocab_size:
                 raise ModelError(

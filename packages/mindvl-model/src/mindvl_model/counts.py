@@ -105,18 +105,28 @@ def count_parameters(config: MindVLConfig) -> Counts:
 
 
 def vision_parameters(config: VisionConfig) -> int:
-    """Parameters of the vision encoder: patch embedding without bias; layers of biased linear layers and two norms."""
-    hidden, ffn = config.hidden_size, config.ffn_hidden_size
+    """Parameters of the vision encoder: embeddings of patches and positions; layers of biased linear layers and two norms."""
+    hidden, ffn, entry = config.hidden_size, config.ffn_hidden_size, config.entry
     patch_embed = config.in_channels * config.temporal_patch_size * config.patch_size**2 * hidden
+    embeddings = patch_embed + (entry.patch_bias + config.num_position_embeddings) * hidden
     attention = 4 * (hidden**2 + hidden)
-    mlp = 3 * hidden * ffn + 2 * ffn + hidden
-    return patch_embed + config.num_layers * (attention + mlp + 2 * hidden)
+    wide = 2 if entry.gated else 1  # matrices into the MLP
+    mlp = (wide + 1) * hidden * ffn + wide * ffn + hidden
+    return embeddings + config.num_layers * (attention + mlp + 2 * _norm(hidden, config))
 
 
 def projector_parameters(config: VisionConfig, output_size: int) -> int:
-    """Parameters of the projector: a norm over patches and two biased linear layers over merge blocks."""
-    block = config.hidden_size * config.spatial_merge_size**2
-    return config.hidden_size + (block + 1) * block + (block + 1) * output_size
+    """Parameters of the projector: mergers of a norm and two biased linear layers over merge blocks.
+
+    The norm is over patches, those of deepstack layers over merge blocks.
+    """
+    block, num_deepstack = config.hidden_size * config.spatial_merge_size**2, len(config.deepstack_layers)
+    linear = (block + 1) * block + (block + 1) * output_size
+    return _norm(config.hidden_size, config) + num_deepstack * _norm(block, config) + (1 + num_deepstack) * linear
+
+
+def _norm(size: int, config: VisionConfig) -> int:
+    return 2 * size if config.entry.norm_bias else size
 
 
 def layers_of(config: LanguageConfig) -> list[LayerCounts]:

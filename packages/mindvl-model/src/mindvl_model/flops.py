@@ -156,7 +156,8 @@ def _vision_encoder(config: VisionConfig, images: Sequence[Grid], videos: Sequen
     # For images the kernel is summed over time, so one frame is multiplied (PatchEmbedding._embed).
     embed = _matmul(_patches(images), frame, hidden)
     embed += _matmul(_patches(videos), frame * config.temporal_patch_size, hidden)
-    layer = _matmul(patches, hidden, 4 * hidden) + _matmul(patches, hidden, 3 * config.ffn_hidden_size)
+    matrices = 3 if config.entry.gated else 2
+    layer = _matmul(patches, hidden, 4 * hidden) + _matmul(patches, hidden, matrices * config.ffn_hidden_size)
     return _Products(linear=config.num_layers * layer, first=embed, attention=4 * pairs * hidden)
 
 
@@ -170,7 +171,8 @@ def _pairs(grid: Grid, config: VisionConfig) -> tuple[int, int]:
 def _projector(config: MindVLConfig, grids: Sequence[Grid]) -> _Products:
     blocks = _patches(grids) // config.vision.spatial_merge_size**2
     size = config.vision.hidden_size * config.vision.spatial_merge_size**2
-    return _Products(linear=_matmul(blocks, size, size) + _matmul(blocks, size, config.language.hidden_size))
+    merger = _matmul(blocks, size, size) + _matmul(blocks, size, config.language.hidden_size)
+    return _Products(linear=(1 + len(config.vision.deepstack_layers)) * merger)
 
 
 def _patches(grids: Sequence[Grid]) -> int:

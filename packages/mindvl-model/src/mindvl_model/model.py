@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
+from mindvl_model.deepstack import attach
 from mindvl_model.language.base import LanguageAdapter
 from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
 from mindvl_model.language.qwen2 import Qwen2Adapter
@@ -253,13 +254,18 @@ class MindVLModel(MegatronModule):
         return pack, position_ids
 
     def _embed(self, pack: PackedSequence, images: Tensor, videos: Tensor) -> Tensor:
-        """Return the embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, with visual tokens inserted."""
+        """Return the embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, with visual tokens inserted.
+
+        The pack receives the deepstack features, which are part of the visual tokens.
+        """
         assert pack.input_ids is not None
         ids = pack.own_slice(pack.input_ids)
         words = self.language.scatter(self.language.embedding(input_ids=ids.unsqueeze(0), position_ids=None))
         embeddings = words.squeeze(1)  # [T/(cp*tp), H]
         first = pack.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.parallel.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
+        # Embeddings, then the features that deepstack adds after each of the first layers.
+        parts = [embeddings, *(torch.zeros_like(embeddings) for _ in self.mindvl.vision.deepstack_layers)]
         for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
                 continue  # check_placeholders refuses videos here
@@ -267,8 +273,14 @@ class MindVLModel(MegatronModule):
             # The check of check_placeholders, without making the host wait. Not available on NPUs.
             if is_placeholder.device.type == "cuda":
                 torch._assert_async(is_placeholder.sum() == len(visual_tokens))
-            embeddings = _with_visual_tokens(embeddings, is_placeholder, visual_tokens.to(embeddings.dtype), first)
-        return embeddings.unsqueeze(1)
+            positions = _first_positions(is_placeholder, len(visual_tokens))
+            rows = visual_tokens.to(embeddings.dtype).chunk(len(parts), dim=-1)
+            parts = [
+                _with_rows(part, positions - first, own, is_slice=len(part) < len(is_placeholder))
+                for part, own in zip(parts, rows, strict=True)
+            ]
+        embeddings, *features = (part.unsqueeze(1) for part in parts)
+        return attach(embeddings, features, pack.added_after)
 
     def encode_media(
         self,
@@ -277,7 +289,10 @@ class MindVLModel(MegatronModule):
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the visual tokens [G_images, H] and [G_videos, H] of the whole pack in input order, on every rank."""
+        """Return the visual tokens [G_images, H] and [G_videos, H] of the whole pack in input order, on every rank.
+
+        With D deepstack layers their features follow along the last axis, [G, (1 + D)*H].
+        """
         vision = self.mindvl.vision
         images = [tuple(grid) for grid in image_grid_thw.tolist()]
         videos = [] if video_grid_thw is None else [tuple(grid) for grid in video_grid_thw.tolist()]
@@ -344,22 +359,22 @@ def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first:
     return torch.stack([values[:, start:end].sum(1) for start, end in pairwise(borders)], dim=1)
 
 
-def _with_visual_tokens(embeddings: Tensor, is_placeholder: Tensor, visual_tokens: Tensor, first: int) -> Tensor:
-    """Replace the embeddings of placeholders by visual tokens, without making the host wait for the device.
+def _first_positions(is_placeholder: Tensor, count: int) -> Tensor:
+    """Positions [G] of the placeholders [T] in ascending order, without making the host wait for the device."""
+    # A stable sort moves the positions of the placeholders to the front; nonzero would make the host wait for the count.
+    return (~is_placeholder).float().argsort(stable=True)[:count]
+
+
+def _with_rows(values: Tensor, positions: Tensor, rows: Tensor, *, is_slice: bool) -> Tensor:
+    """Replace rows of values [S, H] at positions [G] by rows [G, H].
 
     Args:
-        embeddings: [S, H], of the whole pack or a slice of it.
-        is_placeholder: [T] bool, True at as many positions as there are visual tokens.
-        visual_tokens: [G, H], of the whole pack.
-        first: Position of the slice in the pack.
+        is_slice: Positions may be outside of the slice; these rows are dropped.
     """
-    # A stable sort moves the positions of the placeholders to the front; nonzero would make the host wait for the count.
-    positions = (~is_placeholder).float().argsort(stable=True)[: len(visual_tokens)]
-    if len(embeddings) == len(is_placeholder):
-        return embeddings.index_copy(0, positions, visual_tokens)
-    # Visual tokens of other slices are written to an extra row, which is dropped.
-    positions = positions - first
-    is_own = (positions >= 0) & (positions < len(embeddings))
-    positions = torch.where(is_own, positions, len(embeddings))
-    extended = torch.cat((embeddings, embeddings.new_zeros(1, embeddings.shape[1])))
-    return extended.index_copy(0, positions, visual_tokens)[:-1]
+    if not is_slice:
+        return values.index_copy(0, positions, rows)
+    # Rows of other slices are written to an extra row, which is dropped.
+    is_own = (positions >= 0) & (positions < len(values))
+    positions = torch.where(is_own, positions, len(values))
+    extended = torch.cat((values, values.new_zeros(1, values.shape[1])))
+    return extended.index_copy(0, positions, rows)[:-1]

@@ -62,12 +62,13 @@ def initialize(
 @torch.no_grad()
 def initialize_parameter(name: str, parameter: Tensor, config: MindVLConfig, seed: int, share: Share = WHOLE) -> None:
     """Initialize a parameter, a rank's share of it or a routing bias, like `initialize`; `name` is the global name."""
-    if "norm" in name.rsplit(".", 2)[-2]:
-        parameter.fill_(1.0)
-    elif name.endswith("bias"):
+    if name.endswith("bias"):
         parameter.zero_()
+    elif "norm" in name.rsplit(".", 2)[-2]:
+        parameter.fill_(1.0)
     else:
-        block = own_block(name, share)
+        gated = parameter_group(name) == "language" or config.vision.entry.gated
+        block = own_block(name, share, gated=gated)
         if block is None:
             parameter.copy_(_normal(name, parameter, _std(name, parameter.shape, config), seed))
             return

@@ -11,6 +11,7 @@ import torch
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.families import write_language
+from mindvl_model.hf.vision_json import write_vision
 
 TOKENS_PER_SECOND = 2  # as in the published Qwen2.5-VL directories and in mindvl_data.positions
 VISION_NORM_EPSILON = 1e-6  # a constant in the code of transformers, not a key of its configuration
@@ -48,9 +49,9 @@ def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
         "eos_token_id": tokens.end_of_turn,
         "pad_token_id": tokens.pad,
         "tie_word_embeddings": language.tie_embeddings,
-        "vision_config": _vision(config.vision, language.hidden_size)
+        "vision_config": write_vision(config.vision, language.hidden_size)
         | {
-            "model_type": "qwen2_5_vl_vision",
+            "model_type": config.vision.entry.published.model_type,
             "initializer_range": config.vision.init_std or 0.02,
             "rope_parameters": {"rope_type": "axial", "rope_theta": config.vision.rotary_base},
         },
@@ -78,7 +79,7 @@ def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
         "vision_end_token_id": tokens.vision_end,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "use_cache": True,
-        "vision_config": _vision(vision, config.language.hidden_size)
+        "vision_config": write_vision(vision, config.language.hidden_size)
         | {
             "model_type": "qwen2_5_vl",
             "hidden_act": "silu",
@@ -87,20 +88,4 @@ def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             "spatial_patch_size": vision.patch_size,
             "tokens_per_second": TOKENS_PER_SECOND,
         },
-    }
-
-
-def _vision(vision: VisionConfig, output_size: int) -> dict[str, Any]:
-    return {
-        "hidden_size": vision.hidden_size,
-        "depth": vision.num_layers,
-        "num_heads": vision.num_heads,
-        "intermediate_size": vision.ffn_hidden_size,
-        "fullatt_block_indexes": list(vision.full_attention_layers),
-        "window_size": vision.window_size,
-        "patch_size": vision.patch_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "spatial_merge_size": vision.spatial_merge_size,
-        "in_channels": vision.in_channels,
-        "out_hidden_size": output_size,
     }

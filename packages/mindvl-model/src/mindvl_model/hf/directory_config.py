@@ -11,12 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.config import MindVLConfig, TokenConfig
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.hf.config_json import TOKENS_PER_SECOND
-from mindvl_model.hf.config_keys import MAX_LAYERS, Keys, read_keys, unsupported_model
+from mindvl_model.hf.config_keys import Keys, read_keys, unsupported_model
 from mindvl_model.hf.families import read_language
+from mindvl_model.hf.vision_json import read_vision, vision_kind
 from mindvl_model.language_config import DeepSeekV3LanguageConfig, LanguageConfig
+from mindvl_model.vision.entries import DEFAULT_KIND
 from mindvl_model.weights.directory import stored_names
 from mindvl_model.weights.json_file import read_json
 from mindvl_model.weights.names import TEXT_MODELS, canonical_name, further_layer
@@ -44,8 +46,9 @@ def config_from_directory(path: Path) -> MindVLConfig:
     text = keys.section("text_config") if nested else keys  # published Qwen2.5-VL has the decoder keys at the top level
     vision = keys.section("vision_config")
     family = _family(text) if kind == "mindvl" else "qwen2"
+    encoder = vision_kind(vision) if kind == "mindvl" else DEFAULT_KIND
     try:
-        vision_encoder, language = _vision(vision, path), read_language(family, text, keys)
+        vision_encoder, language = read_vision(vision, path, encoder), read_language(family, text, keys)
         language = _without_absent_mtp(language, path, kind)
         config = MindVLConfig(vision=vision_encoder, language=language, tokens=_tokens(keys, text, path))
     except ModelError as error:
@@ -96,57 +99,6 @@ def _family(text: Keys) -> str:
             "Use another directory."
         )
     return str(family)
-
-
-def _vision(keys: Keys, path: Path) -> VisionConfig:
-    # The defaults are those of transformers, because published directories omit keys with default values.
-    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.where}: rope_parameters")
-    rope.only("rope_type", "axial", "default")
-    theta = rope.number("rope_theta", VisionConfig.rotary_base, whole=False)
-    rope.check_remaining()
-    vision = VisionConfig(
-        hidden_size=keys.number("hidden_size"),
-        num_layers=keys.number("depth", 32, most=MAX_LAYERS),
-        num_heads=keys.number("num_heads", 16),
-        ffn_hidden_size=keys.number("intermediate_size", 3420),
-        full_attention_layers=keys.numbers("fullatt_block_indexes", (7, 15, 23, 31)),
-        window_size=keys.number("window_size", 112),
-        patch_size=keys.number("patch_size", 14),
-        temporal_patch_size=keys.number("temporal_patch_size", 2),
-        spatial_merge_size=keys.number("spatial_merge_size", 2),
-        in_channels=keys.number("in_channels", keys.take("in_chans", 3)),
-        rotary_base=theta,
-        init_std=keys.number("initializer_range", 0.02, whole=False, least=0),
-    )
-    return _with_image_settings(vision, path)
-
-
-def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
-    """Set image mean and standard deviation from the processor of the directory, if it has one."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if not (path / name).is_file():
-            continue
-        stored = read_json(path / name)
-        images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
-        if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
-            continue
-        field_names = {
-            "patch_size": "patch_size",
-            "merge_size": "spatial_merge_size",
-            "temporal_patch_size": "temporal_patch_size",
-        }
-        for key, field in field_names.items():
-            if images.get(key, getattr(vision, field)) != getattr(vision, field):
-                raise WeightError(
-                    f"{path / name}: {key}={images[key]!r:.60}, but config.json has "
-                    f"{field}={getattr(vision, field)}. Download both files again."
-                )
-        pixels = Keys(images, str(path / name))
-        mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
-        if not all(deviation):
-            raise pixels.unsupported("image_std", deviation, "a list of 3 numbers above 0")
-        return replace(vision, image_mean=mean, image_std=deviation)
-    return vision
 
 
 def _tokens(keys: Keys, text: Keys, path: Path) -> TokenConfig:

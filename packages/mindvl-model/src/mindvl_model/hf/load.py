@@ -19,7 +19,7 @@ from mindvl_model.errors import WeightError
 from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_tensors, parameter_group
 from mindvl_model.weights.directory import WeightDirectory
 from mindvl_model.weights.fp8 import SCALE_SUFFIX
-from mindvl_model.weights.names import canonical_name, further_layer, weight_rules
+from mindvl_model.weights.names import canonical_name, further_layer, vision_part, weight_rules
 from mindvl_model.weights.rules import WeightRule
 from mindvl_model.weights.sharding import WHOLE, Block, Rows, Share, blocks
 from mindvl_ops import OpsError
@@ -231,9 +231,7 @@ def _check_complete(rules: list[WeightRule], stored: dict[str, str], path: Path,
 
 
 def _part(canonical: str) -> Part:
-    if canonical.startswith("model.visual.merger."):
-        return "projector"
-    return "vision" if canonical.startswith("model.visual.") else "language"
+    return vision_part(canonical) or "language"
 
 
 def _redundant(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configure and build megatron-core blocks for vision encoder, projector and language model, from plain sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    checkpoint,
     scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
@@ -39,10 +40,12 @@ from mindvl_model.megatron.mtp import MultiTokenPrediction, shifted
 from mindvl_model.megatron.output_layer import OutputLayer, num_loss_rows
 from mindvl_model.megatron.packing import IGNORE_INDEX, PackedSequence
 from mindvl_model.megatron.replicas import group_of_one, groups_of_one
-from mindvl_model.megatron.spec import RMSNorm, layer_spec
+from mindvl_model.megatron.spec import GeluTanh, LayerNorm, RMSNorm, SwiGLU, layer_spec
 from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig, chunk_layers
+from mindvl_model.vision.registry import VisionEntry
 
 __all__ = [
+    "VISION_NORMS",
     "BuildConfig",
     "LanguageModel",
     "MegatronModule",
@@ -55,8 +58,11 @@ __all__ = [
     "expert_fields",
     "grouped_query_config",
     "mark_split_weights",
+    "run_layers",
     "transformer_config",
 ]
+
+VISION_NORMS: dict[str, type[RMSNorm]] = {"rms_norm": RMSNorm, "layer_norm": LayerNorm}
 
 
 def transformer_config(
@@ -132,17 +138,40 @@ def mark_split_weights(model: torch.nn.Module) -> None:
                 set_tensor_model_parallel_attributes(weight, True, axis, 1)
 
 
-def build_vision_block(config: TransformerConfig, *, whole: bool = False) -> TransformerBlock:
-    """Build the layers of the vision encoder, without a final norm, which is part of the projector.
+def build_vision_block(config: TransformerConfig, entry: VisionEntry, *, whole: bool = False) -> TransformerBlock:
+    """Build the layers of a vision encoder, without a final norm, which is part of the projector.
 
     Args:
         config: Configuration of the block.
+        entry: Entry of the encoder in the registry.
         whole: Do not split the block over tensor-parallel ranks.
     """
-    spec = layer_spec(causal=False, query_key_norm=False)
+    activation = {"swiglu": SwiGLU, "gelu_tanh": GeluTanh}[entry.mlp]
+    spec = layer_spec(causal=False, query_key_norm=False, norm=VISION_NORMS[entry.norm], activation=activation)
     submodules = TransformerBlockSubmodules(layer_specs=[spec] * config.num_layers, layer_norm=RMSNorm)
     groups = groups_of_one() if whole else None
     return TransformerBlock(config, submodules, post_layer_norm=False, pg_collection=groups)
+
+
+def run_layers(
+    block: TransformerBlock, hidden: Tensor, pack: PackedSequence, outputs_of: Collection[int]
+) -> list[Tensor]:
+    """Run the layers of a vision encoder, and return the outputs of some layers, from 0, and of the last one.
+
+    For the blocks of build_vision_block with deepstack layers; the forward of megatron-core returns the last output only.
+    """
+    outputs = []
+    for index, layer in enumerate(block.layers):
+
+        def run(hidden: Tensor, layer: torch.nn.Module = layer) -> Tensor:
+            output: Tensor = layer(hidden, None, packed_seq_params=pack)[0]
+            return output
+
+        recomputes = block.config.recompute_granularity == "full" and block.training
+        hidden = checkpoint(run, False, hidden) if recomputes else run(hidden)
+        if index in outputs_of:
+            outputs.append(hidden)
+    return [*outputs, hidden]
 
 
 def build_mlp_pair(build_config: BuildConfig, input_size: int, hidden_size: int, output_size: int) -> tuple[Any, Any]:

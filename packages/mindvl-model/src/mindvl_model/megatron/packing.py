@@ -37,6 +37,8 @@ class PackedSequence(PackedSeqParams):
         default_factory=dict
     )  # by layer number: sizes of a forward pass to be recomputed
     dropout_rows: Tensor | None = None  # [T/cp] int64, keys of the rows for the dropout of adapters; None: no dropout
+    # By layer number: tensors [T/(cp*tp), 1, H] that are added to the output of the layer (deepstack.py).
+    added_after: dict[int, Tensor] = field(default_factory=dict)
     cp_rank: int = 0
     cp_size: int = 1
     qkv_format: str = "sbhd"

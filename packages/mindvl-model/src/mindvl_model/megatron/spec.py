@@ -8,6 +8,7 @@ segments and in causal masking.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -44,6 +45,21 @@ class RMSNorm(torch.nn.Module):
         return ops.add_rms_norm(hidden_states, residual, self.weight, self.epsilon)
 
 
+class LayerNorm(RMSNorm):
+    """Layer norm with a bias over the last dimension, with the calls of RMSNorm."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__(config, hidden_size, eps)
+        self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+        self.bias.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
+        """Return the norm of the hidden states [T, 1, H]; with a residual the norm of their sum, and the sum."""
+        total = hidden_states if residual is None else hidden_states + residual
+        normed = F.layer_norm(total, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return normed if residual is None else (normed, total)
+
+
 class HeadNorm(RMSNorm):
     """RMS norm of query or key heads, which is part of the operator that splits and rotates them.
 
@@ -60,6 +76,13 @@ class SwiGLU(MegatronModule):
 
     def forward(self, gate_and_up: Tensor) -> Tensor:
         return ops.swiglu(gate_and_up)
+
+
+class GeluTanh(MegatronModule):
+    """GELU of an MLP without a gate, in its approximation by the hyperbolic tangent."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return F.gelu(hidden_states, approximate="tanh")
 
 
 class PackedAttention(MegatronModule):
@@ -160,7 +183,9 @@ class PreNormLayer(TransformerLayer):
         if bias is not None:
             attended = attended + bias
         normed, hidden_states = self.pre_mlp_layernorm(attended, hidden_states)
-        return self._forward_post_mlp(self.mlp(normed), hidden_states), None
+        output = self._forward_post_mlp(self.mlp(normed), hidden_states)
+        added = kwargs["packed_seq_params"].added_after.get(self.layer_number)
+        return output if added is None else output + added, None
 
 
 def layer_spec(
@@ -170,6 +195,8 @@ def layer_spec(
     attention: ModuleSpec | None = None,
     experts: type[MegatronModule] | None = None,
     module: type[PreNormLayer] = PreNormLayer,
+    norm: type[RMSNorm] = RMSNorm,
+    activation: type[MegatronModule] = SwiGLU,
 ) -> ModuleSpec:
     """Build the spec of a pre-norm transformer layer.
 
@@ -179,6 +206,8 @@ def layer_spec(
         attention: Replaces the default attention, in which case the first two arguments have no effect.
         experts: Replaces the dense MLP.
         module: Class of the layer.
+        norm: Class of the norms before attention and MLP.
+        activation: Class of the activation of the dense MLP.
     """
     mask = AttnMaskType.causal if causal else AttnMaskType.no_mask
     head_norm = HeadNorm if query_key_norm else None
@@ -195,14 +224,16 @@ def layer_spec(
     )
     dense_mlp = ModuleSpec(
         module=MLP,
-        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGLU),
+        submodules=MLPSubmodules(
+            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=activation
+        ),
     )
     return ModuleSpec(
         module=module,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=RMSNorm,
+            input_layernorm=norm,
             self_attention=attention or default_attention,
-            pre_mlp_layernorm=RMSNorm,
+            pre_mlp_layernorm=norm,
             mlp=experts or dense_mlp,
             mlp_bda=get_bias_dropout_add,
         ),

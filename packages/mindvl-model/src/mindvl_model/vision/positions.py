@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order of patches by window, attention segments and rotary positions for the images of a packed sequence.
+"""Order of patches by window, attention segments and positions for the images of a packed sequence.
 
-Computed from image_grid_thw for the vision encoder, as in Qwen2.5-VL: patches are given in merge-block order (2x2
-neighbours are adjacent); windows consist of whole merge blocks and do not cross images or frames.
+Computed on the host from image_grid_thw for the vision encoder: patches are given in merge-block order (2x2 neighbours are
+adjacent); windows consist of whole merge blocks and do not cross images or frames.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ class PatchOrder:
     full: Segments  # one segment per frame
     windows: Segments  # one segment per window
     positions: Tensor  # [P, 2] row and column of each patch, in this order
+    rows: Tensor | None = None  # [P, 4] rows of the position embedding around each patch; None without one
+    row_weights: Tensor | None = None  # [P, 4] float32, weights of these rows in the interpolation
 
 
 def patch_order(grids: Sequence[Grid], config: VisionConfig) -> PatchOrder:
@@ -38,13 +41,13 @@ def patch_order(grids: Sequence[Grid], config: VisionConfig) -> PatchOrder:
         config: Configuration of the vision encoder.
     """
     merge = config.spatial_merge_size
-    windowed = len(config.full_attention_layers) < config.num_layers
     window = config.window_size // config.patch_size // merge
     positions = [_positions(grid, merge) for grid in grids]
     full = [height * width for time, height, width in grids for _ in range(time)]
-    if not windowed:
+    learned = _interpolation(grids, positions, config)
+    if not config.windowed:
         whole = Segments(tuple(full))
-        return PatchOrder(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)))
+        return PatchOrder(None, None, whole, whole, torch.from_numpy(np.concatenate(positions)), *learned)
     orders: list[np.ndarray] = []
     lengths: list[int] = []
     first_block = 0
@@ -54,13 +57,19 @@ def patch_order(grids: Sequence[Grid], config: VisionConfig) -> PatchOrder:
         lengths.extend(window_lengths)
         first_block += len(order)
     order = np.concatenate(orders)
-    by_block = np.concatenate(positions).reshape(-1, merge**2, 2)[order]
+
+    def ordered(values: np.ndarray) -> Tensor:
+        by_block = values.reshape(-1, merge**2, values.shape[-1])[order]
+        return torch.from_numpy(by_block.reshape(values.shape))
+
     return PatchOrder(
         order=torch.from_numpy(order),
         restore=torch.from_numpy(np.argsort(order)),
         full=Segments(tuple(full)),
         windows=Segments(tuple(lengths)),
-        positions=torch.from_numpy(by_block.reshape(-1, 2)),
+        positions=ordered(np.concatenate(positions)),
+        rows=None if learned[0] is None else ordered(learned[0].numpy()),
+        row_weights=None if learned[1] is None else ordered(learned[1].numpy()),
     )
 
 
@@ -79,6 +88,26 @@ def _positions(grid: Grid, merge: int) -> np.ndarray:
     coordinates = np.stack((rows, columns), axis=-1)
     blocks = coordinates.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
     return np.tile(blocks.reshape(-1, 2), (time, 1))
+
+
+def _interpolation(
+    grids: Sequence[Grid], positions: Sequence[np.ndarray], config: VisionConfig
+) -> tuple[Tensor | None, Tensor | None]:
+    """Rows of the position embedding [P, 4] and their bilinear weights [P, 4]; the corners of both grids coincide."""
+    if not config.num_position_embeddings:
+        return None, None
+    side = isqrt(config.num_position_embeddings)
+    sizes = np.concatenate([np.tile(grid[1:], (len(one), 1)) for grid, one in zip(grids, positions, strict=True)])
+    # The arithmetic of transformers in float32, so that the weights are equal.
+    place = np.concatenate(positions).astype(np.float32) * np.float32(side - 1)
+    place = place / np.maximum(sizes - 1, 1).astype(np.float32)
+    low = np.floor(place)
+    corners = np.stack((low, low + 1), axis=-1)  # [P, 2, 2]: axis, below and above
+    weights = np.maximum(1 - np.abs(place[:, :, None] - corners), 0)
+    corners = np.clip(corners.astype(np.int64), 0, side - 1)
+    rows = corners[:, 0, :, None] * side + corners[:, 1, None, :]
+    combined = weights[:, 0, :, None] * weights[:, 1, None, :]
+    return torch.from_numpy(rows.reshape(-1, 4)), torch.from_numpy(combined.reshape(-1, 4))
 
 
 @lru_cache(maxsize=4096)

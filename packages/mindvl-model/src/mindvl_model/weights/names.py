@@ -14,16 +14,19 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import WeightError
 from mindvl_model.language_config import GroupedQueryConfig, LanguageConfig, Qwen2LanguageConfig
+from mindvl_model.parameters import Part
+from mindvl_model.vision.entries import VISION_ENTRIES
 from mindvl_model.weights.moe import HF_DECODER, deepseek_v3_rules, qwen3_moe_rules
 from mindvl_model.weights.rules import WeightRule, gated, grouped, same
 from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 
+HF_VISION = "model.visual."
 TEXT_MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")  # language models without vision; tensor names start with "model."
 
 
 def weight_rules(config: MindVLConfig) -> list[WeightRule]:
     """The rules of all parameters of a model, in the order of its parts."""
-    return [*_vision(config.vision), *_projector(), *LANGUAGE_RULES[config.language.kind](config.language)]
+    return [*_vision(config.vision), *_projector(config.vision), *LANGUAGE_RULES[config.language.kind](config.language)]
 
 
 def canonical_name(hf_name: str, model_type: str) -> str:
@@ -53,38 +56,64 @@ def further_layer(canonical: str, language: LanguageConfig) -> bool:
 
 def _vision(config: VisionConfig) -> Iterator[WeightRule]:
     kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+    entry, stored = config.entry, config.entry.tensors
     yield WeightRule(
         "vision.patch_embed.weight",
-        ("model.visual.patch_embed.proj.weight",),
+        (f"{HF_VISION}{stored.patch_embedding}.weight",),
         lambda tensors: conv_weight_to_matmul(tensors[0]),
         lambda tensor: [matmul_weight_to_conv(tensor, kernel)],
     )
+    if entry.patch_bias:
+        yield same("vision.patch_embed.bias", f"{HF_VISION}{stored.patch_embedding}.bias")
+    if config.num_position_embeddings:
+        yield same("vision.position_embedding.weight", f"{HF_VISION}{stored.position_embedding}.weight")
     heads, size = config.num_heads, config.head_dim
+    *up, down = stored.mlp
     for layer in range(config.num_layers):
-        prefix, hf_prefix = f"vision.blocks.layers.{layer}.", f"model.visual.blocks.{layer}."
-        yield same(prefix + "input_layernorm.weight", hf_prefix + "norm1.weight")
-        yield same(prefix + "pre_mlp_layernorm.weight", hf_prefix + "norm2.weight")
+        prefix, hf_prefix = f"vision.blocks.layers.{layer}.", f"{HF_VISION}blocks.{layer}."
+        for kind in ("weight", "bias") if entry.norm_bias else ("weight",):
+            yield same(f"{prefix}input_layernorm.{kind}", f"{hf_prefix}{stored.norms[0]}.{kind}")
+            yield same(f"{prefix}pre_mlp_layernorm.{kind}", f"{hf_prefix}{stored.norms[1]}.{kind}")
         for kind in ("weight", "bias"):
             yield WeightRule(
                 f"{prefix}self_attention.linear_qkv.{kind}",
-                (f"{hf_prefix}attn.qkv.{kind}",),
+                (f"{hf_prefix}{stored.qkv}.{kind}",),
                 # Stored as all queries, all keys, all values; megatron-core groups q, k, v of each head.
                 lambda tensors: _by_head(tensors[0], heads, size),
                 lambda tensor: [_swap_heads(tensor, tensor.shape[0] // (3 * size), 3, size)],
                 sections=3,
             )
-            yield same(f"{prefix}self_attention.linear_proj.{kind}", f"{hf_prefix}attn.proj.{kind}")
-            yield gated(
-                f"{prefix}mlp.linear_fc1.{kind}", f"{hf_prefix}mlp.gate_proj.{kind}", f"{hf_prefix}mlp.up_proj.{kind}"
-            )
-            yield same(f"{prefix}mlp.linear_fc2.{kind}", f"{hf_prefix}mlp.down_proj.{kind}")
+            yield same(f"{prefix}self_attention.linear_proj.{kind}", f"{hf_prefix}{stored.attention_output}.{kind}")
+            first, names = f"{prefix}mlp.linear_fc1.{kind}", [f"{hf_prefix}{name}.{kind}" for name in up]
+            yield gated(first, *names) if entry.gated else same(first, *names)
+            yield same(f"{prefix}mlp.linear_fc2.{kind}", f"{hf_prefix}{down}.{kind}")
 
 
-def _projector() -> Iterator[WeightRule]:
-    yield same("projector.norm.weight", "model.visual.merger.ln_q.weight")
-    for kind in ("weight", "bias"):
-        yield same(f"projector.fc1.{kind}", f"model.visual.merger.mlp.0.{kind}")
-        yield same(f"projector.fc2.{kind}", f"model.visual.merger.mlp.2.{kind}")
+def _projector(config: VisionConfig) -> Iterator[WeightRule]:
+    stored = config.entry.tensors
+    mergers = [("projector.", stored.merger)]
+    mergers += [
+        (f"projector.deepstack.{number}.", f"{stored.extra_mergers}.{number}")
+        for number in range(len(config.deepstack_layers))
+    ]
+    norm, first, second = stored.merger_parts
+    for prefix, merger in mergers:
+        for kind in ("weight", "bias") if config.entry.norm_bias else ("weight",):
+            yield same(f"{prefix}norm.{kind}", f"{HF_VISION}{merger}.{norm}.{kind}")
+        for kind in ("weight", "bias"):
+            yield same(f"{prefix}fc1.{kind}", f"{HF_VISION}{merger}.{first}.{kind}")
+            yield same(f"{prefix}fc2.{kind}", f"{HF_VISION}{merger}.{second}.{kind}")
+
+
+def vision_part(canonical: str) -> Part | None:
+    """The part of a tensor of a vision encoder, whose mergers are the projector; None for other tensors."""
+    if not canonical.startswith(HF_VISION):
+        return None
+    component = canonical.removeprefix(HF_VISION).split(".", 1)[0]
+    mergers = {
+        name for entry in VISION_ENTRIES.values() for name in (entry.tensors.merger, entry.tensors.extra_mergers)
+    }
+    return "projector" if component in mergers else "vision"
 
 
 def _grouped_query(config: GroupedQueryConfig) -> Iterator[WeightRule]:

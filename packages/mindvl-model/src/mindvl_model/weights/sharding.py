@@ -86,7 +86,7 @@ def split_kind(param_name: str) -> SplitKind:
     return "columns" if layer in _COLUMNS and tensor == "weight" else "whole"
 
 
-def own_block(param_name: str, share: Share) -> Block | None:
+def own_block(param_name: str, share: Share, *, gated: bool = True) -> Block | None:
     """The block of a whole parameter that a rank holds; both halves of a gated MLP are split.
 
     None for whole parameters and for experts.
@@ -94,7 +94,7 @@ def own_block(param_name: str, share: Share) -> Block | None:
     kind = split_kind(param_name)
     if share.tp_size == 1 or kind not in ("rows", "columns"):
         return None
-    sections = 2 if ".linear_fc1." in param_name else 1
+    sections = 2 if gated and ".linear_fc1." in param_name else 1
     return (
         Block(0, share.tp_rank, share.tp_size, sections) if kind == "rows" else Block(1, share.tp_rank, share.tp_size)
     )

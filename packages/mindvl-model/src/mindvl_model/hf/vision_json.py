@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of vision_config in config.json for each vision encoder, and the image settings of the processor of a directory.
+
+Used by the modules that read and write whole directories. The keys are data of the registry (vision/registry.py).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindvl_model.errors import WeightError
+from mindvl_model.hf.config_keys import MAX_LAYERS, MAX_NUMBER, Keys
+from mindvl_model.vision.entries import DEFAULT_KIND, VISION_ENTRIES
+from mindvl_model.vision_config import VisionConfig
+from mindvl_model.weights.json_file import read_json
+
+_LISTS = ("full_attention_layers", "deepstack_layers")
+
+
+def vision_kind(keys: Keys) -> str:
+    """The vision encoder of a section vision_config, from its model_type.
+
+    Raises:
+        WeightError: There is no such vision encoder.
+    """
+    model_type = keys.take("model_type", None)
+    kinds = {entry.published.model_type: kind for kind, entry in VISION_ENTRIES.items()}
+    if model_type is None:
+        return DEFAULT_KIND
+    if not isinstance(model_type, str) or model_type not in kinds:
+        raise WeightError(
+            f"{keys.where}: model_type={model_type!r:.60} is not supported, only {', '.join(kinds)} are. Use another "
+            "directory."
+        )
+    return kinds[model_type]
+
+
+def read_vision(keys: Keys, path: Path, kind: str) -> VisionConfig:
+    """Read the configuration of a vision encoder from vision_config; the processor has mean and standard deviation.
+
+    Raises:
+        WeightError: A key is missing, or its value is invalid or not supported.
+    """
+    # The defaults are those of transformers, because published directories omit keys with default values.
+    published = VISION_ENTRIES[kind].published
+    rope = Keys(keys.take("rope_parameters", None) or {}, f"{keys.where}: rope_parameters")
+    rope.only("rope_type", "axial", "default")
+    theta = rope.number("rope_theta", VisionConfig.rotary_base, whole=False)
+    rope.check_remaining()
+    for key, values in published.only.items():
+        keys.only(key, *values)
+    sizes: dict[str, Any] = {}
+    for field, key in published.keys.items():
+        default = [published.defaults[field]] if field in published.defaults else []
+        if field in _LISTS:
+            sizes[field] = keys.numbers(key, *default)
+        elif field == "in_channels":
+            sizes[field] = keys.number(key, keys.take("in_chans", *default))
+        else:
+            sizes[field] = keys.number(key, *default, most=MAX_LAYERS if field == "num_layers" else MAX_NUMBER)
+    deviation = keys.number("initializer_range", 0.02, whole=False, least=0)
+    vision = VisionConfig(kind=kind, **sizes, rotary_base=theta, init_std=deviation)  # type: ignore[arg-type]
+    return _with_image_settings(vision, path)
+
+
+def write_vision(vision: VisionConfig, output_size: int) -> dict[str, Any]:
+    """Return the keys of a vision encoder that whole models of every form share.
+
+    Args:
+        output_size: Size of a visual token.
+    """
+    keys = {key: getattr(vision, field) for field, key in vision.entry.published.keys.items()}
+    lists = {key: list(value) for key, value in keys.items() if isinstance(value, tuple)}
+    return keys | lists | {"out_hidden_size": output_size}
+
+
+def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
+    """Set image mean and standard deviation from the processor of the directory, if it has one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if not (path / name).is_file():
+            continue
+        stored = read_json(path / name)
+        images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
+        if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
+            continue
+        field_names = {
+            "patch_size": "patch_size",
+            "merge_size": "spatial_merge_size",
+            "temporal_patch_size": "temporal_patch_size",
+        }
+        for key, field in field_names.items():
+            if images.get(key, getattr(vision, field)) != getattr(vision, field):
+                raise WeightError(
+                    f"{path / name}: {key}={images[key]!r:.60}, but config.json has "
+                    f"{field}={getattr(vision, field)}. Download both files again."
+                )
+        pixels = Keys(images, str(path / name))
+        mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
+        if not all(deviation):
+            raise pixels.unsupported("image_std", deviation, "a list of 3 numbers above 0")
+        return replace(vision, image_mean=mean, image_std=deviation)
+    return vision
