@@ -48,7 +48,7 @@ def size_table() -> str:
             (
                 f"`{name}`",
                 f"{vision.num_layers} layers of {vision.hidden_size}",
-                f"`{language.kind}`, {language.num_layers} layers of {language.hidden_size}",
+                f"`{language.family}`, {language.num_layers} layers of {language.hidden_size}",
                 f"{language.vocab_size:,}",
             )
         )

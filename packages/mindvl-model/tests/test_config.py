@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mindvl_model import ModelError, config_from_json, for_tokenizer, named_config
-from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
 
 SMALLEST = smallest_config()
 SPECIAL_IDS = {
@@ -75,12 +75,59 @@ def test_a_configuration_comes_back_from_json(name: str) -> None:
         config_from_json(document)
 
 
+def test_a_manifest_of_an_earlier_version_gives_the_same_decoder() -> None:
+    """Earlier versions stored the fields of a family, without those that newer versions add."""
+    config = smallest_deepseek_v3()
+    fields = {
+        "kind": "deepseek_v3",
+        "hidden_size": 24,
+        "num_layers": 3,
+        "num_heads": 4,
+        "ffn_hidden_size": 40,
+        "vocab_size": 64,
+        "tie_embeddings": False,
+        "rotary_base": 10000.0,
+        "norm_epsilon": 1e-6,
+        "max_positions": 512,
+        "init_std": 0.1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 12,
+        "nope_head_dim": 8,
+        "rope_head_dim": 8,
+        "value_head_dim": 6,
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "expert_ffn_hidden_size": 12,
+        "num_shared_experts": 1,
+        "num_expert_groups": 4,
+        "groups_per_token": 2,
+        "routed_scale": 2.5,
+        "bias_update_rate": 0.001,
+        "num_mtp_layers": 1,
+        "mtp_loss_weight": 0.3,
+        "yarn": {
+            "factor": 4.0,
+            "original_max_positions": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+        },
+    }
+    document = json.loads(json.dumps(asdict(config)))
+    assert config_from_json(document | {"language": fields}) == config
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value"),
     [
         ("language", "num_layers", None),
         ("language", "hidden_size", True),
-        ("language", "rotary_base", float("nan")),
+        ("language", "norm_epsilon", float("nan")),
+        ("language", "rope", {"rotary_base": float("nan")}),
+        ("language", "rope", {"base": 1.0}),
+        ("language", "attention", {"kind": "latent"}),
         ("language", "kind", []),
         ("vision", "image_std", []),
         ("vision", "image_mean", [0.5, {}, 0.5]),

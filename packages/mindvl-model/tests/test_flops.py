@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mindvl_model import MindVLConfig, Qwen2LanguageConfig, named_config
+from mindvl_model import MindVLConfig, named_config
+from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS, Part, set_trainable
 from mindvl_model.random_inputs import pack_segments, random_segment
@@ -25,7 +26,7 @@ VIDEOS = [(2, 4, 6)]
 
 def smallest_qwen2() -> MindVLConfig:
     """A very small model with M-RoPE."""
-    language = Qwen2LanguageConfig(
+    language = Qwen2Preset(
         hidden_size=24,
         num_layers=2,
         num_heads=4,
@@ -34,7 +35,7 @@ def smallest_qwen2() -> MindVLConfig:
         ffn_hidden_size=40,
         vocab_size=64,
         mrope_sections=(2, 1, 1),
-    )
+    ).decoder()
     base = smallest_config()
     return MindVLConfig(vision=base.vision, language=language, tokens=base.tokens)
 

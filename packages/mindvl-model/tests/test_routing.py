@@ -169,7 +169,7 @@ def test_a_model_with_experts_is_analysed_over_packed_packs(
         packs.append(Pack(pack_segments(parts, padding=4), own))
     analysis = analysis_of(config, (4, 8))
     assert list(run_packs(make_model(config), packs, analysis, config.tokens)) == [1, 2, 3]
-    assert analysis.layers == ((0, 1) if config.language.kind == "qwen3_moe" else (1, 2))
+    assert analysis.layers == ((0, 1) if config.language.family == "qwen3_moe" else (1, 2))
     scores = analysis.scores((1.0, 4.0))
     assert {score.modality for score in scores if score.source == "photos"} == {"all", "visual", "text", "mixed"}
     assert {score.modality for score in scores if score.source == "texts"} == {"all", "text"}

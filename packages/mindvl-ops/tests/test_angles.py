@@ -36,6 +36,24 @@ def test_each_section_of_mrope_follows_its_axis():
         assert torch.equal(sin[0, :8], sin[0, 8:])
 
 
+def test_alternating_axes_take_turns_while_they_have_pairs_left_and_time_has_the_rest():
+    still = torch.zeros(3, 1, dtype=torch.int64)
+    for axis, pairs in enumerate(([0, 3, 6, 7], [1, 4], [2, 5])):
+        moved = still.clone()
+        moved[axis] = 5
+        _, sin = mrope_tables(moved, 16, 10.0, (4, 2, 2), alternating=True)
+        assert sin[0, :8].ne(0).nonzero()[:, 0].tolist() == pairs
+
+
+def test_given_frequencies_replace_those_of_the_base():
+    positions, frequencies = torch.tensor([0, 2]), torch.tensor([1.0, 0.25])
+    angles = torch.tensor([[0.0] * 4, [2.0, 0.5, 2.0, 0.5]])
+    expected = angles.cos(), angles.sin()
+    torch.testing.assert_close(rotary_tables(positions, 4, 100.0, frequencies=frequencies), expected)
+    three = mrope_tables(positions.expand(3, -1), 4, 100.0, (0, 1, 1), frequencies=frequencies)
+    torch.testing.assert_close(three, expected)
+
+
 def test_rows_and_columns_of_an_image_take_a_quarter_of_the_head_each():
     cos, sin = vision_tables(torch.tensor([[2, 0], [0, 3]]), 8, 10000.0)
     angles = torch.tensor([[2.0, 0.02, 0.0, 0.0] * 2, [0.0, 0.0, 3.0, 0.03] * 2])

@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_directory, write_shards
-from mindvl_model import Qwen2LanguageConfig, VisionConfig
+from mindvl_model import VisionConfig
+from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
 
 SPECIAL_TOKENS = [
@@ -52,7 +53,7 @@ def model_of(size: str) -> ModelSection:
             ffn_hidden_size=vision_ffn,
             full_attention_layers=(vision_encoder - 1,),
         ),
-        language=Qwen2LanguageConfig(
+        language=Qwen2Preset(
             hidden_size=hidden,
             num_layers=layers,
             num_heads=heads,
@@ -64,7 +65,7 @@ def model_of(size: str) -> ModelSection:
             tie_embeddings=False,
             rotary_base=1e6,
             max_positions=32768,
-        ),
+        ).decoder(),
     )
 
 

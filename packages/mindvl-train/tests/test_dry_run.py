@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mindvl_model import ModelError
-from mindvl_model.language_config import DeepSeekV3LanguageConfig
 from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3
 from mindvl_ops import OpsConfig
@@ -49,8 +48,8 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(make_config: Callable[..
     assert [stage.has_head for stage in report.stages] == [False, False, True]
     # Each stage holds half of its experts; the last one has a copy of the embedding for the token after the next.
     language = model.language
-    assert isinstance(language, DeepSeekV3LanguageConfig)
-    experts = 3 * language.hidden_size * language.expert_ffn_hidden_size * language.num_experts
+    assert language.experts is not None
+    experts = 3 * language.hidden_size * language.experts.expert_ffn_hidden_size * language.experts.num_experts
     copies = 3 * experts // 2 - language.vocab_size * language.hidden_size
     assert sum(stage.parameters for stage in report.stages) + copies == whole.stages[0].parameters
 

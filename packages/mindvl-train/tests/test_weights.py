@@ -40,8 +40,8 @@ def save_qwen3(directory: Path) -> Qwen3ForCausalLM:
             intermediate_size=language.ffn_hidden_size,
             num_hidden_layers=language.num_layers,
             num_attention_heads=language.num_heads,
-            num_key_value_heads=language.num_kv_heads,
-            head_dim=language.head_dim,
+            num_key_value_heads=language.attention.num_kv_heads,
+            head_dim=language.attention.head_dim,
         )
     )
     published.save_pretrained(directory)

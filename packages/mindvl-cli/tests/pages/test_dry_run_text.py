@@ -17,7 +17,7 @@ from mindvl_cli.load import load_config, to_plain
 from mindvl_cli.main import cli
 from mindvl_cli.pages.dry_run_text import dry_run_text
 from mindvl_model import MindVLConfig
-from mindvl_model.language_config import Qwen2LanguageConfig
+from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_train import RunConfig
 from mindvl_train.dry_run import DryRun, StageCounts
@@ -139,7 +139,7 @@ def test_without_a_rehearsal_of_this_version_its_duration_is_shown(monkeypatch: 
 
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "tiny" / "sft.yaml"
-QWEN2 = Qwen2LanguageConfig(
+QWEN2 = Qwen2Preset(
     hidden_size=32,
     num_layers=2,
     num_heads=4,
@@ -148,7 +148,7 @@ QWEN2 = Qwen2LanguageConfig(
     ffn_hidden_size=40,
     vocab_size=512,
     mrope_sections=(2, 1, 1),
-)
+).decoder()
 VALUES = (
     *("0", "-1", "3", "1000003", "1000000000000", f"1{'0' * 30}", "1e22", "0.5", "-0.5", ".nan", ".inf", "-.inf"),
     *(

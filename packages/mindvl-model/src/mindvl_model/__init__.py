@@ -9,28 +9,21 @@ from typing import TYPE_CHECKING, Any
 from mindvl_model.accelerator import Accelerator, set_up_device
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig, config_from_json, for_tokenizer
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.language_config import (
-    DeepSeekV3LanguageConfig,
-    LanguageConfig,
-    Qwen2LanguageConfig,
-    Qwen3LanguageConfig,
-    Qwen3MoELanguageConfig,
-)
+from mindvl_model.families.registry import PRESETS, LanguagePreset
+from mindvl_model.language_config import LanguageConfig
 from mindvl_model.sizes import named_config
 
 if TYPE_CHECKING:
     from mindvl_model.model import MindVLModel
 
 __all__ = [
+    "PRESETS",
     "Accelerator",
-    "DeepSeekV3LanguageConfig",
     "LanguageConfig",
+    "LanguagePreset",
     "MindVLConfig",
     "MindVLModel",
     "ModelError",
-    "Qwen2LanguageConfig",
-    "Qwen3LanguageConfig",
-    "Qwen3MoELanguageConfig",
     "TokenConfig",
     "VisionConfig",
     "WeightError",

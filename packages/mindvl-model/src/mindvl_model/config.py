@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of a MindVL model: vision encoder, projector, language model and special token ids.
 
-Names and meanings follow the configurations in transformers. The vision encoders are in vision_config.py, the families of
-language models in language_config.py, the named sizes in sizes.py.
+Names and meanings follow the configurations in transformers. The vision encoders are in vision_config.py, the properties of
+language models in language_config.py, their families in families/, the named sizes in sizes.py.
 """
 
 import math
@@ -10,12 +10,8 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import (
-    FAMILIES,
-    LanguageConfig,
-    Qwen2LanguageConfig,
-    YarnConfig,
-)
+from mindvl_model.families.registry import PRESETS
+from mindvl_model.language_config import LanguageConfig
 from mindvl_model.vision_config import VisionConfig
 
 __all__ = ["MindVLConfig", "TokenConfig", "VisionConfig", "config_from_json", "for_tokenizer"]
@@ -46,9 +42,9 @@ class MindVLConfig:
     @property
     def position_kind(self) -> Literal["rope", "mrope", "mrope_all_axes"]:
         """Position ids of visual tokens: sequential ("rope"), or by time, height and width (M-RoPE)."""
-        if not isinstance(self.language, Qwen2LanguageConfig):
+        if self.language.rope.mrope_sections is None:
             return "rope"
-        return "mrope" if self.language.after_video == "height_width" else "mrope_all_axes"
+        return "mrope" if self.language.rope.after_video == "height_width" else "mrope_all_axes"
 
     def __post_init__(self) -> None:
         if len(self.vision.deepstack_layers) > self.language.num_layers:
@@ -104,14 +100,13 @@ def config_from_json(document: dict[str, Any]) -> MindVLConfig:
         ModelError: A model family or a field is not known to this version.
     """
     try:
-        language = dict(document["language"])
-        family = FAMILIES[language["kind"]]
-        if language.get("yarn") is not None:
-            language["yarn"] = YarnConfig(**language["yarn"])
+        # Manifests of earlier versions have the fields of a preset.
+        language = _rebuilt(PRESETS[document["language"]["kind"]], document["language"])
+        _check_types(language)
         config = MindVLConfig(
-            vision=VisionConfig(**_with_tuples(document["vision"])),
-            language=family(**_with_tuples(language)),
-            tokens=TokenConfig(**document["tokens"]),
+            vision=_rebuilt(VisionConfig, document["vision"]),
+            language=language.decoder(),
+            tokens=_rebuilt(TokenConfig, document["tokens"]),
         )
         _check_types(config)
         return config
@@ -152,5 +147,14 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+def _rebuilt(hint: Any, value: Any) -> Any:
+    """Rebuild a value of this type from JSON; `kind` selects the dataclass of a union."""
+    members = [one for one in get_args(hint) or (hint,) if is_dataclass(one)]
+    if isinstance(value, list):
+        return tuple(value)
+    if not members or not isinstance(value, dict):
+        return value
+    kinds = {getattr(one, "kind", None): one for one in members}
+    cls: Any = members[0] if len(members) == 1 else kinds[value["kind"]]
+    hints = get_type_hints(cls)
+    return cls(**{name: _rebuilt(hints[name], one) for name, one in value.items()})

@@ -8,13 +8,7 @@ with published totals. The load-balancing biases of routers are buffers and not 
 from dataclasses import asdict, dataclass
 
 from mindvl_model.config import MindVLConfig, VisionConfig
-from mindvl_model.language_config import (
-    DeepSeekV3LanguageConfig,
-    GroupedQueryConfig,
-    LanguageConfig,
-    Qwen2LanguageConfig,
-    Qwen3MoELanguageConfig,
-)
+from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig, LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +91,7 @@ def count_parameters(config: MindVLConfig) -> Counts:
         experts=sum(layer.experts for layer in layers),
         norms=sum(layer.norms for layer in layers) + language.hidden_size,
         # Two norms and a projection combine hidden states and embeddings; one norm follows the transformer layer.
-        mtp=num_mtp_layers(language) * (extra.total + 2 * language.hidden_size**2 + 3 * language.hidden_size)
+        mtp=language.num_mtp_layers * (extra.total + 2 * language.hidden_size**2 + 3 * language.hidden_size)
         if extra is not None
         else 0,
         active_experts=sum(layer.active_experts for layer in layers),
@@ -131,57 +125,46 @@ def _norm(size: int, config: VisionConfig) -> int:
 
 def layers_of(config: LanguageConfig) -> list[LayerCounts]:
     """Counts of each decoder layer, first to last."""
-    if isinstance(config, DeepSeekV3LanguageConfig):
-        num_routed = config.num_layers - config.num_dense_layers
-        return [_latent_layer(config, dense=True)] * config.num_dense_layers + [
-            _latent_layer(config, dense=False)
-        ] * num_routed
-    return [_grouped_query_layer(config)] * config.num_layers
-
-
-def num_mtp_layers(config: LanguageConfig) -> int:
-    """Number of multi-token prediction layers."""
-    return config.num_mtp_layers if isinstance(config, DeepSeekV3LanguageConfig) else 0
+    dense, routed = _layer(config, dense=True), _layer(config, dense=False)
+    return [dense] * config.num_dense_layers + [routed] * (config.num_layers - config.num_dense_layers)
 
 
 def mtp_layer(config: LanguageConfig) -> LayerCounts | None:
     """Counts of the transformer layer in a multi-token prediction layer; None for models without one."""
-    if isinstance(config, DeepSeekV3LanguageConfig) and config.num_mtp_layers:
-        return _latent_layer(config, dense=False)
-    return None
+    return _layer(config, dense=False) if config.num_mtp_layers else None
 
 
-def _grouped_query_layer(config: GroupedQueryConfig) -> LayerCounts:
-    hidden, head = config.hidden_size, config.head_dim
-    qkv_size = (config.num_heads + 2 * config.num_kv_heads) * head
-    attention = qkv_size * hidden + config.num_heads * head * hidden
-    attention += qkv_size if isinstance(config, Qwen2LanguageConfig) else 2 * head  # biases, or two norms over a head
-    if isinstance(config, Qwen3MoELanguageConfig):
-        expert = 3 * hidden * config.expert_ffn_hidden_size
-        return LayerCounts(
-            attention=attention,
-            norms=2 * hidden,
-            router=config.num_experts * hidden,
-            experts=config.num_experts * expert,
-            active_experts=config.experts_per_token * expert,
-        )
-    return LayerCounts(attention=attention, norms=2 * hidden, dense_mlp=3 * hidden * config.ffn_hidden_size)
-
-
-def _latent_layer(config: DeepSeekV3LanguageConfig, *, dense: bool) -> LayerCounts:
-    hidden, heads = config.hidden_size, config.num_heads
-    query = config.q_lora_rank * (hidden + 1 + heads * (config.nope_head_dim + config.rope_head_dim))
-    key_value = hidden * (config.kv_lora_rank + config.rope_head_dim)
-    key_value += config.kv_lora_rank * (1 + heads * (config.nope_head_dim + config.value_head_dim))
-    attention = query + key_value + heads * config.value_head_dim * hidden
-    if dense:
-        return LayerCounts(attention=attention, norms=2 * hidden, dense_mlp=3 * hidden * config.ffn_hidden_size)
-    expert = 3 * hidden * config.expert_ffn_hidden_size
+def _layer(config: LanguageConfig, *, dense: bool) -> LayerCounts:
+    """Counts of a layer; `dense` has no effect on a model without experts."""
+    hidden, attention, experts = config.hidden_size, config.attention, config.experts
+    if attention.kind == "grouped_query":
+        parameters = _grouped_query_attention(attention, hidden, config.num_heads)
+    else:
+        parameters = _latent_attention(attention, hidden, config.num_heads)
+    if dense or experts is None:
+        ffn = config.ffn_hidden_size
+        mlp = 3 * hidden * ffn + (2 * ffn + hidden if config.mlp_bias else 0)
+        return LayerCounts(attention=parameters, norms=2 * hidden, dense_mlp=mlp)
+    expert = 3 * hidden * experts.expert_ffn_hidden_size
     return LayerCounts(
-        attention=attention,
+        attention=parameters,
         norms=2 * hidden,
-        router=config.num_experts * hidden,
-        shared_experts=config.num_shared_experts * expert,
-        experts=config.num_experts * expert,
-        active_experts=config.experts_per_token * expert,
+        router=experts.num_experts * hidden,
+        shared_experts=experts.num_shared_experts * expert,
+        experts=experts.num_experts * expert,
+        active_experts=experts.experts_per_token * expert,
     )
+
+
+def _grouped_query_attention(attention: GroupedQueryAttention, hidden: int, num_heads: int) -> int:
+    size = attention.head_dim
+    qkv_size = (num_heads + 2 * attention.num_kv_heads) * size
+    count = qkv_size * hidden + num_heads * size * hidden
+    return count + qkv_size * attention.qkv_bias + hidden * attention.output_bias + 2 * size * attention.qk_norm
+
+
+def _latent_attention(attention: LatentAttention, hidden: int, num_heads: int) -> int:
+    nope, rope, value = attention.nope_head_dim, attention.rope_head_dim, attention.value_head_dim
+    query = attention.q_lora_rank * (hidden + 1 + num_heads * (nope + rope))
+    key_value = hidden * (attention.kv_lora_rank + rope) + attention.kv_lora_rank * (1 + num_heads * (nope + value))
+    return query + key_value + num_heads * value * hidden

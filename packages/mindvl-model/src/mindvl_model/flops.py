@@ -10,12 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from mindvl_model.config import MindVLConfig, VisionConfig
-from mindvl_model.counts import num_mtp_layers
-from mindvl_model.language_config import (
-    DeepSeekV3LanguageConfig,
-    LanguageConfig,
-    Qwen3MoELanguageConfig,
-)
+from mindvl_model.language_config import LanguageConfig, LatentAttention
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.vision.positions import Grid, patch_order
 
@@ -98,12 +93,12 @@ def pack_flops(
     rows = tokens if num_loss_tokens is None else num_loss_tokens
     head = _matmul(rows, config.language.hidden_size, config.language.vocab_size)
     needs_input_gradient = vision or projector
-    extra = num_mtp_layers(config.language) if multi_token else 0
+    extra = config.language.num_mtp_layers if multi_token else 0
     size = config.language.hidden_size
     joined = extra * (
         _matmul(tokens, 2 * size, size) + head
     )  # projection of embeddings and hidden states; output layer
-    deeper = _times(_routed_layer(config.language, tokens, pairs), extra) if extra else _Products()
+    deeper = _times(_layer(config.language, tokens, pairs, dense=False), extra)
     return Flops(
         vision=_vision_encoder(config.vision, image_grids, video_grids).work(weights=vision, inputs=vision),
         projector=_projector(config, [*image_grids, *video_grids]).work(
@@ -181,44 +176,34 @@ def _patches(grids: Sequence[Grid]) -> int:
 
 def _decoder(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
     """Products of all layers, without the output layer."""
-    dense = _dense_mlp(config, tokens)
-    if isinstance(config, DeepSeekV3LanguageConfig):
-        attention = _latent_attention(config, tokens, pairs)
-        first = _times(attention + dense, config.num_dense_layers)
-        layers = first + _times(_routed_layer(config, tokens, pairs), config.num_layers - config.num_dense_layers)
-    elif isinstance(config, Qwen3MoELanguageConfig):
-        layers = _times(_routed_layer(config, tokens, pairs), config.num_layers)
+    dense, routed = (_layer(config, tokens, pairs, dense=kind) for kind in (True, False))
+    return _times(dense, config.num_dense_layers) + _times(routed, config.num_layers - config.num_dense_layers)
+
+
+def _layer(config: LanguageConfig, tokens: int, pairs: int, *, dense: bool) -> _Products:
+    """Attention and the MLP, or the router and the routed and shared experts of each token."""
+    hidden, experts = config.hidden_size, config.experts
+    if dense or experts is None:
+        linear = 3 * _matmul(tokens, hidden, config.ffn_hidden_size)
     else:
-        layers = _times(_attention(config, tokens, pairs) + dense, config.num_layers)
-    return layers
-
-
-def _dense_mlp(config: LanguageConfig, tokens: int) -> _Products:
-    return _Products(linear=3 * _matmul(tokens, config.hidden_size, config.ffn_hidden_size))
-
-
-def _routed_layer(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
-    """Attention, router, and the routed and shared experts of each token."""
-    assert isinstance(config, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig)
-    shared = config.num_shared_experts if isinstance(config, DeepSeekV3LanguageConfig) else 0
-    experts = (config.experts_per_token + shared) * 3
-    router = _matmul(tokens, config.hidden_size, config.num_experts)
-    linear = router + experts * _matmul(tokens, config.hidden_size, config.expert_ffn_hidden_size)
+        used = experts.experts_per_token + experts.num_shared_experts
+        linear = _matmul(tokens, hidden, experts.num_experts)
+        linear += 3 * used * _matmul(tokens, hidden, experts.expert_ffn_hidden_size)
     return _attention(config, tokens, pairs) + _Products(linear=linear)
 
 
 def _attention(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
-    if isinstance(config, DeepSeekV3LanguageConfig):
-        return _latent_attention(config, tokens, pairs)
-    hidden, head, heads = config.hidden_size, config.head_dim, config.num_heads
-    projections = _matmul(tokens, hidden, (heads + 2 * config.num_kv_heads) * head)
-    projections += _matmul(tokens, heads * head, hidden)
-    return _Products(linear=projections, attention=4 * pairs * heads * head)
+    hidden, heads, attention = config.hidden_size, config.num_heads, config.attention
+    if attention.kind == "latent":
+        return _latent_attention(attention, hidden, heads, tokens, pairs)
+    size = attention.head_dim
+    projections = _matmul(tokens, hidden, (heads + 2 * attention.num_kv_heads) * size)
+    projections += _matmul(tokens, heads * size, hidden)
+    return _Products(linear=projections, attention=4 * pairs * heads * size)
 
 
-def _latent_attention(config: DeepSeekV3LanguageConfig, tokens: int, pairs: int) -> _Products:
-    hidden, heads, value = config.hidden_size, config.num_heads, config.value_head_dim
-    query_key = config.nope_head_dim + config.rope_head_dim
+def _latent_attention(config: LatentAttention, hidden: int, heads: int, tokens: int, pairs: int) -> _Products:
+    query_key, value = config.nope_head_dim + config.rope_head_dim, config.value_head_dim
     projections = _matmul(tokens, hidden, config.q_lora_rank + config.kv_lora_rank + config.rope_head_dim)
     projections += _matmul(tokens, config.q_lora_rank, heads * query_key)
     projections += _matmul(tokens, config.kv_lora_rank, heads * (config.nope_head_dim + value))

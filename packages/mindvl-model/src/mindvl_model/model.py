@@ -13,11 +13,8 @@ from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.deepstack import attach
-from mindvl_model.language.base import LanguageAdapter
-from mindvl_model.language.deepseek_v3 import DeepSeekV3Adapter
-from mindvl_model.language.qwen2 import Qwen2Adapter
-from mindvl_model.language.qwen3 import Qwen3Adapter
-from mindvl_model.language.qwen3_moe import Qwen3MoEAdapter
+from mindvl_model.language.decoder import build_decoder
+from mindvl_model.language.rotary import rotary_angles
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
 from mindvl_model.megatron.offload import ActivationOffload
 from mindvl_model.megatron.output_layer import check_loss_positions
@@ -39,13 +36,6 @@ from mindvl_model.vision.encoder import VisionEncoder
 from mindvl_model.vision.positions import Grid, patch_order
 from mindvl_model.vision.spread import take_ranges, vision_shard
 from mindvl_ops import Segments, to_device
-
-ADAPTERS: dict[str, LanguageAdapter] = {
-    "qwen2": Qwen2Adapter(),
-    "qwen3": Qwen3Adapter(),
-    "qwen3_moe": Qwen3MoEAdapter(),
-    "deepseek_v3": DeepSeekV3Adapter(),
-}
 
 
 class MindVLModel(MegatronModule):
@@ -73,8 +63,7 @@ class MindVLModel(MegatronModule):
     ) -> None:
         parallel = build_config.parallel
         check_parallel(config, parallel)
-        self.adapter = ADAPTERS[config.language.kind]
-        language = self.adapter.build(
+        language = build_decoder(
             config.language, build_config, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage
         )
         super().__init__(config=language.config)
@@ -219,7 +208,7 @@ class MindVLModel(MegatronModule):
                 )
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
             embeddings = self._embed(pack, images, videos)
-        pack.cos, pack.sin = self.adapter.rotary_angles(self.mindvl.language, pack.own_slice(position_ids))
+        pack.cos, pack.sin = rotary_angles(self.mindvl.language, pack.own_slice(position_ids))
         return self.language(
             None,
             None,

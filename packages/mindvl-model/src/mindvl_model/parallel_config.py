@@ -11,7 +11,6 @@ import torch
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import DeepSeekV3LanguageConfig
 
 _MAX_SIZE = 1 << 20
 
@@ -157,8 +156,9 @@ def check_parallel(config: MindVLConfig, parallel: ParallelConfig) -> None:
             f"language.num_heads={language.num_heads}. Use sizes whose product divides it."
         )
     divisible = {"language.ffn_hidden_size": language.ffn_hidden_size, "language.vocab_size": language.vocab_size}
-    if isinstance(language, DeepSeekV3LanguageConfig):
-        shared = language.expert_ffn_hidden_size * language.num_shared_experts
+    experts = language.experts
+    if experts is not None:
+        shared = experts.expert_ffn_hidden_size * experts.num_shared_experts
         divisible["language.expert_ffn_hidden_size * num_shared_experts"] = shared
     if not parallel.spread_images:
         divisible |= {"vision.num_heads": vision.num_heads, "vision.ffn_hidden_size": vision.ffn_hidden_size}
@@ -167,17 +167,16 @@ def check_parallel(config: MindVLConfig, parallel: ParallelConfig) -> None:
         if size % tp_size:
             remedy = " or spread_images: true" if name.startswith("vision") else ""
             raise ModelError(f"parallel.tp_size: {tp_size} does not divide {name}={size}. Use a divisor{remedy}.")
-    kv_heads = getattr(language, "num_kv_heads", tp_size)
+    kv_heads = language.attention.num_kv_heads if language.attention.kind == "grouped_query" else tp_size
     if kv_heads % tp_size and tp_size % kv_heads:
         raise ModelError(
             f"parallel.tp_size: {tp_size} is neither a divisor nor a multiple of language.num_kv_heads={kv_heads}. "
             "Use a divisor or a multiple."
         )
-    _check_experts(getattr(language, "num_experts", 0), parallel.ep_size)
-    num_mtp_layers = getattr(language, "num_mtp_layers", 0)
-    if parallel.pp_size > 1 and language.tie_embeddings and num_mtp_layers:
+    _check_experts(0 if experts is None else experts.num_experts, parallel.ep_size)
+    if parallel.pp_size > 1 and language.tie_embeddings and language.num_mtp_layers:
         raise ModelError(
-            f"parallel.pp_size: {parallel.pp_size} with tied embeddings and num_mtp_layers={num_mtp_layers}: the last "
+            f"parallel.pp_size: {parallel.pp_size} with tied embeddings and num_mtp_layers={language.num_mtp_layers}: the last "
             "stage would hold the embedding twice, which megatron-core cannot save. Use pp_size=1 or num_mtp_layers=0."
         )
     chunk_layers(language.num_layers, parallel)

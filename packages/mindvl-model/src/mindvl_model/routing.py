@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from mindvl_model.config import MindVLConfig, TokenConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import DeepSeekV3LanguageConfig, Qwen3MoELanguageConfig
 
 Modality = Literal["visual", "text", "mixed"]
 MODALITIES: tuple[Modality, ...] = ("visual", "text", "mixed")
@@ -253,15 +252,13 @@ def analysis_of(config: MindVLConfig, segment_lengths: Sequence[int] = (16, 64, 
         ModelError: The model has no experts.
     """
     language = config.language
-    if not isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig):
-        raise ModelError(
-            f"model: a model with a {language.kind} decoder has no experts. Use a qwen3_moe or deepseek_v3 model."
-        )
-    first = language.num_dense_layers if isinstance(language, DeepSeekV3LanguageConfig) else 0
+    experts = language.experts
+    if experts is None:
+        raise ModelError(f"model: a model with a {language.family} decoder has no experts. Use a model with experts.")
     return RoutingAnalysis(
-        num_experts=language.num_experts,
-        experts_per_token=language.experts_per_token,
-        layers=tuple(range(first, language.num_layers)),
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        layers=tuple(range(experts.num_dense_layers, language.num_layers)),
         segment_lengths=tuple(segment_lengths),
     )
 

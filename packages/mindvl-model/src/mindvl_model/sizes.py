@@ -6,11 +6,9 @@ Recipes and commands read them through `named_config`.
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.language_config import (
-    DeepSeekV3LanguageConfig,
-    Qwen2LanguageConfig,
-    Qwen3LanguageConfig,
-)
+from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.qwen2 import Qwen2Preset
+from mindvl_model.families.qwen3 import Qwen3Preset
 
 QWEN_TOKENS = TokenConfig(
     image=151655, video=151656, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643
@@ -40,7 +38,7 @@ def _qwen2_5_vl(
     tie_embeddings: bool = False,
 ) -> MindVLConfig:
     """A published Qwen2.5-VL: FFN size of the vision encoder, then the sizes of the language model."""
-    language = Qwen2LanguageConfig(
+    language = Qwen2Preset(
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
@@ -51,7 +49,7 @@ def _qwen2_5_vl(
         tie_embeddings=tie_embeddings,
         after_video="all_axes",  # transformers 4, the version in the published directories
     )
-    return MindVLConfig(vision=_vision(vision_ffn), language=language, tokens=QWEN_TOKENS)
+    return MindVLConfig(vision=_vision(vision_ffn), language=language.decoder(), tokens=QWEN_TOKENS)
 
 
 NAMED_SIZES: dict[str, MindVLConfig] = {
@@ -60,7 +58,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
         vision=VisionConfig(
             hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=256, full_attention_layers=(1, 3), init_std=None
         ),
-        language=Qwen3LanguageConfig(
+        language=Qwen3Preset(
             hidden_size=128,
             num_layers=4,
             num_heads=4,
@@ -72,13 +70,13 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             rotary_base=10000.0,
             max_positions=8192,
             init_std=None,
-        ),
+        ).decoder(),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     ),
     # Vision encoder of Qwen2.5-VL-72B, Qwen3-8B (paper, section 5.1).
     "mindvl-8b": MindVLConfig(
         vision=_vision(3456),
-        language=Qwen3LanguageConfig(
+        language=Qwen3Preset(
             hidden_size=4096,
             num_layers=36,
             num_heads=32,
@@ -86,14 +84,14 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             head_dim=128,
             ffn_hidden_size=12288,
             vocab_size=151936,
-        ),
+        ).decoder(),
         tokens=QWEN_TOKENS,
     ),
     # Vision encoder of Qwen2.5-VL-72B, DeepSeek-V3 (paper, section 5.1). Its tokenizer has no image special tokens:
     # these ids are unused entries of the padded vocabulary until `for_tokenizer` sets those of the run's tokenizer.
     "mindvl-671b-a37b": MindVLConfig(
         vision=_vision(3456),
-        language=DeepSeekV3LanguageConfig(
+        language=DeepSeekV3Preset(
             hidden_size=7168,
             num_layers=61,
             num_heads=128,
@@ -108,7 +106,7 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             num_experts=256,
             experts_per_token=8,
             expert_ffn_hidden_size=2048,
-        ),
+        ).decoder(),
         tokens=TokenConfig(image=128820, video=128821, vision_start=128822, vision_end=128823, end_of_turn=1, pad=2),
     ),
     "qwen2.5-vl-3b": _qwen2_5_vl(3420, 2048, 36, 16, 2, 11008, 151936, tie_embeddings=True),

@@ -12,9 +12,9 @@ import torch
 from transformers import Qwen3Config
 
 from mindvl_model import WeightError, named_config
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.directory_config import config_from_directory, language_config_from_directory
-from mindvl_model.hf.families import write_language
 from mindvl_model.testing.tiny import random_qwen2_5_vl, smallest_config, smallest_qwen2_5_vl
 
 # config.json of Qwen2.5-VL-7B-Instruct as it was published: the decoder's keys at the top, no text_config.

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mindvl_model import MindVLConfig, ModelError, WeightError
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf import parity
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.export import export_hf_directory
-from mindvl_model.hf.families import write_language
 from mindvl_model.hf.inputs import pack_for
 from mindvl_model.hf.parity import check_parity, random_inputs
 from mindvl_model.hf.processor_files import ProcessorSettings
@@ -137,7 +137,7 @@ def test_parity_holds_for_language_models_with_experts_also_in_fp8(config: MindV
             parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator))
     published.save_pretrained(tmp_path)
     report = check_parity(tmp_path, num_inputs=5)
-    assert (report.model_type, report.failing) == (config.language.kind, ())
+    assert (report.model_type, report.failing) == (config.language.family, ())
     assert max(one.mre for one in report.inputs) <= 1e-5
 
     file = tmp_path / "model.safetensors"

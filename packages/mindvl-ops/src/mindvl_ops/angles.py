@@ -14,7 +14,9 @@ from torch import Tensor
 from .errors import OpsError
 
 
-def rotary_tables(position_ids: Tensor, width: int, base: float, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    position_ids: Tensor, width: int, base: float, interleaved: bool = False, *, frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[T, D]` float32 for positions on one axis.
 
     Args:
@@ -22,13 +24,22 @@ def rotary_tables(position_ids: Tensor, width: int, base: float, interleaved: bo
         width: `D`, even.
         base: Longest wavelength is `2 pi base`, nearly.
         interleaved: Neighbours repeat each other, for `rotary(..., interleaved=True)`; else the halves do.
+        frequencies: `[D / 2]` in radians per position, in place of those of `base`.
     """
-    angles = position_ids.float()[:, None] * _frequencies(width, base, position_ids.device)
-    return _both(angles, interleaved)
+    if frequencies is None:
+        frequencies = _frequencies(width, base, position_ids.device)
+    return _both(position_ids.float()[:, None] * frequencies, interleaved)
 
 
 def mrope_tables(
-    position_ids: Tensor, width: int, base: float, sections: Sequence[int], interleaved: bool = False
+    position_ids: Tensor,
+    width: int,
+    base: float,
+    sections: Sequence[int],
+    interleaved: bool = False,
+    *,
+    alternating: bool = False,
+    frequencies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[T, D]` float32 for positions on three axes (M-RoPE).
 
@@ -37,6 +48,9 @@ def mrope_tables(
         width: `D`, even.
         sections: Pairs of each axis, in order, from the highest frequency on; they add up to `D / 2` (Qwen2.5-VL:
             16, 24, 24).
+        interleaved: Neighbours repeat each other, for `rotary(..., interleaved=True)`; else the halves do.
+        alternating: Pair `p` belongs to axis `p % 3` as long as that axis has pairs left, otherwise to time (Qwen3-VL).
+        frequencies: `[D / 2]` in radians per position, in place of those of `base`.
 
     Raises:
         OpsError: The sections do not add up to `D / 2`, or their number differs from that of the axes.
@@ -47,10 +61,15 @@ def mrope_tables(
             f"one for each axis, {width // 2} in all."
         )
     by_axis = position_ids.float().unbind()  # no index tensor: it would be copied from the host
-    positions = torch.stack(
-        [by_axis[axis] for axis, size in enumerate(sections) for _ in range(size)], dim=1
-    )  # [T, D/2]
-    return _both(positions * _frequencies(width, base, position_ids.device), interleaved)
+    if alternating:
+        count = len(sections)
+        axes = [pair % count if pair < count * sections[pair % count] else 0 for pair in range(width // 2)]
+    else:
+        axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
+    positions = torch.stack([by_axis[axis] for axis in axes], dim=1)  # [T, D/2]
+    if frequencies is None:
+        frequencies = _frequencies(width, base, position_ids.device)
+    return _both(positions * frequencies, interleaved)
 
 
 def vision_tables(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:

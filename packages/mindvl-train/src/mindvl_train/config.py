@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from mindvl_data import DataConfig
-from mindvl_model import LanguageConfig, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
+from mindvl_model import LanguagePreset, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
 from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_ops import OpsConfig
@@ -41,7 +41,7 @@ class ModelSection:
     # Vision encoder; used together with `language`, in place of `size` or `directory`.
     vision: VisionConfig | None = None
     # Language model of the family `kind`; used together with `vision`, in place of `size` or `directory`.
-    language: LanguageConfig | None = None
+    language: LanguagePreset | None = None
 
     def __post_init__(self) -> None:
         parts = (self.vision is not None, self.language is not None)
@@ -65,7 +65,7 @@ class ModelSection:
         assert self.language is not None
         return MindVLConfig(
             vision=self.vision,
-            language=self.language,
+            language=self.language.decoder(),
             tokens=TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0),
         )
 

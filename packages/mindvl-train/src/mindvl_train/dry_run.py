@@ -112,7 +112,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         phase=config.phase,
         out=str(config.out),
         model={
-            "family": model_config.language.kind,
+            "family": model_config.language.family,
             "parameters": all_parameters,
             "trained": trained,
             "precision": config.precision,

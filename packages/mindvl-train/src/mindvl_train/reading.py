@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from mindvl_model.counts import count_parameters, layers_of, mtp_layer, num_mtp_layers
+from mindvl_model.counts import count_parameters, layers_of, mtp_layer
 from mindvl_train.faults.watchdog import outlasting
 from mindvl_train.resolved_run import ResolvedRun
 
@@ -134,7 +134,7 @@ def stages_of(run: ResolvedRun) -> list[_Stage]:
     last = parallel.pp_size - 1
     # With several stages, the last one has a copy of the embedding if it is also the output layer or predicts tokens.
     copied = parallel.pp_size > 1 and (config.language.tie_embeddings or extra is not None)
-    experts = num_mtp_layers(config.language) * extra.experts if extra is not None else 0
+    experts = config.language.num_mtp_layers * extra.experts if extra is not None else 0
     add(last, split=counts.head + config.language.hidden_size + copied * counts.embedding)
     add(last, split=counts.mtp - experts, experts=experts)
     return stages

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mindvl_model import MindVLConfig, MindVLModel, ModelError, WeightError, set_up_device
 from mindvl_model.config import VisionConfig
+from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.language_config import Qwen2LanguageConfig
 from mindvl_model.parameters import initialize, named_tensors
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_model.weights.directory import write_weights
@@ -34,7 +34,7 @@ set_up_device()
 QWEN3 = smallest_config(vocab_size=264, tie_embeddings=True)
 QWEN2 = replace(
     QWEN3,
-    language=Qwen2LanguageConfig(
+    language=Qwen2Preset(
         hidden_size=32,
         num_layers=2,
         num_heads=4,
@@ -44,7 +44,7 @@ QWEN2 = replace(
         vocab_size=264,
         mrope_sections=(2, 1, 1),
         max_positions=512,
-    ),
+    ).decoder(),
 )
 
 

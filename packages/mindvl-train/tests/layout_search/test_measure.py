@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
-from mindvl_model import DeepSeekV3LanguageConfig, MindVLConfig, Qwen3LanguageConfig, TokenConfig, VisionConfig
+from mindvl_model import LanguageConfig, MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, RunConfig, ScheduleConfig
 from mindvl_train.layout_search.measure import (
@@ -27,11 +29,11 @@ from mindvl_train.resolved_run import resolve_run
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
-DENSE = Qwen3LanguageConfig(
+DENSE = Qwen3Preset(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
-)
+).decoder()
 WIDE = replace(DENSE, vocab_size=32000)
-EXPERTS = DeepSeekV3LanguageConfig(
+EXPERTS = DeepSeekV3Preset(
     hidden_size=128,
     num_layers=2,
     num_heads=4,
@@ -48,14 +50,14 @@ EXPERTS = DeepSeekV3LanguageConfig(
     expert_ffn_hidden_size=96,
     num_expert_groups=4,
     groups_per_token=2,
-)
+).decoder()
 # Bytes that a layer saves: estimated beside counted. The estimate has the small tensors that all layers share, too.
 OFFLOAD_TOLERANCE = 0.1
 PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
 def _job(
-    language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig,
+    language: LanguageConfig,
     packs: int = 1,
     recompute: Literal["none", "full"] = "none",
     num_loss_tokens: int | None = None,
@@ -148,7 +150,7 @@ def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", [DENSE, EXPERTS], ids=["dense", "experts"])
-def test_offloaded_bytes_are_those_that_layers_save(language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig) -> None:
+def test_offloaded_bytes_are_those_that_layers_save(language: LanguageConfig) -> None:
     from mindvl_model import MindVLModel
     from mindvl_model.megatron.offload import ActivationOffload
     from mindvl_model.megatron.process import single_process

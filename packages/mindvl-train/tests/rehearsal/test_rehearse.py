@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
-from mindvl_model import DeepSeekV3LanguageConfig, Qwen3LanguageConfig, VisionConfig
+from mindvl_model import LanguageConfig, VisionConfig
+from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.parallel_config import ParallelConfig
 from mindvl_train.config import ModelSection, OptimizerConfig, RunConfig, ScheduleConfig
 from mindvl_train.errors import TrainError
@@ -17,10 +19,10 @@ from mindvl_train.rehearsal.record import RankRecord
 from mindvl_train.rehearsal.rehearse import rehearse
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
-DENSE = Qwen3LanguageConfig(
+DENSE = Qwen3Preset(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
-)
-EXPERTS = DeepSeekV3LanguageConfig(
+).decoder()
+EXPERTS = DeepSeekV3Preset(
     hidden_size=128,
     num_layers=2,
     num_heads=4,
@@ -37,12 +39,12 @@ EXPERTS = DeepSeekV3LanguageConfig(
     expert_ffn_hidden_size=96,
     num_expert_groups=4,
     groups_per_token=2,
-)
+).decoder()
 PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
 def config_of(
-    language: Qwen3LanguageConfig | DeepSeekV3LanguageConfig,
+    language: LanguageConfig,
     *,
     packs: int,
     parallel: ParallelConfig | None = None,

@@ -158,7 +158,7 @@ def make_vision_backbone(work: DemoRun) -> dict[str, Any]:
     tokenizer = load_tokenizer(work.tokenizer)
     unset = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)
     config = for_tokenizer(
-        MindVLConfig(vision=settings.vision, language=settings.language, tokens=unset),
+        MindVLConfig(vision=settings.vision, language=settings.language.decoder(), tokens=unset),
         tokenizer.special_ids,
         tokenizer.vocab_size,
     )

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindvl_cli.demo.tasks import Task
-from mindvl_model import Qwen3LanguageConfig, VisionConfig
+from mindvl_model import LanguagePreset, VisionConfig
+from mindvl_model.families.qwen3 import Qwen3Preset
 
 BLOCK = 28 * 28  # pixels of one visual token, the unit of all pixel limits here
 
@@ -56,7 +57,7 @@ class DemoSettings:
     """All settings that affect the results of a demo, except the seed."""
 
     vision: VisionConfig
-    language: Qwen3LanguageConfig
+    language: LanguagePreset
     sources: Mapping[str, SourceSettings]
     vision_backbone: VisionBackboneSettings
     language_backbone: PhaseSettings
@@ -86,7 +87,7 @@ FULL = DemoSettings(
         full_attention_layers=(0, 1, 2, 3),
         init_std=None,
     ),
-    language=Qwen3LanguageConfig(
+    language=Qwen3Preset(
         hidden_size=128,
         num_layers=3,
         num_heads=4,

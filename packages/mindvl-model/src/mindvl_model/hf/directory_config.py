@@ -13,15 +13,15 @@ from typing import Any
 
 from mindvl_model.config import MindVLConfig, TokenConfig
 from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.families.registry import TEXT_MODELS, read_language
 from mindvl_model.hf.config_json import TOKENS_PER_SECOND
 from mindvl_model.hf.config_keys import Keys, read_keys, unsupported_model
-from mindvl_model.hf.families import read_language
 from mindvl_model.hf.vision_json import read_vision, vision_kind
-from mindvl_model.language_config import DeepSeekV3LanguageConfig, LanguageConfig
+from mindvl_model.language_config import LanguageConfig
 from mindvl_model.vision.entries import DEFAULT_KIND
 from mindvl_model.weights.directory import stored_names
 from mindvl_model.weights.json_file import read_json
-from mindvl_model.weights.names import TEXT_MODELS, canonical_name, further_layer
+from mindvl_model.weights.names import canonical_name, mtp_layers
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def config_from_directory(path: Path) -> MindVLConfig:
     encoder = vision_kind(vision) if kind == "mindvl" else DEFAULT_KIND
     try:
         vision_encoder, language = read_vision(vision, path, encoder), read_language(family, text, keys)
-        language = _without_absent_mtp(language, path, kind)
+        language = _without_absent_mtp(language, path)
         config = MindVLConfig(vision=vision_encoder, language=language, tokens=_tokens(keys, text, path))
     except ModelError as error:
         raise _located(error, keys) from error
@@ -87,7 +87,7 @@ def language_config_from_directory(path: Path) -> LanguageConfig:
         )
     language = read_language(kind, keys, keys)
     keys.check_remaining()
-    return _without_absent_mtp(language, path, kind)
+    return _without_absent_mtp(language, path)
 
 
 def _family(text: Keys) -> str:
@@ -132,12 +132,12 @@ def _located(error: ModelError, keys: Keys) -> WeightError:
     return error if isinstance(error, WeightError) else unsupported_model(error, keys.where)
 
 
-def _without_absent_mtp(language: LanguageConfig, path: Path, model_type: str) -> LanguageConfig:
+def _without_absent_mtp(language: LanguageConfig, path: Path) -> LanguageConfig:
     """Set num_mtp_layers to 0 if the weights have none: transformers saves the number but not the layers."""
-    if not isinstance(language, DeepSeekV3LanguageConfig) or not language.num_mtp_layers:
+    if not language.num_mtp_layers:
         return language
     names = stored_names(path)
-    if names is None or any(further_layer(canonical_name(name, model_type), language) for name in names):
+    if names is None or mtp_layers(map(canonical_name, names), language):
         return language
     _warn_of_absent_mtp(path)
     return replace(language, num_mtp_layers=0)

@@ -19,7 +19,7 @@ from mindvl_model.errors import WeightError
 from mindvl_model.parameters import PARTS, Part, initialize_parameter, named_tensors, parameter_group
 from mindvl_model.weights.directory import WeightDirectory
 from mindvl_model.weights.fp8 import SCALE_SUFFIX
-from mindvl_model.weights.names import canonical_name, further_layer, vision_part, weight_rules
+from mindvl_model.weights.names import canonical_name, further_layer, mtp_layers, vision_part, weight_rules
 from mindvl_model.weights.rules import WeightRule
 from mindvl_model.weights.sharding import WHOLE, Block, Rows, Share, blocks
 from mindvl_ops import OpsError
@@ -196,7 +196,7 @@ def _stored_names(directory: WeightDirectory) -> dict[str, str]:
     """Name of each tensor in the directory, by its canonical name."""
     stored: dict[str, str] = {}
     for name in directory.names():
-        canonical = canonical_name(name, directory.model_type)
+        canonical = canonical_name(name)
         if canonical in stored:
             raise WeightError(
                 f"{directory.path}: {name!r:.200} and {stored[canonical]!r:.200} are two names of the same tensor, so its "
@@ -247,7 +247,9 @@ def _redundant(
                 "between them. Use a configuration with tie_embeddings=False."
             )
         redundant.add(head)
-    unknown = sorted(stored[name] for name in unexpected - redundant if not further_layer(name, config.language))
+    mtp = mtp_layers(unexpected, config.language)
+    redundant |= {name for name in unexpected if further_layer(name, config.language) in mtp}
+    unknown = sorted(stored[name] for name in unexpected - redundant)
     if unknown:
         raise WeightError(
             f"{directory.path}: {len(unknown)} tensors do not belong to the model: {_listed(unknown)}. "

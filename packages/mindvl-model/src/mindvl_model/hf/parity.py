@@ -22,6 +22,7 @@ from torch import Tensor
 from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
+from mindvl_model.families.registry import TEXT_MODELS
 from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
 from mindvl_model.hf.inputs import hf_inputs, pack_for
 from mindvl_model.hf.load import load_hf_directory
@@ -30,7 +31,6 @@ from mindvl_model.parameters import PARTS, Part
 from mindvl_model.random_inputs import RandomSegment, random_segment
 from mindvl_model.sizes import named_config
 from mindvl_model.weights.directory import WeightDirectory, write_weights
-from mindvl_model.weights.names import TEXT_MODELS
 
 BOUND = 0.005  # largest mean absolute and mean relative error (paper, A.2)
 ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) times the rounding error of one

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Language models: one adapter per family, which builds the decoder on megatron-core."""
+"""The decoder on megatron-core and its rotary position embedding, built from the properties of language_config.py."""

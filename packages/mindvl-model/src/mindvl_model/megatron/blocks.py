@@ -30,12 +30,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from mindvl_model.language_config import (
-    DecoderConfig,
-    DeepSeekV3LanguageConfig,
-    GroupedQueryConfig,
-    Qwen3MoELanguageConfig,
-)
+from mindvl_model.language_config import LanguageConfig
 from mindvl_model.megatron.mtp import MultiTokenPrediction, shifted
 from mindvl_model.megatron.output_layer import OutputLayer, num_loss_rows
 from mindvl_model.megatron.packing import IGNORE_INDEX, PackedSequence
@@ -55,8 +50,6 @@ __all__ = [
     "build_language_model",
     "build_mlp_pair",
     "build_vision_block",
-    "expert_fields",
-    "grouped_query_config",
     "mark_split_weights",
     "run_layers",
     "transformer_config",
@@ -296,45 +289,14 @@ class LanguageModel(GPTModel):
         return embeddings
 
 
-def grouped_query_config(config: GroupedQueryConfig, build_config: BuildConfig, **more: Any) -> TransformerConfig:
-    """Build the TransformerConfig of a decoder with grouped-query attention; `more` are fields of TransformerConfig."""
-    return transformer_config(
-        build_config,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        num_query_groups=config.num_kv_heads,
-        kv_channels=config.head_dim,
-        ffn_hidden_size=config.ffn_hidden_size,
-        layernorm_epsilon=config.norm_epsilon,
-        add_bias_linear=False,
-        **more,
-    )
-
-
-def expert_fields(
-    config: Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig, parallel: ParallelConfig
-) -> dict[str, Any]:
-    """Fields of TransformerConfig that are common to both families with experts."""
-    return {
-        "num_moe_experts": config.num_experts,
-        "moe_router_topk": config.experts_per_token,
-        "moe_ffn_hidden_size": config.expert_ffn_hidden_size,
-        "moe_token_dispatcher_type": "alltoall",  # matches ExpertLayer; read by the schedules of megatron-core
-        "moe_router_dtype": "fp32",
-        "expert_model_parallel_size": parallel.ep_size,
-        "expert_tensor_parallel_size": 1,
-    }
-
-
 def build_language_model(
     transformer: TransformerConfig,
-    config: DecoderConfig,
+    config: LanguageConfig,
     *,
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None,
-    layers: Sequence[ModuleSpec] | None = None,
+    layers: Sequence[ModuleSpec],
     mtp_layer: ModuleSpec | None = None,
 ) -> LanguageModel:
     """Build the decoder, or one pipeline stage of it. Rotary angles are part of the PackedSequence, not of the model.
@@ -345,11 +307,9 @@ def build_language_model(
         pre_process: Whether this is the first stage.
         post_process: Whether this is the last stage.
         vp_stage: Index of the virtual pipeline stage; None without virtual stages.
-        layers: Spec of each layer of the whole decoder; None: dense layers with grouped-query attention.
+        layers: Spec of each layer of the whole decoder.
         mtp_layer: Spec of the transformer layer in each of the transformer.mtp_num_layers MTP depths.
     """
-    if layers is None:
-        layers = [layer_spec(causal=True, query_key_norm=transformer.qk_layernorm)] * config.num_layers
     first = get_transformer_layer_offset(transformer, vp_stage)
     own = layers[first : first + get_num_layers_to_build(transformer, vp_stage=vp_stage)]
     return LanguageModel(

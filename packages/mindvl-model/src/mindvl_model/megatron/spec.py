@@ -71,6 +71,20 @@ class HeadNorm(RMSNorm):
         return self.weight if hidden_states is None else super().forward(hidden_states)
 
 
+class BiasedColumns(ColumnParallelLinear):
+    """A column-parallel linear layer with bias, where add_bias_linear is off because other layers have none."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"bias": True})
+
+
+class BiasedRows(RowParallelLinear):
+    """A row-parallel linear layer with bias, where add_bias_linear is off because other layers have none."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"bias": True})
+
+
 class SwiGLU(MegatronModule):
     """SwiGLU activation of a gated MLP."""
 
@@ -193,6 +207,8 @@ def layer_spec(
     causal: bool,
     query_key_norm: bool,
     attention: ModuleSpec | None = None,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
     experts: type[MegatronModule] | None = None,
     module: type[PreNormLayer] = PreNormLayer,
     norm: type[RMSNorm] = RMSNorm,
@@ -204,6 +220,8 @@ def layer_spec(
         causal: Use a causal mask.
         query_key_norm: Normalize queries and keys.
         attention: Replaces the default attention, in which case the first two arguments have no effect.
+        output_bias: Add a bias to the output projection of the default attention, also if add_bias_linear is off.
+        mlp_bias: Add biases to the dense MLP, also if add_bias_linear is off.
         experts: Replaces the dense MLP.
         module: Class of the layer.
         norm: Class of the norms before attention and MLP.
@@ -217,7 +235,7 @@ def layer_spec(
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
             core_attention=PackedAttention,
-            linear_proj=RowParallelLinear,
+            linear_proj=BiasedRows if output_bias else RowParallelLinear,
             q_layernorm=head_norm,
             k_layernorm=head_norm,
         ),
@@ -225,7 +243,9 @@ def layer_spec(
     dense_mlp = ModuleSpec(
         module=MLP,
         submodules=MLPSubmodules(
-            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=activation
+            linear_fc1=BiasedColumns if mlp_bias else ColumnParallelLinear,
+            linear_fc2=BiasedRows if mlp_bias else RowParallelLinear,
+            activation_func=activation,
         ),
     )
     return ModuleSpec(

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
+from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.qwen2 import Qwen2Preset
+from mindvl_model.families.qwen3 import Qwen3Preset
+from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
+from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.language_config import (
-    DeepSeekV3LanguageConfig,
-    LanguageConfig,
-    Qwen2LanguageConfig,
-    Qwen3LanguageConfig,
-    Qwen3MoELanguageConfig,
-    YarnConfig,
-)
+from mindvl_model.language_config import YarnConfig
 
 
 def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
@@ -39,7 +37,7 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
             window_size=56,
             init_std=0.1,
         ),
-        language=Qwen3LanguageConfig(
+        language=Qwen3Preset(
             hidden_size=24,
             num_layers=2,
             num_heads=4,
@@ -51,14 +49,14 @@ def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> Mi
             rotary_base=10000.0,
             max_positions=512,
             init_std=0.1,
-        ),
+        ).decoder(),
         tokens=TokenConfig(image=5, vision_start=3, vision_end=4, end_of_turn=2, pad=0, video=6),
     )
 
 
 def smallest_qwen2_5_vl(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
     """A Qwen2.5-VL model: attention biases, and four rotary pairs, of which one is for time and one for height."""
-    language = Qwen2LanguageConfig(
+    language = Qwen2Preset(
         hidden_size=32,
         num_layers=2,
         num_heads=4,
@@ -72,7 +70,7 @@ def smallest_qwen2_5_vl(*, vocab_size: int = 64, tie_embeddings: bool = False) -
         max_positions=512,
         init_std=0.1,
     )
-    return replace(smallest_config(vocab_size=vocab_size), language=language)
+    return replace(smallest_config(vocab_size=vocab_size), language=language.decoder())
 
 
 def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
@@ -85,7 +83,7 @@ def smallest_qwen3_moe(**changes: Any) -> MindVLConfig:
         "head_dim": 8,
         "ffn_hidden_size": 40,
     }
-    return _with_language(Qwen3MoELanguageConfig(**_SHARED | settings | changes))
+    return _with_language(Qwen3MoEPreset(**_SHARED | settings | changes))
 
 
 def smallest_deepseek_v3(**changes: Any) -> MindVLConfig:
@@ -106,7 +104,7 @@ def smallest_deepseek_v3(**changes: Any) -> MindVLConfig:
         "groups_per_token": 2,
         "yarn": YarnConfig(factor=4.0, original_max_positions=128, mscale_all_dim=0.7),
     }
-    return _with_language(DeepSeekV3LanguageConfig(**_SHARED | settings | changes))
+    return _with_language(DeepSeekV3Preset(**_SHARED | settings | changes))
 
 
 _SHARED: dict[str, Any] = {
@@ -120,8 +118,8 @@ _SHARED: dict[str, Any] = {
 }
 
 
-def _with_language(language: LanguageConfig) -> MindVLConfig:
-    return replace(smallest_config(), language=language)
+def _with_language(preset: LanguagePreset) -> MindVLConfig:
+    return replace(smallest_config(), language=preset.decoder())
 
 
 @torch.no_grad()

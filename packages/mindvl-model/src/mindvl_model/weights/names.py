@@ -2,34 +2,32 @@
 """Map the tensors of a transformers directory to the parameters of the model and back.
 
 Pure functions of configuration and tensors. The names of the tensors are those of Qwen2.5-VL in transformers 5
-(model.visual.*, model.language_model.*, lm_head.weight), with Qwen3's norms of queries and keys.
+(model.visual.*, model.language_model.*, lm_head.weight); decoder.py has the rules of the language model.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import WeightError
-from mindvl_model.language_config import GroupedQueryConfig, LanguageConfig, Qwen2LanguageConfig
+from mindvl_model.language_config import LanguageConfig
 from mindvl_model.parameters import Part
 from mindvl_model.vision.entries import VISION_ENTRIES
-from mindvl_model.weights.moe import HF_DECODER, deepseek_v3_rules, qwen3_moe_rules
-from mindvl_model.weights.rules import WeightRule, gated, grouped, same
+from mindvl_model.weights.decoder import HF_DECODER, decoder_rules
+from mindvl_model.weights.rules import WeightRule, gated, same
 from mindvl_ops import conv_weight_to_matmul, matmul_weight_to_conv
 
 HF_VISION = "model.visual."
-TEXT_MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")  # language models without vision; tensor names start with "model."
 
 
 def weight_rules(config: MindVLConfig) -> list[WeightRule]:
     """The rules of all parameters of a model, in the order of its parts."""
-    return [*_vision(config.vision), *_projector(config.vision), *LANGUAGE_RULES[config.language.kind](config.language)]
+    return [*_vision(config.vision), *_projector(config.vision), *decoder_rules(config.language)]
 
 
-def canonical_name(hf_name: str, model_type: str) -> str:
+def canonical_name(hf_name: str) -> str:
     """The canonical name of a tensor in a directory: that of Qwen2.5-VL in transformers 5.
 
     Text models and published Qwen2.5-VL directories have the decoder under "model.", the latter also the vision encoder
@@ -37,9 +35,8 @@ def canonical_name(hf_name: str, model_type: str) -> str:
     """
     if hf_name.startswith("visual."):
         return f"model.{hf_name}"
-    is_canonical = model_type not in TEXT_MODELS and hf_name.startswith(("model.visual.", "model.language_model."))
-    if hf_name.startswith("model.") and not is_canonical:
-        return hf_name.replace("model.", "model.language_model.", 1)
+    if hf_name.startswith("model.") and not hf_name.startswith(("model.visual.", HF_DECODER)):
+        return hf_name.replace("model.", HF_DECODER, 1)
     return hf_name
 
 
@@ -48,10 +45,16 @@ def published_name(hf_name: str) -> str:
     return hf_name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
 
 
-def further_layer(canonical: str, language: LanguageConfig) -> bool:
-    """Whether a tensor belongs to a multi-token prediction layer; these follow the layers of the decoder."""
-    layer = re.match(r"model\.language_model\.layers\.(\d{1,9})\.", canonical)
-    return bool(layer and language.kind == "deepseek_v3" and int(layer[1]) >= language.num_layers)
+def further_layer(canonical: str, language: LanguageConfig) -> str | None:
+    """The prefix of the layer of a tensor after the layers of the decoder, where multi-token prediction is stored."""
+    layer = re.match(rf"{re.escape(HF_DECODER)}layers\.(\d{{1,9}})\.", canonical)
+    return layer[0] if layer and int(layer[1]) >= language.num_layers else None
+
+
+def mtp_layers(canonical: Iterable[str], language: LanguageConfig) -> set[str]:
+    """Prefixes of the layers after those of the decoder that are multi-token prediction layers, by their tensors."""
+    prefixes = {name.removesuffix("eh_proj.weight") for name in canonical if name.endswith("eh_proj.weight")}
+    return {prefix for prefix in prefixes if further_layer(prefix, language)}
 
 
 def _vision(config: VisionConfig) -> Iterator[WeightRule]:
@@ -114,38 +117,6 @@ def vision_part(canonical: str) -> Part | None:
         name for entry in VISION_ENTRIES.values() for name in (entry.tensors.merger, entry.tensors.extra_mergers)
     }
     return "projector" if component in mergers else "vision"
-
-
-def _grouped_query(config: GroupedQueryConfig) -> Iterator[WeightRule]:
-    """Dense Qwen decoders: Qwen2 has biases of queries, keys and values, Qwen3 has norms of queries and keys."""
-
-    yield same("language.embedding.word_embeddings.weight", f"{HF_DECODER}embed_tokens.weight")
-    for layer in range(config.num_layers):
-        prefix, hf_prefix = f"language.decoder.layers.{layer}.", f"{HF_DECODER}layers.{layer}."
-        yield same(prefix + "input_layernorm.weight", hf_prefix + "input_layernorm.weight")
-        yield same(prefix + "pre_mlp_layernorm.weight", hf_prefix + "post_attention_layernorm.weight")
-        yield grouped(config, prefix + "self_attention.linear_qkv", hf_prefix + "self_attn.", "weight")
-        if isinstance(config, Qwen2LanguageConfig):
-            yield grouped(config, prefix + "self_attention.linear_qkv", hf_prefix + "self_attn.", "bias")
-        else:
-            yield same(prefix + "self_attention.q_layernorm.weight", hf_prefix + "self_attn.q_norm.weight")
-            yield same(prefix + "self_attention.k_layernorm.weight", hf_prefix + "self_attn.k_norm.weight")
-        yield same(prefix + "self_attention.linear_proj.weight", hf_prefix + "self_attn.o_proj.weight")
-        yield gated(
-            prefix + "mlp.linear_fc1.weight", hf_prefix + "mlp.gate_proj.weight", hf_prefix + "mlp.up_proj.weight"
-        )
-        yield same(prefix + "mlp.linear_fc2.weight", hf_prefix + "mlp.down_proj.weight")
-    yield same("language.decoder.final_layernorm.weight", f"{HF_DECODER}norm.weight")
-    if not config.tie_embeddings:
-        yield same("language.output_layer.weight", "lm_head.weight")
-
-
-LANGUAGE_RULES: dict[str, Callable[[Any], Iterator[WeightRule]]] = {  # by family
-    "qwen2": _grouped_query,
-    "qwen3": _grouped_query,
-    "qwen3_moe": qwen3_moe_rules,
-    "deepseek_v3": deepseek_v3_rules,
-}
 
 
 def _by_head(tensor: Tensor, heads: int, size: int) -> Tensor:

@@ -147,10 +147,13 @@ def num_steps(config: RunConfig) -> int:
 
 def _check_supported(config: RunConfig) -> None:
     language = config.model.resolved.language
-    for name in ("num_mtp_layers", "bias_update_rate", "aux_loss_weight"):
-        if getattr(language, name, 0):
+    untrained: dict[str, float] = {"num_mtp_layers": language.num_mtp_layers}
+    if language.experts is not None:
+        untrained |= {name: getattr(language.experts, name) for name in ("bias_update_rate", "aux_loss_weight")}
+    for name, value in untrained.items():
+        if value:
             raise TrainError(
-                f"model.language.{name}: is {getattr(language, name)}, which transformers does not train. "
+                f"model.language.{name}: is {value}, which transformers does not train. "
                 f"Set model.language.{name}=0 for this check."
             )
 

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
-from mindvl_model import (
-    DeepSeekV3LanguageConfig,
-    LanguageConfig,
-    Qwen3LanguageConfig,
-    Qwen3MoELanguageConfig,
-    VisionConfig,
-)
+from mindvl_model import LanguagePreset, VisionConfig
+from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.qwen3 import Qwen3Preset
+from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, Precision, RunConfig, ScheduleConfig
 from mindvl_train.layout_search.measure import Job, measure, predict
@@ -27,18 +24,18 @@ from mindvl_train.rehearsal.rehearse import rehearse
 from mindvl_train.resolved_run import resolve_run
 
 _VISION = VisionConfig(hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=344, full_attention_layers=(3,))
-_DENSE = Qwen3LanguageConfig(
+_DENSE = Qwen3Preset(
     hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000
 )
 _LARGE_VISION = replace(_VISION, hidden_size=256, num_heads=8, ffn_hidden_size=688)
 _LARGE = replace(
     _DENSE, hidden_size=768, num_layers=10, num_heads=12, num_kv_heads=4, ffn_hidden_size=2304, vocab_size=16000
 )
-_MOE = Qwen3MoELanguageConfig(
+_MOE = Qwen3MoEPreset(
     hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000,
     num_experts=8, experts_per_token=2, expert_ffn_hidden_size=192,
 )  # fmt: skip
-_DEEPSEEK = DeepSeekV3LanguageConfig(
+_DEEPSEEK = DeepSeekV3Preset(
     hidden_size=256, num_layers=4, num_heads=4, ffn_hidden_size=768, vocab_size=4000, q_lora_rank=96, kv_lora_rank=64,
     nope_head_dim=32, rope_head_dim=16, value_head_dim=32, num_dense_layers=1, num_experts=8, experts_per_token=2,
     expert_ffn_hidden_size=192, num_expert_groups=4, groups_per_token=2, num_mtp_layers=1,
@@ -51,7 +48,7 @@ class MemoryCase:
     """One job of the comparison."""
 
     name: str
-    language: LanguageConfig
+    language: LanguagePreset
     vision: VisionConfig = _VISION
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)

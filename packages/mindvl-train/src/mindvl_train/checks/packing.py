@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mindvl_data import Batch, Loader
 from mindvl_model import MindVLConfig, set_up_device
-from mindvl_model.language_config import Qwen3MoELanguageConfig
 from mindvl_train.checks.bounds import BF16_NEIGHBOUR, FP32_BOUND, bound_of
 from mindvl_train.checks.jobs import apart, run_job, run_rank
 from mindvl_train.checks.parallel import in_layout
@@ -244,9 +243,10 @@ def _packed_in_fp32(run: ResolvedRun, ranks: Any, pack: Batch) -> tuple[Tensor, 
 
 def _without_balancing(config: MindVLConfig) -> MindVLConfig:
     """The model without the load balancing loss, which depends on the whole pack."""
-    if isinstance(config.language, Qwen3MoELanguageConfig):
-        return replace(config, language=replace(config.language, aux_loss_weight=0.0))
-    return config
+    experts = config.language.experts
+    if experts is None:
+        return config
+    return replace(config, language=replace(config.language, experts=replace(experts, aux_loss_weight=0.0)))
 
 
 def _pack(config: RunConfig, model_config: MindVLConfig) -> Batch:

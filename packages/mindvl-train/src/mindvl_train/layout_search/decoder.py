@@ -8,9 +8,8 @@ same name in mindvl_model.megatron.
 from dataclasses import replace
 from math import lcm
 
-from mindvl_model import DeepSeekV3LanguageConfig, Qwen2LanguageConfig, Qwen3MoELanguageConfig
-from mindvl_model.counts import layers_of, mtp_layer, num_mtp_layers
-from mindvl_model.language_config import GroupedQueryConfig
+from mindvl_model.counts import layers_of
+from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LatentAttention
 from mindvl_train.layout_search.attention import Core, Heads, attention_core
 from mindvl_train.layout_search.blocks import Block, Setting, Traffic, gated_activation, joined
 
@@ -48,21 +47,18 @@ def angles_bytes(setting: Setting) -> float:
 
 def decoder_layer(setting: Setting, number: int) -> Block:
     """Decoder layer with index `number`."""
-    language = setting.model.language
-    dense = not isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig) or (
-        isinstance(language, DeepSeekV3LanguageConfig) and number < language.num_dense_layers
-    )
+    dense = number < setting.model.language.num_dense_layers
     return _layer(setting, "dense layer" if dense else "expert layer", dense=dense)
 
 
 def mtp_block(setting: Setting) -> Block | None:
     """All depths of multi-token prediction with their losses; None if the model has none."""
     language = setting.model.language
-    depths = num_mtp_layers(language)
-    if not depths or mtp_layer(language) is None:
+    depths = language.num_mtp_layers
+    if not depths:
         return None
     hidden, wide, tokens = language.hidden_size, setting.wide, setting.sliced
-    layer = _layer(setting, "prediction", dense=False)
+    layer = _layer(setting, "prediction", dense=language.experts is None)
     pack = wide * tokens * hidden
     trained = "language" in setting.trained
     # Stored for backward: inputs of two norms, of the projection and of the final norm.
@@ -135,9 +131,12 @@ def _loss_memory(setting: Setting, logits: float) -> tuple[float, float, float]:
 
 
 def _layer(setting: Setting, name: str, *, dense: bool) -> Block:
-    latent = isinstance(setting.model.language, DeepSeekV3LanguageConfig)
-    attention = _latent_attention(setting) if latent else _grouped_attention(setting)
-    mlp = _dense_mlp(setting) if dense else _expert_mlp(setting)
+    language = setting.model.language
+    if language.attention.kind == "latent":
+        attention = _latent_attention(setting, language.attention)
+    else:
+        attention = _grouped_attention(setting, language.attention)
+    mlp = _dense_mlp(setting) if dense or language.experts is None else _expert_mlp(setting, language.experts)
     both = joined(name, [attention, mlp])
     return replace(both, boundary=setting.wide * setting.sliced * setting.model.language.hidden_size)
 
@@ -174,16 +173,15 @@ def _core(setting: Setting, heads: Heads) -> tuple[Core, float, float]:
     return replace(core, holds_values=False), sent, received - views + output
 
 
-def _grouped_attention(setting: Setting) -> Block:
+def _grouped_attention(setting: Setting, attention: GroupedQueryAttention) -> Block:
     language, wide, tp = setting.model.language, setting.wide, setting.tp_size
-    assert isinstance(language, GroupedQueryConfig)
-    hidden, width, tokens = language.hidden_size, language.head_dim, setting.tokens
-    heads = Heads(query=language.num_heads / tp, key=language.num_kv_heads / tp, width=width, value=width)
+    hidden, width, tokens = language.hidden_size, attention.head_dim, setting.tokens
+    heads = Heads(query=language.num_heads / tp, key=attention.num_kv_heads / tp, width=width, value=width)
     core, sent, exchanged = _core(setting, heads)
     trained = "language" in setting.trained
     pack, whole_pack = wide * setting.sliced * hidden, wide * tokens * hidden
     projection, output = wide * tokens * heads.numbers, wide * tokens * heads.query * width
-    normed = not isinstance(language, Qwen2LanguageConfig)
+    normed = attention.qk_norm
     kept = pack + 4 * setting.sliced + core.kept + exchanged
     kept += (pack + output) * trained  # inputs of both matrices
     kept += (
@@ -208,17 +206,16 @@ def _grouped_attention(setting: Setting) -> Block:
     )
 
 
-def _latent_attention(setting: Setting) -> Block:
+def _latent_attention(setting: Setting, attention: LatentAttention) -> Block:
     language, wide, tp = setting.model.language, setting.wide, setting.tp_size
-    assert isinstance(language, DeepSeekV3LanguageConfig)
     hidden, tokens, sliced = language.hidden_size, setting.tokens, setting.sliced
-    q_rank, kv_rank, rope = language.q_lora_rank, language.kv_lora_rank, language.rope_head_dim
-    width, value = language.nope_head_dim + rope, language.value_head_dim
+    q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.rope_head_dim
+    width, value = attention.nope_head_dim + rope, attention.value_head_dim
     heads = Heads(query=language.num_heads / tp, key=language.num_heads / tp, width=width, value=value)
     core, sent, exchanged = _core(setting, heads)
     trained = "language" in setting.trained
     pack, whole_pack = wide * sliced * hidden, wide * tokens * hidden
-    key_value = wide * tokens * heads.key * (language.nope_head_dim + value)
+    key_value = wide * tokens * heads.key * (attention.nope_head_dim + value)
     output = wide * tokens * heads.query * value
     queries = wide * tokens * heads.query * width
     kept = pack + wide * sliced * (q_rank + kv_rank + rope) + 12 * sliced + core.kept + exchanged
@@ -227,7 +224,7 @@ def _latent_attention(setting: Setting) -> Block:
     kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output
     kept += key_value if core.holds_values else 0.0
     down = hidden * (q_rank + kv_rank + rope)
-    up = q_rank * heads.query * width + kv_rank * heads.key * (language.nope_head_dim + value)
+    up = q_rank * heads.query * width + kv_rank * heads.key * (attention.nope_head_dim + value)
     out = heads.query * value * hidden
     gathered = wide * tokens * (q_rank + kv_rank + rope)
     gradient = setting.weight_gradient(max(out, hidden * q_rank)) if trained else 0.0
@@ -270,16 +267,15 @@ def _gated_mlp(setting: Setting, ffn_size: int) -> Block:
     )
 
 
-def _expert_mlp(setting: Setting) -> Block:
+def _expert_mlp(setting: Setting, experts: ExpertsConfig) -> Block:
     """Router, token dispatch and combine, routed experts, and shared experts."""
     language, wide = setting.model.language, setting.wide
-    assert isinstance(language, Qwen3MoELanguageConfig | DeepSeekV3LanguageConfig)
-    hidden, ffn, chosen = language.hidden_size, language.expert_ffn_hidden_size, language.experts_per_token
+    hidden, ffn, chosen = language.hidden_size, experts.expert_ffn_hidden_size, experts.experts_per_token
     tokens, trained = setting.sliced, "language" in setting.trained
     pack, packs = wide * tokens * hidden, tokens * chosen
     arrived = packs * (setting.expert_imbalance if setting.ep_size > 1 else 1.0)
-    softmax = isinstance(language, Qwen3MoELanguageConfig)
-    routing = tokens * (4 * language.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * packs
+    softmax = experts.router == "softmax"
+    routing = tokens * (4 * experts.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * packs
     returned, exchange = wide * packs * hidden, wide * arrived * hidden
     values = wide * arrived * ffn
     # Trained weights keep their inputs; the sort of exchanged rows on an NPU keeps its input, too.
@@ -289,7 +285,7 @@ def _expert_mlp(setting: Setting) -> Block:
     forward, backward = gated_activation(setting, arrived, ffn)
     sent = 2 * setting.ring(setting.ep_size) * wide * packs * hidden
     counts = layers_of(language)[-1]
-    gradient = setting.weight_gradient(2 * hidden * ffn * language.num_experts / setting.ep_size) if trained else 0.0
+    gradient = setting.weight_gradient(2 * hidden * ffn * experts.num_experts / setting.ep_size) if trained else 0.0
     combine = 2 * returned * (0 if is_npu else 2 if wide == 2 else 1)  # sums over the experts of a token are fp32
     learning = exchange + gradient + values
     block = replace(
@@ -306,7 +302,7 @@ def _expert_mlp(setting: Setting) -> Block:
             if is_npu and is_exchanged
             else max(combine + exchange, exchange + backward, learning)
         ),
-        matmul=2 * tokens * hidden * language.num_experts + 6 * arrived * hidden * ffn,
+        matmul=2 * tokens * hidden * experts.num_experts + 6 * arrived * hidden * ffn,
         elementwise=7 * pack + 8 * wide * packs * hidden + 3 * wide * arrived * ffn,
         sent=Traffic(ep=sent),
     )
@@ -325,8 +321,7 @@ def _pairs(setting: Setting) -> int:
 
 
 def _rotary_width(setting: Setting) -> int:
-    language = setting.model.language
-    return language.rope_head_dim if isinstance(language, DeepSeekV3LanguageConfig) else language.head_dim
+    return setting.model.language.attention.rotary_width
 
 
 def _split(parameters: int, tp_size: int, whole: int) -> int:

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindvl_model.counts import num_mtp_layers
 from mindvl_model.parameters import PARTS
 from mindvl_train.megatron.checkpoint import unwrap
 from mindvl_train.megatron.part_norms import squared_norms
@@ -120,7 +119,7 @@ class Metrics:
 
     def _reset(self) -> None:
         self._loss_sum = torch.zeros((), dtype=self._dtype, device=self._ranks.device)
-        self._mtp = torch.zeros(num_mtp_layers(self._facts.model.language), 2, device=self._ranks.device)
+        self._mtp = torch.zeros(self._facts.model.language.num_mtp_layers, 2, device=self._ranks.device)
         self._counts = [0, 0]
         self._counter = PackCounter(self._facts)
         self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, on ranks that compute losses
@@ -197,7 +196,7 @@ class Metrics:
             "classes": is_counted * self._sums_by_class().flatten(),
             "norms": squared_norms(state.optimizer, state.models) if self._models else torch.zeros(len(PARTS)),
             "mtp": is_counted * self._mtp.flatten(),
-            "routers": self._router_figures(config.num_layers + num_mtp_layers(config)).flatten(),
+            "routers": self._router_figures(config.num_layers + config.num_mtp_layers).flatten(),
         }
         combined = torch.cat([piece.to(ranks.device, self._dtype) for piece in pieces.values()])
         dist.all_reduce(combined)

@@ -73,7 +73,7 @@ def _content(run: ResolvedRun, stage: int, share: tuple[int, ...] | None) -> str
         images = "" if share is None else f" with {len(share)} images of {sum(share):,} patches"
         parts += [f"vision encoder{images}", "projector", "embedding"]
     if last:
-        parts += ["multi-token prediction"] * bool(getattr(run.model.language, "num_mtp_layers", 0)) + ["head"]
+        parts += ["multi-token prediction"] * bool(run.model.language.num_mtp_layers) + ["head"]
     return f"stage {stage} of {size}: {', '.join(parts)}"
 
 

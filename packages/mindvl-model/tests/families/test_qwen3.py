@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Qwen3 adapter equals Qwen3ForCausalLM of transformers for each segment."""
+"""Dense Qwen3 equals Qwen3ForCausalLM of transformers for each segment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,12 @@ def published_model(config: MindVLConfig) -> Qwen3ForCausalLM:
             intermediate_size=language.ffn_hidden_size,
             num_hidden_layers=language.num_layers,
             num_attention_heads=language.num_heads,
-            num_key_value_heads=language.num_kv_heads,
-            head_dim=language.head_dim,
+            num_key_value_heads=language.attention.num_kv_heads,
+            head_dim=language.attention.head_dim,
             tie_word_embeddings=language.tie_embeddings,
             rms_norm_eps=language.norm_epsilon,
             max_position_embeddings=language.max_positions,
-            rope_parameters={"rope_type": "default", "rope_theta": language.rotary_base},
+            rope_parameters={"rope_type": "default", "rope_theta": language.rope.rotary_base},
         )
     )
 
@@ -88,11 +88,11 @@ def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
 
 
 def test_rotary_angles_count_the_first_axis_only() -> None:
-    from mindvl_model.language.qwen3 import Qwen3Adapter
+    from mindvl_model.language.rotary import rotary_angles
 
     language = smallest_config().language
     position_ids = torch.stack((torch.tensor([0, 1, 300]), torch.full((3,), 99), torch.full((3,), 99)))
-    cos, sin = Qwen3Adapter().rotary_angles(language, position_ids)
+    cos, sin = rotary_angles(language, position_ids)
     by_hand = torch.tensor([300 / 10000 ** (pair / 4) for pair in (0, 1, 2, 3)], dtype=torch.float64)
     torch.testing.assert_close(cos[2].double(), by_hand.cos().repeat(2), rtol=0, atol=1e-5)
     torch.testing.assert_close(sin[2].double(), by_hand.sin().repeat(2), rtol=0, atol=1e-5)

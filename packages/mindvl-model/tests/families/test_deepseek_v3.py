@@ -139,14 +139,15 @@ def test_multi_token_prediction_is_that_of_transformers_and_stays_inside_segment
 
 def test_rotary_frequencies_follow_yarn_by_hand() -> None:
     """Factor 4, original length 128, width 8, base 10000: frequencies are divided by 4 from pair 2 on."""
-    from mindvl_model.language.deepseek_v3 import rotary_frequencies, softmax_scale
+    from mindvl_model.language.rotary import rotary_frequencies, softmax_scale
 
     language = smallest_deepseek_v3().language
+    assert language.attention.kind == "latent"
     frequencies, factor = rotary_frequencies(language)
     # pair_with(1 turn) = 8 * ln(128 / 2 pi) / (2 ln 10000) = 1.31, rounded up to 2; pair_with(32 turns) lies below 0.
     plain = torch.tensor([1.0, 0.1, 0.01, 0.001])
     torch.testing.assert_close(frequencies, plain * torch.tensor([1.0, (1 + 0.25) / 2, 0.25, 0.25]))
     assert factor == pytest.approx((1 + 0.1 * 1.3862944) / (1 + 0.07 * 1.3862944))
-    assert softmax_scale(language) == pytest.approx(16**-0.5 * (1 + 0.07 * 1.3862944) ** 2)
-    shorter = replace(language, yarn=YarnConfig(factor=1.0))
-    assert softmax_scale(shorter) == 0.25
+    assert softmax_scale(language, language.attention) == pytest.approx(16**-0.5 * (1 + 0.07 * 1.3862944) ** 2)
+    shorter = replace(language, rope=replace(language.rope, scaling=YarnConfig(factor=1.0)))
+    assert softmax_scale(shorter, shorter.attention) == 0.25

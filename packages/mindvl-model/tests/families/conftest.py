@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig
+from mindvl_model import MindVLConfig
 from mindvl_model.parameters import named_tensors
 from mindvl_model.random_inputs import RandomSegment, pack_segments
+from mindvl_model.weights.decoder import decoder_rules
 from mindvl_model.weights.directory import WeightDirectory, write_weights
-from mindvl_model.weights.names import LANGUAGE_RULES, canonical_name
+from mindvl_model.weights.names import canonical_name
 
 
 def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
@@ -26,50 +27,51 @@ def published_config(config: MindVLConfig) -> Qwen3MoeConfig | DeepseekV3Config:
         "vocab_size": language.vocab_size,
         "hidden_size": language.hidden_size,
         "intermediate_size": language.ffn_hidden_size,
-        "moe_intermediate_size": language.expert_ffn_hidden_size,
+        "moe_intermediate_size": language.experts.expert_ffn_hidden_size,
         "num_hidden_layers": language.num_layers,
         "num_attention_heads": language.num_heads,
-        "num_experts_per_tok": language.experts_per_token,
+        "num_experts_per_tok": language.experts.experts_per_token,
         "rms_norm_eps": language.norm_epsilon,
         "max_position_embeddings": language.max_positions,
         "tie_word_embeddings": language.tie_embeddings,
         "attn_implementation": "eager",
     }
-    if isinstance(language, Qwen3MoELanguageConfig):
+    assert language.experts is not None
+    if language.attention.kind == "grouped_query":
         return Qwen3MoeConfig(
             **shared,
-            num_key_value_heads=language.num_kv_heads,
-            head_dim=language.head_dim,
-            num_experts=language.num_experts,
-            norm_topk_prob=language.normalize_router,
-            router_aux_loss_coef=language.aux_loss_weight,
-            rope_parameters={"rope_type": "default", "rope_theta": language.rotary_base},
+            num_key_value_heads=language.attention.num_kv_heads,
+            head_dim=language.attention.head_dim,
+            num_experts=language.experts.num_experts,
+            norm_topk_prob=language.experts.normalize_router,
+            router_aux_loss_coef=language.experts.aux_loss_weight,
+            rope_parameters={"rope_type": "default", "rope_theta": language.rope.rotary_base},
         )
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": language.rotary_base}
-    if language.yarn is not None:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": language.rope.rotary_base}
+    if language.rope.scaling is not None:
         rope |= {
             "rope_type": "yarn",
-            "factor": language.yarn.factor,
-            "original_max_position_embeddings": language.yarn.original_max_positions,
-            "beta_fast": language.yarn.beta_fast,
-            "beta_slow": language.yarn.beta_slow,
-            "mscale": language.yarn.mscale,
-            "mscale_all_dim": language.yarn.mscale_all_dim,
+            "factor": language.rope.scaling.factor,
+            "original_max_position_embeddings": language.rope.scaling.original_max_positions,
+            "beta_fast": language.rope.scaling.beta_fast,
+            "beta_slow": language.rope.scaling.beta_slow,
+            "mscale": language.rope.scaling.mscale,
+            "mscale_all_dim": language.rope.scaling.mscale_all_dim,
         }
     return DeepseekV3Config(
         **shared,
         num_key_value_heads=language.num_heads,
-        q_lora_rank=language.q_lora_rank,
-        kv_lora_rank=language.kv_lora_rank,
-        qk_nope_head_dim=language.nope_head_dim,
-        qk_rope_head_dim=language.rope_head_dim,
-        v_head_dim=language.value_head_dim,
+        q_lora_rank=language.attention.q_lora_rank,
+        kv_lora_rank=language.attention.kv_lora_rank,
+        qk_nope_head_dim=language.attention.nope_head_dim,
+        qk_rope_head_dim=language.attention.rope_head_dim,
+        v_head_dim=language.attention.value_head_dim,
         first_k_dense_replace=language.num_dense_layers,
-        n_routed_experts=language.num_experts,
-        n_shared_experts=language.num_shared_experts,
-        n_group=language.num_expert_groups,
-        topk_group=language.groups_per_token,
-        routed_scaling_factor=language.routed_scale,
+        n_routed_experts=language.experts.num_experts,
+        n_shared_experts=language.experts.num_shared_experts,
+        n_group=language.experts.num_expert_groups,
+        topk_group=language.experts.groups_per_token,
+        routed_scaling_factor=language.experts.routed_scale,
         num_mtp_layers=language.num_mtp_layers,
         rope_parameters=rope,
     )
@@ -83,7 +85,7 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
         directory = tmp_path / "published"
         directory.mkdir()
         parameters = named_tensors(model)
-        rules = LANGUAGE_RULES[model.mindvl.language.kind](model.mindvl.language)
+        rules = decoder_rules(model.mindvl.language)
         tensors = [
             (name.replace("model.language_model.", "model."), piece)
             for rule in rules
@@ -118,9 +120,9 @@ def published_gradients(tmp_path: Path) -> Callable[[Any, MindVLConfig], dict[st
         published.save_pretrained(tmp_path / "gradients")
         directory = WeightDirectory(tmp_path / "gradients")
         assert json.loads((tmp_path / "gradients" / "config.json").read_text())["model_type"] == directory.model_type
-        stored = {canonical_name(name, directory.model_type): name for name in directory.names()}
+        stored = {canonical_name(name): name for name in directory.names()}
         taken = {}
-        for rule in LANGUAGE_RULES[config.language.kind](config.language):
+        for rule in decoder_rules(config.language):
             taken[rule.param_name] = rule.join([directory.read(stored.pop(name)) for name in rule.hf_names])
         assert not stored  # every tensor of the directory belongs to a parameter
         return taken

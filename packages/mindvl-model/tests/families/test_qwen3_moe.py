@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Qwen3-MoE adapter equals Qwen3MoeForCausalLM of transformers for each segment."""
+"""Qwen3-MoE equals Qwen3MoeForCausalLM of transformers for each segment."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindvl_model import MindVLConfig, Qwen3MoELanguageConfig, WeightError, named_config
+from mindvl_model import MindVLConfig, WeightError, named_config
+from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.directory_config import config_from_directory, language_config_from_directory
-from mindvl_model.hf.families import write_language
 from mindvl_model.language_config import YarnConfig
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
@@ -133,17 +134,20 @@ def test_the_published_deepseek_v3_equals_the_decoder_of_the_named_size(tmp_path
 
 
 def test_the_published_qwen3_moe_is_read(tmp_path: Path) -> None:
-    assert language_config_from_directory(write(tmp_path, QWEN3_30B_A3B)) == Qwen3MoELanguageConfig(
-        hidden_size=2048,
-        num_layers=48,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        ffn_hidden_size=6144,
-        vocab_size=151936,
-        num_experts=128,
-        experts_per_token=8,
-        expert_ffn_hidden_size=768,
+    assert (
+        language_config_from_directory(write(tmp_path, QWEN3_30B_A3B))
+        == Qwen3MoEPreset(
+            hidden_size=2048,
+            num_layers=48,
+            num_heads=32,
+            num_kv_heads=4,
+            head_dim=128,
+            ffn_hidden_size=6144,
+            vocab_size=151936,
+            num_experts=128,
+            experts_per_token=8,
+            expert_ffn_hidden_size=768,
+        ).decoder()
     )
 
 
@@ -166,7 +170,7 @@ def test_missing_yarn_keys_have_the_defaults_of_transformers(tmp_path: Path) -> 
     """Defaults: factor = 163840 / 4096, mscale 0, beta_fast 32, beta_slow 1."""
     rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "factor": None}
     language: Any = language_config_from_directory(write(tmp_path, DEEPSEEK_V3 | {"rope_scaling": rope}))
-    assert language.yarn == YarnConfig(factor=40.0, mscale=0.0, mscale_all_dim=0.0)
+    assert language.rope.scaling == YarnConfig(factor=40.0, mscale=0.0, mscale_all_dim=0.0)
 
 
 @pytest.mark.parametrize(

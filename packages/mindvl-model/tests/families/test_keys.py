@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that families share: where older and newer directories have them, and which rotary embeddings are refused."""
+
+from typing import Any
+
+import pytest
+
+from mindvl_model import WeightError
+from mindvl_model.families.keys import check_no_scaling, decoder_sizes, rotary_keys
+from mindvl_model.hf.config_keys import Keys
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+
+
+def keys(**values: Any) -> Keys:
+    return Keys(values, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"rope_theta": 5.0}, (5.0, "default", {})),
+        ({"rope_theta": 5.0, "rope_scaling": None}, (5.0, "default", {})),
+        ({"rope_parameters": {"rope_theta": 6.0, "rope_type": "default"}}, (6.0, "default", {})),
+        ({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, (5.0, "linear", {"factor": 2.0})),
+        ({"rope_scaling": {"type": "default", "rope_type": "mrope"}}, (7.0, "mrope", {})),
+    ],
+)
+def test_the_rotary_embedding_is_found_where_each_version_of_transformers_wrote_it(
+    values: dict[str, Any], expected: tuple[float, str, dict[str, Any]]
+) -> None:
+    assert rotary_keys(keys(**values), 7.0) == expected
+
+
+def test_a_scaling_without_support_is_named() -> None:
+    with pytest.raises(
+        WeightError, match=r"config.json: rotary embedding of type 'linear' .*factor.* is not supported"
+    ):
+        check_no_scaling(keys(), "linear", ["factor"])
+
+
+def test_embeddings_are_tied_if_either_section_says_so() -> None:
+    assert decoder_sizes(keys(**SIZES), keys(tie_word_embeddings=True))["tie_embeddings"]
+    assert not decoder_sizes(keys(**SIZES), keys())["tie_embeddings"]
