@@ -167,17 +167,6 @@ def test_on_the_simulated_npu_the_model_is_the_same_and_no_layer_waits_for_the_d
     assert syncs[0].count("tolist") == 4  # bounds twice, for attention and for losses by segment
 
 
-def test_losses_by_segment_of_slices_add_up_to_those_of_the_pack() -> None:
-    """Three slices of a pack of 7 tokens padded to 9, with segments that span slices."""
-    from mindvl_model.model import losses_by_segment
-
-    losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 0.0, 0.0])
-    labels, cu_seqlens = torch.tensor([5, -100, 5, 5, 5, 5, -100]), torch.tensor([0, 1, 4, 4, 7])
-    slices = [losses_by_segment(losses[first : first + 3], labels, cu_seqlens, first) for first in (0, 3, 6)]
-    assert slices[1].tolist() == [[0, 8, 0, 48], [0, 1, 0, 2]]
-    assert torch.stack(slices).sum(dim=0).tolist() == [[1, 14, 0, 112], [1, 2, 0, 2]]
-
-
 def test_recomputed_activations_are_not_stored() -> None:
     """Bytes that autograd stores for one forward pass, which decrease with every recomputed layer."""
     from mindvl_model.model import MindVLModel

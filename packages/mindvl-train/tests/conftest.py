@@ -93,6 +93,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
     return tuple(SourceConfig(name=name, path=root / name) for name in ("pages", "photos", "text"))
 
 
+@pytest.fixture(scope="session")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
+    """Sources that no run trains on, 9 samples of images and 7 of text."""
+    root = tmp_path_factory.mktemp("held-out")
+    write_shards(write_images(root / "pages-raw", 9, seed=77), root / "pages", format="llava", samples_per_shard=5)
+    text = root / "text.jsonl"
+    text.write_text("\n".join(json.dumps({"text": "cd " * (number + 2)}) for number in range(7)))
+    write_shards(text, root / "text", format="text", samples_per_shard=5)
+    for name in ("pages", "text"):
+        index_directory(root / name)
+    return tuple(SourceConfig(name=name, path=root / name) for name in ("pages", "text"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cheap_collections() -> Iterator[None]:
     """Every run collects garbage when it starts: a fifth of a second each, unless what is imported is set aside."""

@@ -4,7 +4,8 @@
 Its inputs are the tensors of a batch of the data package, under the same names.
 """
 
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from mindvl_model.megatron.router import RouterStatistics, finish_router_step, r
 from mindvl_model.parallel_config import BuildConfig, check_parallel
 from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
+from mindvl_model.segment_losses import PackPrediction, losses_by_segment, pack_prediction
 from mindvl_model.vision.encoder import VisionEncoder
 from mindvl_model.vision.positions import Grid, patch_order
 from mindvl_model.vision.spread import take_ranges, vision_shard
@@ -77,6 +79,7 @@ class MindVLModel(MegatronModule):
         if build_config.recompute.offload_layers:
             ActivationOffload().install(language.decoder.layers[: build_config.recompute.offload_layers])
         self._segment_losses: list[Tensor] = []
+        self._predictions: list[PackPrediction] | None = None
         mark_split_weights(self)
         for part in (self.vision, self.projector):
             if parallel.spread_images and part is not None:
@@ -135,9 +138,12 @@ class MindVLModel(MegatronModule):
         )
         if not self.post_process:
             return hidden
-        if self.training and torch.is_grad_enabled():
-            losses = hidden.detach().squeeze(0)
-            first = context_rank() * len(losses) if self.parallel.cp_size > 1 else 0
+        losses = hidden.detach().squeeze(0)
+        first = context_rank() * len(losses) if self.parallel.cp_size > 1 else 0
+        if self._predictions is not None:
+            predicted = self.language.output_layer.predicted
+            self._predictions.append(pack_prediction(losses, predicted, labels, cu_seqlens, first))
+        elif self.training and torch.is_grad_enabled():
             self._segment_losses.append(losses_by_segment(losses, labels, cu_seqlens, first))
         return hidden.sum(dtype=torch.float32)
 
@@ -178,6 +184,27 @@ class MindVLModel(MegatronModule):
         """
         taken, self._segment_losses = self._segment_losses, []
         return taken
+
+    @contextmanager
+    def predictions(self) -> Iterator[list[PackPrediction]]:
+        """Evaluate packs instead of training: in the block the model is in evaluation mode, without gradients.
+
+        Yields:
+            A list to which every forward adds the losses and the most likely tokens of its pack; empty before the last
+            stage. Losses of training that were not taken yet stay.
+        """
+        was_training, self._predictions = self.training, []
+        if self.post_process:
+            self.language.output_layer.predicts = True
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield self._predictions
+        finally:
+            self._predictions = None
+            if self.post_process:
+                self.language.output_layer.predicts, self.language.output_layer.predicted = False, None
+            self.train(was_training)
 
     def take_mtp_loss(self) -> Tensor | None:
         """Return and clear the summed loss and number of labels [depths, 2] of multi-token prediction on this rank."""
@@ -331,21 +358,6 @@ class MindVLModel(MegatronModule):
         if self.parallel.spread_images:
             number_replicas({name: one for name, one in state.items() if not name.startswith(f"{prefix}language.")})
         return state
-
-
-def losses_by_segment(losses: Tensor, labels: Tensor, cu_seqlens: Tensor, first: int = 0) -> Tensor:
-    """Return the summed loss and the number of loss tokens [2, num_segments] (float32) of a slice of a pack.
-
-    Args:
-        losses: [T/cp], losses of the slice, which may end with padding added by the model.
-        labels: [T], of the whole pack.
-        cu_seqlens: [num_segments + 1], of the whole pack.
-        first: Position of the first token of the slice.
-    """
-    has_loss = labels[first : first + len(losses)] != IGNORE_INDEX
-    borders = [min(max(border - first, 0), len(losses)) for border in cu_seqlens.tolist()]  # cu_seqlens is on the host
-    values = torch.stack((losses[: len(has_loss)].float(), has_loss.float()))
-    return torch.stack([values[:, start:end].sum(1) for start, end in pairwise(borders)], dim=1)
 
 
 def _first_positions(is_placeholder: Tensor, count: int) -> Tensor:

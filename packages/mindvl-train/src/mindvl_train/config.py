@@ -15,6 +15,7 @@ from mindvl_model import LanguagePreset, MindVLConfig, ModelError, TokenConfig, 
 from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_ops import OpsConfig
+from mindvl_train.validation.config import ValidationConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
 Part = Literal["vision", "projector", "language"]
@@ -144,7 +145,8 @@ class FaultsConfig:
     # steps exist; None: no spike detection.
     loss_spike_factor: float | None = None
     max_skipped: int = 10  # consecutive skipped steps before the run stops
-    # Seconds without progress after which a process ends the run; a save may take 3 times as long; 0: no limit.
+    # Seconds without progress after which a process ends the run; a save, or a group of packs of a validation, may
+    # take 3 times as long; 0: no limit.
     stuck_after_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -164,6 +166,9 @@ class CheckpointConfig:
 
     every_steps: int = 1000  # optimizer steps between two checkpoints
     keep_last: int = 2  # number of newest checkpoints to keep
+    # Keep the checkpoint with the lowest validation loss too; OUT/checkpoints/best is a link to it. Without a
+    # `validation` section it has no effect.
+    keep_best: bool = True
     keep_every_steps: int | None = None  # Also keep every checkpoint whose step is a multiple of this; None: none.
     async_save: bool = False  # continue training while files are written; needs a copy of the state in host memory
 
@@ -221,6 +226,7 @@ class RunConfig:
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
+    validation: ValidationConfig | None = None  # Loss on held-out samples while the run trains; None: none.
     trainable: tuple[Part, ...] | None = None  # parts that are trained; None: those of the phase
     precision: Precision = "fp32"  # Data type of weights and activations; master weights and optimizer states are fp32.
     seed: int = 0  # Random seed of the initial weights; `data.seed` sets the data order.

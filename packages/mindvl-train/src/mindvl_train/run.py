@@ -9,16 +9,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from mindvl_data import DataConfig, DataError, Loader
+from mindvl_data import Loader
 from mindvl_model import set_up_device
 from mindvl_ops import check_operators, select_backends, table_text
-from mindvl_ops.runtime.affinity import bind_thread
 from mindvl_ops.runtime.start import device_kind, prepare_process
 from mindvl_train.claim import claimed
 from mindvl_train.config import RunConfig
@@ -26,6 +23,7 @@ from mindvl_train.errors import TrainError
 from mindvl_train.faults.lost_rank import lost_ranks_named
 from mindvl_train.faults.watchdog import Watchdog
 from mindvl_train.launch import local_rank_and_size, world_size
+from mindvl_train.loading import open_validator, training_loader
 from mindvl_train.reading import start_timeout
 from mindvl_train.resolved_run import ResolvedRun, resolve_run, with_tokenizer
 from mindvl_train.signals import stop_requests
@@ -47,6 +45,7 @@ class RunResult:
     checkpoint: Path
     finished: bool  # False if it was stopped early
     asked_to_stop: bool  # also true if the request came too late to stop the run early: no other run should follow
+    ended_early: bool  # finished before the end of the schedule, because the validation loss was not lower
     data_used_up: bool  # every source has reached its max_epochs, so the run cannot continue without more data
     data: dict[str, Any]  # report of the loader: packing efficiency, visual tokens, samples by source, failed samples
 
@@ -106,7 +105,7 @@ def run_training(
             is_first_of_machine=local_rank == 0,
         ) as watchdog,
     ):
-        found = _checkpoints_to_resume(config, resume)
+        found = _checkpoints_to_resume(config, resume, is_first=ranks.is_first)
         run = with_tokenizer(run)
         described = {
             "model": plain_json(run.model),
@@ -118,16 +117,26 @@ def run_training(
             if found:
                 resumed = resume_first(found, state, described, accept_data_change=accept_data_change)
                 logger.info("resumed at step %d from %s", state.step, resumed)
+                _correct_best(config, ranks, state)
             if ranks.is_first:
                 logger.info("operators:\n%s", table_text(check_operators(device=ranks.device)))
             with (
                 closing(_metrics(run, ranks, state)) as metrics,
                 Saver(config.out / "checkpoints", config.checkpoints, described) as saver,
+                open_validator(run, ranks, state, prepared.cores) as validator,
             ):
                 last = train(
-                    run, state, metrics, ranks, saver, begin=watchdog.begin, on_step=on_step, should_stop=stop_requested
+                    run,
+                    state,
+                    metrics,
+                    ranks,
+                    saver,
+                    begin=watchdog.begin,
+                    on_step=on_step,
+                    should_stop=stop_requested,
+                    validator=validator,
                 )
-            return _result(config, state, source, last, any_rank(stop_requested(), ranks.device))
+            return _result(run, state, source, last, any_rank(stop_requested(), ranks.device))
         finally:
             source.close()
             release(state.models)
@@ -151,17 +160,36 @@ def _claimed(out: Path, ranks: "ParallelState") -> Iterator[None]:
         yield
 
 
-def _result(config: RunConfig, state: "TrainState", source: Loader, last: Path, stopped: bool) -> RunResult:
-    finished = state.step >= config.schedule.steps
-    used_up = not finished and source.is_used_up()
-    return RunResult(config.out, state.step, last, finished, stopped, used_up, source.report())
+def _correct_best(config: RunConfig, ranks: "ParallelState", state: "TrainState") -> None:
+    """Make the link to the best checkpoint match the resumed state: a kill may have come before the link was changed."""
+    from mindvl_train.checkpoints.best import link_best
+    from mindvl_train.checkpoints.directory import checkpoint_name
+
+    if ranks.is_first and config.validation is not None and config.checkpoints.keep_best:
+        best = state.validation.best_step
+        link_best(config.out / "checkpoints", None if best is None else checkpoint_name(best))
+
+
+def _result(run: ResolvedRun, state: "TrainState", source: Loader, last: Path, stopped: bool) -> RunResult:
+    from mindvl_train.loop import has_reached_end
+
+    finished, is_before_end = has_reached_end(run, state), state.step < run.config.schedule.steps
+    return RunResult(
+        run.config.out,
+        state.step,
+        last,
+        finished,
+        stopped,
+        ended_early=finished and is_before_end,
+        data_used_up=not finished and is_before_end and source.is_used_up(),
+        data=source.report(),
+    )
 
 
 def _build_state(
     run: ResolvedRun, ranks: "ParallelState", *, load_init: bool, cores: frozenset[int]
 ) -> "tuple[TrainState, Loader]":
     """Model, optimizer and data at the start of the run; the loader also by itself, with its own type."""
-    from mindvl_train.agreement import check_data_order
     from mindvl_train.megatron.optimizer import build_optimizer, wrap_models
     from mindvl_train.megatron.pipeline import prepare_schedule
     from mindvl_train.state import TrainState
@@ -174,48 +202,8 @@ def _build_state(
     )
     optimizer = build_optimizer(models, run.config.optimizer)
     prepare_schedule(models, optimizer)
-    source = _loader(run, ranks, cores)
-    try:
-        check_data_order(source.state_dict())
-    except BaseException:
-        source.close()
-        raise
+    source = training_loader(run, ranks, cores)
     return TrainState(models=models, optimizer=optimizer, source=source), source
-
-
-def _loader(run: ResolvedRun, ranks: "ParallelState", cores: frozenset[int]) -> Loader:
-    """The loader. No rank takes a pack before all have one, because rank 0 first reads the logs of an earlier start."""
-    from mindvl_train.parallel_state import first_message
-
-    failure: DataError | None = None
-    try:
-        source = Loader(
-            _logged_data(run.config, writes=ranks.is_first_in_group),
-            global_batch_size=run.config.global_batch_size,
-            dp_rank=ranks.dp_rank,
-            dp_size=ranks.dp_size,
-            position_kind=run.model.position_kind,
-            vocab_size=run.model.language.vocab_size,
-            with_pixels=ranks.is_first_stage,
-            pin_memory=ranks.device.type != "cpu",
-            on_thread_start=lambda: _start_thread(cores, ranks.device),
-        )
-    except DataError as error:
-        failure = error
-    problem = first_message(None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    if problem is not None:
-        source.close()
-        raise TrainError(problem)
-    return source
-
-
-def _start_thread(cores: frozenset[int], device: torch.device) -> None:
-    """Bind a thread of the loader; it allocates pinned memory, which must not create a context on another device."""
-    bind_thread(cores)
-    if device.type != "cpu":
-        torch.get_device_module(device).set_device(device)
 
 
 def _metrics(run: ResolvedRun, ranks: "ParallelState", state: "TrainState") -> "Metrics":
@@ -226,34 +214,21 @@ def _metrics(run: ResolvedRun, ranks: "ParallelState", state: "TrainState") -> "
 
     sinks = []
     if ranks.is_first:
-        sinks = open_sinks(run.config, state.step)
+        sinks = open_sinks(run.config, state.step, state.validation.step)
         write_card(run.config, run.model, ranks, start_step=state.step)
     facts = run_facts(run.config, run.model, ranks.device)
     return Metrics(sinks, run.config.metrics.every_steps, ranks, facts, state.models)
 
 
-def _logged_data(config: RunConfig, *, writes: bool) -> DataConfig:
-    """The data section with its logs in the output directory, unless the recipe names other paths.
-
-    Args:
-        writes: True for one rank of each model-parallel group.
-    """
-    if not writes:
-        return replace(config.data, audit_log=None, quarantine_log=None)
-    return replace(
-        config.data,
-        audit_log=config.data.audit_log or config.out / "audit.jsonl",
-        quarantine_log=config.data.quarantine_log or config.out / "quarantine.jsonl",
-    )
-
-
-def _checkpoints_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path) -> list[Path]:
+def _checkpoints_to_resume(config: RunConfig, resume: Literal["auto", "never"] | Path, *, is_first: bool) -> list[Path]:
     """The named checkpoint, or all of this run, newest first: older ones are used if newer ones are damaged."""
-    from mindvl_train.checkpoints.directory import newest_checkpoint, newest_first
+    from mindvl_train.checkpoints.directory import newest_checkpoint, newest_first, restore_replaced
 
     if isinstance(resume, Path):
         found = [newest_checkpoint(resume)]
     else:
+        if is_first:
+            restore_replaced(config.out / "checkpoints")
         found = newest_first(config.out / "checkpoints")
         if found and resume == "never":
             raise TrainError(f"{config.out}: already has checkpoint {found[0].name}. Set another `out`, or resume it.")

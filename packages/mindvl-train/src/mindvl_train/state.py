@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training state: everything that changes during training and is restored from a checkpoint."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from mindvl_train.interfaces import BatchSource
+from mindvl_train.validation.progress import ValidationProgress
 
 _COUNTERS = {"step", "loss_tokens", "tokens", "skipped", "consecutive_skips", "placeholders", "norms", "losses"}
 
@@ -29,13 +30,15 @@ class TrainState:
     placeholders: int | None = 0  # failed samples so far, over all ranks; None: unknown, resumed from an older version
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
     losses: list[float] = field(default_factory=list)  # mean losses of the same steps
+    validation: ValidationProgress = field(default_factory=ValidationProgress)
 
     def counters(self) -> dict[str, Any]:
         """Counters for the manifest of a checkpoint, as plain JSON values."""
-        return {name: getattr(self, name) for name in _COUNTERS}
+        return {name: getattr(self, name) for name in _COUNTERS} | {"validation": asdict(self.validation)}
 
     def restore(self, counters: dict[str, Any]) -> None:
         """Restore the counters of a manifest; counters missing in an older manifest are unchanged."""
         self.placeholders = None
         for name in _COUNTERS & counters.keys():
             setattr(self, name, counters[name])
+        self.validation = ValidationProgress.of_manifest(counters)

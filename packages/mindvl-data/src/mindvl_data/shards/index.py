@@ -77,6 +77,11 @@ class Shards(Sequence[ShardIndex]):
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """sha256 of each index file, which covers every key, size and content of the shard."""
+        return tuple(self._digest(number) for number in range(len(self.names)))
+
     @overload
     def __getitem__(self, number: int) -> ShardIndex: ...
     @overload
@@ -100,9 +105,12 @@ class Shards(Sequence[ShardIndex]):
                     self._mapped.popitem(last=False)  # the arrays stay mapped while they are referenced
             return self._mapped[number]
 
+    def _digest(self, number: int) -> str:
+        return self._digests[32 * number : 32 * number + 32].hex()
+
     def _map(self, number: int) -> ShardIndex:
         name = self.names[number]
-        digest = self._digests[32 * number : 32 * number + 32].hex()
+        digest = self._digest(number)
         location = join(self._directory, index_name(name))
         damaged = DataError(f"{location}: the index file is damaged. Run `mindvl data index {self._directory}` again.")
         try:

@@ -19,13 +19,21 @@ from mindvl_ops.vocabulary import WHOLE, VocabularyShard
 # The number of rows is a multiple of this: matrix products are faster and an allocator meets fewer different sizes.
 # At least one multiple is computed, so that every rank takes part in every collective and every weight has a gradient.
 _ROW_MULTIPLE = 16
+_PREDICTED_ROWS = 1024  # whose logits are in memory at once while tokens are predicted
 
 
 class OutputLayer(ColumnParallelLinear):
     """Output layer of megatron-core, which also computes the loss.
 
     The loss is computed inside `forward` because data parallelism waits for gathered weights in hooks of modules.
+
+    Attributes:
+        predicts: Whether `forward` with labels also stores `predicted`; set it only where no gradients are computed.
+        predicted: [T/cp], id of the most likely token at each position that was multiplied by the vocabulary, otherwise -1.
     """
+
+    predicts = False
+    predicted: Tensor | None = None
 
     def forward(
         self,
@@ -52,15 +60,34 @@ class OutputLayer(ColumnParallelLinear):
             hidden_states = gather_from_sequence_parallel_region(hidden_states, group=self.tp_group)
         hidden_states = hidden_states.squeeze(1)
         if num_rows is None:
+            if self.predicts:
+                self.predicted = self._most_likely(hidden_states, weight)
             return self._losses(hidden_states, weight, labels)
         # A stable sort moves labels to the front; nonzero would make the host wait for the count. NPUs sort floats.
         rows = (labels == IGNORE_INDEX).float().argsort(stable=True)[:num_rows]
-        losses = self._losses(hidden_states.index_select(0, rows), weight, labels.index_select(0, rows))
+        chosen = hidden_states.index_select(0, rows)
+        losses = self._losses(chosen, weight, labels.index_select(0, rows))
+        if self.predicts:
+            predicted = self._most_likely(chosen, weight)
+            self.predicted = predicted.new_full((len(labels),), -1).index_copy(0, rows, predicted)
         return losses.new_zeros(len(labels)).index_copy(0, rows, losses)
 
+    def _shard(self, weight: Tensor) -> VocabularyShard:
+        return VocabularyShard.of_group(len(weight), self.tp_group) if self.tp_group.size() > 1 else WHOLE
+
+    def _most_likely(self, hidden_states: Tensor, weight: Tensor) -> Tensor:
+        """[rows, H] -> ids [rows] of the largest logits over all ranks; of equal ones the lowest id, as argmax does."""
+        shard, pieces = self._shard(weight), []
+        for piece in hidden_states.split(_PREDICTED_ROWS):
+            largest, ids = F.linear(piece, weight).max(dim=-1)
+            is_largest = largest == shard.maximum(largest)
+            # Negated, because ranks exchange maxima only; int32, which every backend reduces.
+            negated = torch.where(is_largest, -(ids + shard.start), torch.iinfo(torch.int32).min).to(torch.int32)
+            pieces.append(-shard.maximum(negated))
+        return torch.cat(pieces).long()
+
     def _losses(self, hidden_states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        sharded = self.tp_group.size() > 1
-        shard = VocabularyShard.of_group(len(weight), self.tp_group) if sharded else WHOLE
+        shard = self._shard(weight)
         if self.config.recompute_granularity is None:
             return ops.cross_entropy(F.linear(hidden_states, weight), labels, shard=shard)
         # Activation recomputation includes the logits: they are made in pieces, and again in the backward pass.

@@ -11,6 +11,7 @@ restore.py loads a checkpoint.
 import dataclasses
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.state import TrainState
 
 FORMAT = 2
+REPLACED = ".replaced.unfinished"  # suffix of a checkpoint while one of the same step takes its name
 _COMPLETE = re.compile(r"step-(\d{8})")
 _VERSIONS = ("mindvl-train", "mindvl-data", "mindvl-model", "mindvl-ops", "torch", "megatron-core", "transformers")
 
@@ -40,6 +42,19 @@ def save_weights(directory: Path, described: dict[str, Any], write: Callable[[Pa
     write_json(checkpoint / "manifest.json", {"format": FORMAT, **counters, "versions": _versions(), **described})
     seal(checkpoint)
     return checkpoint
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+def restore_replaced(directory: Path) -> None:
+    """Return the name of a checkpoint to it, if a process was killed while it was replaced by one of the same step."""
+    for path in directory.glob(f"step-*{REPLACED}"):
+        final = path.with_name(path.name.removesuffix(REPLACED))
+        if not final.exists():
+            os.replace(path, final)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -88,11 +103,18 @@ def read_manifest(checkpoint: Path, *, verify: bool = True) -> dict[str, Any]:
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The newest complete checkpoint of a run directory, or the path itself if it is a checkpoint.
+    """The newest complete checkpoint of a run directory, or the path itself if it is a checkpoint or the link to one.
 
     Raises:
         CheckpointError: There is none.
     """
+    if path.is_symlink() and _COMPLETE.fullmatch(path.resolve().name):  # the link `best`
+        path = path.resolve()
+    if path.name == "best" and not path.exists():
+        raise CheckpointError(
+            f"{path}: there is no best checkpoint yet, because no validation has finished, or checkpoints.keep_best is false. "
+            "Use the run directory for its newest checkpoint."
+        )
     if _COMPLETE.fullmatch(path.name):
         return path
     found = complete_checkpoints(path / "checkpoints")

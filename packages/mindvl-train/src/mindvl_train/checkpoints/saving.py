@@ -21,8 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindvl_train.checkpoints.best import link_best
 from mindvl_train.checkpoints.chunk_table import ChunkTable
-from mindvl_train.checkpoints.directory import complete_checkpoints, manifest_of
+from mindvl_train.checkpoints.directory import (
+    REPLACED,
+    checkpoint_name,
+    complete_checkpoints,
+    manifest_of,
+    restore_replaced,
+)
 from mindvl_train.checkpoints.integrity import seal, sync, write_json
 from mindvl_train.checkpoints.torch_index import join_lists
 from mindvl_train.config import CheckpointConfig
@@ -81,7 +88,9 @@ class Saver:
         """
         began = time.monotonic()
         self.finish()
-        writing = _Writing(self._directory, self._config, f"step-{state.step:08d}")
+        best_step = state.validation.best_step if self._config.keep_best else None
+        best = None if best_step is None else checkpoint_name(best_step)
+        writing = _Writing(self._directory, self._config, checkpoint_name(state.step), best)
         self._writing = writing
         self._agree(writing.prepare)
         pieces, documents = self._agree(lambda: self._contents(state))
@@ -193,6 +202,7 @@ class _Writing:
     directory: Path
     config: CheckpointConfig
     name: str
+    best: str | None = None  # name of the checkpoint with the lowest validation loss, which may be this one
     rank: int = field(default_factory=dist.get_rank)
     world_size: int = field(default_factory=dist.get_world_size)
     is_written: threading.Event = field(default_factory=threading.Event)  # or failed, on this rank
@@ -218,6 +228,7 @@ class _Writing:
     def prepare(self) -> None:
         """Create the directory, and remove unfinished directories of earlier attempts."""
         if self.is_first:
+            restore_replaced(self.directory)
             for left in self.directory.glob("step-*.unfinished"):
                 shutil.rmtree(left)
             self.lists.mkdir(parents=True)
@@ -265,11 +276,15 @@ class _Writing:
         for name, document in documents.items():
             write_json(self.unfinished / name, document)
         seal(self.unfinished)
-        if self.final.exists():
-            _remove(self.final)
+        replaced = self.directory / f"{self.name}{REPLACED}"
+        if self.final.exists():  # until the next line the checkpoint has no name; restore_replaced returns it
+            os.replace(self.final, replaced)
         os.replace(self.unfinished, self.final)
         sync(self.directory)
         try:
+            if replaced.exists():
+                shutil.rmtree(replaced)
+            link_best(self.directory, self.best)
             for old in self._to_remove():
                 _remove(old)
         except OSError as error:  # this checkpoint is complete; the next save tries again
@@ -280,7 +295,8 @@ class _Writing:
         end = found.index(self.final) + 1
         every = self.config.keep_every_steps
         older = found[: max(0, end - self.config.keep_last)]
-        return [path for path in older if every is None or int(path.name[5:]) % every] + found[end:]
+        older = [path for path in older if every is None or int(path.name[5:]) % every]
+        return [path for path in older if path.name != self.best] + found[end:]
 
 
 def _describe(error: Exception) -> str:

@@ -25,10 +25,12 @@ from mindvl_train.signals import STUCK
 logger = logging.getLogger(__name__)
 
 # Parts of a step in order; a rank in an earlier part is behind a rank in a later part.
-PARTS = ("start", "data", "compute", "reduce", "update", "report", "checkpoint")
+PARTS = ("start", "data", "compute", "reduce", "update", "report", "validation", "checkpoint")
 
-# Kernels are compiled and memory pools grow in the first step; the time of a save depends on the storage.
+# Kernels are compiled and memory pools grow in the first step; the time of a save depends on the storage. Validation
+# begins anew with each group of packs and each generated token.
 _SLOW_FACTOR = 3
+_SLOW_PARTS = ("checkpoint", "validation")
 
 
 def outlasting(limit_s: float) -> timedelta:
@@ -50,8 +52,8 @@ class Watchdog:
         out: Output directory; OUT/heartbeat/ and OUT/logs/ are written.
         is_first_of_machine: Whether this process also reports which rank is behind and prints its stacks; one process
             per machine is enough, because it reads the heartbeats of all ranks.
-        limit_s: Time limit for one part of a step in seconds; three times that for the first step and for a
-            checkpoint; 0: no limit.
+        limit_s: Time limit for one part of a step in seconds; three times that for the first step, for a
+            checkpoint and for one group of packs of a validation; 0: no limit.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Watchdog:
             self._beat()
             activity = self._activity
             is_started = self._first_step is not None and activity.step > self._first_step
-            is_fast_part = is_started and activity.part != "checkpoint"
+            is_fast_part = is_started and activity.part not in _SLOW_PARTS
             allowed_s = self._limit_s * (1 if is_fast_part else _SLOW_FACTOR)
             if time.monotonic() - activity.since > allowed_s:
                 self._give_up(activity)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and backward over the microbatches of one step, by megatron-core's schedule."""
+"""Forward and backward over the microbatches of one step, or forward alone, by megatron-core's schedule."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -59,6 +59,32 @@ def forward_backward(
     for model in models:
         config: Any = model.config
         config.finalize_model_grads_func = finish
+    reports = _run_schedule(models, microbatches, device)
+    if not reports:
+        return torch.zeros((), device=device)
+    return torch.stack([report["loss_sum"] for report in reports]).sum()
+
+
+def forward_only(models: Sequence[Any], microbatches: Sequence[Batch], device: torch.device) -> None:
+    """Run forward over all microbatches; the caller has put the models into `predictions` blocks, which record results.
+
+    With overlap, parameters that were updated in the last step are gathered first, and hooks that gather parameters in
+    a training step do not run.
+    """
+    hooked = [model for model in models if getattr(model, "remove_forward_pre_hook_handles", None)]
+    for model in hooked:
+        model.disable_forward_pre_hook()
+    try:
+        _run_schedule(models, microbatches, device, forward_only=True)
+    finally:
+        for model in hooked:
+            model.enable_forward_pre_hook()
+
+
+def _run_schedule(
+    models: Sequence[Any], microbatches: Sequence[Batch], device: torch.device, *, forward_only: bool = False
+) -> list[dict[str, Tensor]]:
+    """Run megatron-core's schedule; returns the loss of each microbatch on the last stage."""
     # Context-parallel ranks compute parts of one pack, and megatron-core sums the counts of all of them.
     counts_labels = parallel_state.get_context_parallel_rank() == 0
 
@@ -78,19 +104,18 @@ def forward_backward(
 
         return output, report
 
-    reports = get_forward_backward_func()(
+    reports: list[dict[str, Tensor]] = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=[_on_device(microbatches, unwrap_model(model), device) for model in models],
         model=list(models),
         num_microbatches=len(microbatches),
         seq_length=unwrap_model(models[0]).parallel.padded_length(longest),
         micro_batch_size=1,
+        forward_only=forward_only,
     )
     for model in models:  # a chunk keeps the activations it received last, with their gradient, until the next step
         unwrap_model(model).set_input_tensor(None)
-    if not reports:
-        return torch.zeros((), device=device)
-    return torch.stack([report["loss_sum"] for report in reports]).sum()
+    return reports
 
 
 def _divide_gradients(chunks: Sequence[Any], num_loss_tokens: Tensor) -> None:

@@ -41,6 +41,10 @@ class Sink(Protocol):
         """Write one report: numbers by name, and groups of numbers as dictionaries."""
         ...
 
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Write the result of one validation."""
+        ...
+
     def close(self) -> None:
         """Flush and close."""
         ...
@@ -92,13 +96,28 @@ class Metrics:
         """Add the time that training waited for a save; it is excluded from the time of steps."""
         self._saving_s += seconds
 
+    def add_validation(self, report: dict[str, Any] | None, seconds: float) -> None:
+        """Write the result of a validation.
+
+        Args:
+            report: None: the validation ended without a result.
+            seconds: Its time, which is excluded from the time of steps.
+        """
+        self._validating_s += seconds
+        for sink in self.sinks if report is not None else ():
+            self._call_sink(sink.write_validation, report)
+
+    def stop_clock(self) -> None:
+        """Called when a step is done and something else follows before `add`."""
+        self._clock.stop()
+
     def close(self) -> None:
         """Close every sink."""
         self._clock.stop()
         for sink in self.sinks:
             self._call_sink(sink.close)
 
-    def _call_sink(self, method: Callable[..., None], *report: dict[str, Any]) -> None:
+    def _call_sink(self, method: Callable[..., None], *report: dict[str, Any] | None) -> None:
         """Call a method of a sink; an I/O error does not end the run."""
         try:
             method(*report)
@@ -124,11 +143,11 @@ class Metrics:
         self._counter = PackCounter(self._facts)
         self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, on ranks that compute losses
         self._classes: list[int] = []  # class of each of these samples
-        self._since, self._saving_s = time.perf_counter(), 0.0
+        self._since, self._saving_s, self._validating_s = time.perf_counter(), 0.0, 0.0
         self._steps = 0
 
     def _report(self, state: TrainState, step: StepReport) -> float:
-        elapsed = time.perf_counter() - self._since - self._saving_s
+        elapsed = time.perf_counter() - self._since - self._saving_s - self._validating_s
         (loss_tokens, tokens), counts, tokens_by_source = self._reduced_counts()
         sums = self._reduced_sums(state, step)
         ranks = self._gathered()

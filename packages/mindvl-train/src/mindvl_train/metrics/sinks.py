@@ -21,13 +21,18 @@ from mindvl_train.errors import TrainError
 logger = logging.getLogger(__name__)
 
 
-def open_sinks(config: RunConfig, resumed_step: int) -> list[Any]:
+def open_sinks(config: RunConfig, resumed_step: int, validated_step: int = 0) -> list[Any]:
     """Open the sinks of the recipe; lines after the resumed step are removed.
+
+    Args:
+        validated_step: Last validated step of the resumed checkpoint.
 
     Raises:
         TrainError: metrics.wandb_project is set, but wandb is not installed.
     """
     sinks: list[Any] = [JsonLines(config.out / "metrics.jsonl", resumed_step), Log()]
+    if config.validation is not None:
+        sinks.append(ValidationLines(config.out / "validation.jsonl", validated_step))
     if config.metrics.tensorboard:
         sinks.append(TensorBoard(config.out / "tensorboard", resumed_step))
     if config.metrics.wandb_project is not None:
@@ -51,9 +56,23 @@ class JsonLines:
         self._file.write(json.dumps({name: _finite(value) for name, value in report.items()}) + "\n")
         self._file.flush()
 
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Validations have a file of their own."""
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class ValidationLines(JsonLines):
+    """One line per validation in OUT/validation.jsonl; on resume, lines after the last validated step are removed."""
+
+    def write(self, report: dict[str, Any]) -> None:
+        """Reports have a file of their own."""
+
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Append one validation."""
+        super().write(report)
 
 
 class TensorBoard:
@@ -85,6 +104,14 @@ class TensorBoard:
         event = self._event(wall_time=time.time(), step=report["step"])
         for name, value in flat(report).items():
             event.summary.value.add(tag=name, simple_value=float(value))
+        self._append(event)
+
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Add the numbers of a validation as `validation/NAME`, and generations as text."""
+        event = self._event(wall_time=time.time(), step=report["step"])
+        for name, value in flat(report, "validation/").items():
+            if name != "validation/step":
+                event.summary.value.add(tag=name, simple_value=float(value))
         self._append(event)
 
     def close(self) -> None:
@@ -135,6 +162,12 @@ class WeightsAndBiases:
         """Send every number of the report at its step."""
         self._run.log(flat(report), step=report["step"])
 
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Send the numbers of a validation as `validation/NAME`, at the step that was validated."""
+        numbers = flat(report, "validation/")
+        del numbers["validation/step"]
+        self._run.log(numbers, step=report["step"])
+
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
@@ -159,6 +192,18 @@ class Log:
         if lost := _worst(report.get("step_split", {})):
             pieces.append(lost)
         logger.info("%s", ", ".join(pieces))
+
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Log the losses."""
+        sources = ", ".join(f"{name} {loss:.4f}" for name, loss in report["loss_by_source"].items())
+        logger.info(
+            "validation at step %d: loss %.4f%s, token accuracy %.1f %%%s",
+            report["step"],
+            report["loss"],
+            f" ({sources})" if len(report["loss_by_source"]) > 1 else "",
+            100 * report["token_accuracy"],
+            ", the best so far" if report["is_best"] else "",
+        )
 
     def close(self) -> None:
         """Nothing to close."""
