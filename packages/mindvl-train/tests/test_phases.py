@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,15 @@ from mindvl_train import RunConfig, TrainError
 from mindvl_train.checkpoints.directory import FORMAT, plain_json
 from mindvl_train.checkpoints.integrity import seal
 from mindvl_train.config import InitSection
-from mindvl_train.phases import PipelineConfig, Stage, StageConfig, finished_stages
+from mindvl_train.phases import PipelineConfig, Stage, StageConfig, check_best, finished_stages
+from mindvl_train.validation.config import ValidationConfig
 
 
-def saved(config: RunConfig, step: int) -> None:
+def saved(config: RunConfig, step: int, **more: Any) -> None:
     """The manifest of a checkpoint, which is all that a plan looks at."""
     directory = config.out / "checkpoints" / f"step-{step:08d}"
     directory.mkdir(parents=True)
-    manifest = {"format": FORMAT, "step": step, "model": {}, "run": plain_json(config)}
+    manifest = {"format": FORMAT, "step": step, "model": {}, "run": plain_json(config), **more}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     seal(directory)
 
@@ -95,3 +97,50 @@ def test_a_stage_whose_last_checkpoint_is_damaged_has_not_finished(
     manifest.write_text(manifest.read_text().replace('"phase": "sft"', '"phase": "sfu"'))
     assert finished_stages(stages) == []
     assert "manifest.json has a wrong checksum" in caplog.text
+
+
+def with_validation(config: RunConfig, **settings: Any) -> RunConfig:
+    return replace(config, validation=ValidationConfig(sources=config.data.sources[:1], every_steps=3, **settings))
+
+
+def test_a_stage_that_was_stopped_in_its_last_validation_has_not_finished(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    config = with_validation(make_config("first", steps=4))
+    saved(config, 4, validation={"step": 3})
+    assert finished_stages([Stage("first", None, config)]) == []
+
+
+def test_a_stage_that_its_patience_has_ended_has_finished(make_config: Callable[..., RunConfig]) -> None:
+    config = with_validation(make_config("first", steps=9), patience=1)
+    saved(config, 6, validation={"step": 6, "waited": 1})
+    assert finished_stages([Stage("first", None, config)]) == ["first"]
+
+
+def test_a_stage_starts_from_the_last_or_the_best_checkpoint(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    first = StageConfig(name="first", recipe=Path("a.yaml"))
+    second = StageConfig(name="second", recipe=Path("a.yaml"), start_from="first", start_checkpoint="best")
+    pipeline = PipelineConfig(out=tmp_path, stages=(first, second))
+    best = tmp_path / "first" / "checkpoints" / "best"
+    assert pipeline.path_overrides(second) == [f"out={tmp_path / 'second'}", f"init={{checkpoint: '{best}'}}"]
+    with pytest.raises(ValueError, match="start_checkpoint: is best, but no stage is named in start_from"):
+        StageConfig(name="first", recipe=Path("a.yaml"), start_checkpoint="best")
+    config = make_config("first", steps=4)
+    stages = [
+        Stage("first", None, config),
+        Stage("second", "first", replace(config, init=InitSection(checkpoint=best))),
+    ]
+    with pytest.raises(
+        TrainError, match="'second' starts from the best checkpoint of 'first', whose recipe has no valid"
+    ):
+        check_best(stages)
+    check_best([Stage("first", None, with_validation(config)), stages[1]])
+
+
+def test_a_finished_stage_must_start_from_the_same_checkpoint(stages: list[Stage], tmp_path: Path) -> None:
+    saved(stages[1].config, 4)
+    best = InitSection(checkpoint=tmp_path / "first" / "checkpoints" / "best")
+    with pytest.raises(TrainError, match=r"init.checkpoint was .*first, is .*best"):
+        finished_stages([stages[0], replace(stages[1], config=replace(stages[1].config, init=best))])

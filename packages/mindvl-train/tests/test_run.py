@@ -358,7 +358,7 @@ def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen2_5_vl
-    from mindvl_train import run
+    from mindvl_train import loading
     from mindvl_train.checkpoints.export import export_checkpoint
 
     asked: list[str] = []
@@ -368,7 +368,7 @@ def test_a_published_qwen2_5_vl_is_trained_on_and_exported_as_one(
             asked.append(position_kind)
             super().__init__(*arguments, position_kind=position_kind, **options)
 
-    monkeypatch.setattr(run, "Loader", Watched)
+    monkeypatch.setattr(loading, "Loader", Watched)
     published = save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=264), tmp_path / "published")
     sections = {
         "model": ModelSection(directory=tmp_path / "published"),

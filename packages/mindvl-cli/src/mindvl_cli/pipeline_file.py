@@ -75,7 +75,8 @@ def load_stages(path: Path, overrides: Sequence[str] = ()) -> "list[Stage]":
         CliError: The file, or a recipe of the pipeline, is of another kind.
         ConfigError: Names every problem of the pipeline file, or of the first recipe with one.
     """
-    from mindvl_train.phases import PipelineConfig, Stage
+    from mindvl_train import TrainError
+    from mindvl_train.phases import PipelineConfig, Stage, check_best
 
     if not is_pipeline(path):
         config = load_recipe(path, overrides)
@@ -89,4 +90,8 @@ def load_stages(path: Path, overrides: Sequence[str] = ()) -> "list[Stage]":
         words = [*pipeline.overrides, *stage.overrides, *for_stages, *pipeline.path_overrides(stage)]
         config = load_recipe(path.parent / stage.recipe, words)
         stages.append(Stage(stage.name, stage.start_from, config))
+    try:
+        check_best(stages)
+    except TrainError as error:
+        raise CliError(f"{path}: {error}") from error
     return stages

@@ -24,6 +24,7 @@ from mindvl_train.reading import reads_of, start_timeout
 from mindvl_train.rehearsal.store import rehearsal_facts
 from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
+from mindvl_train.validation.overlap import validation_facts
 
 _MAX_TOKENS = 1 << 21  # of the first step; packing them takes seconds
 
@@ -67,6 +68,7 @@ class DryRun:
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # source of the weights and of the position; bytes and seconds of reading them
+    validation: dict[str, Any] | None  # samples by source, steps, what follows from the loss; None: no validation
     data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
     warnings: tuple[str, ...]  # settings that make the run slower than it could be
     problems: tuple[str, ...]  # reasons why the run could not start on this machine
@@ -124,6 +126,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         checkpoints=_checkpoints(config, sum(all_parameters.values()), sum(trained.values()), problems),
         operators=_operators(config, device, problems),
         start=_start(config, from_stage) | {"reads": _reads(run, from_stage)},
+        validation=validation_facts(config, problems),
         data=_first_step(run) if has_data else None,
         warnings=(*memory_warning(run, own_device, kernels), *(_narrow_balance(run) if has_data else ())),
         problems=tuple(problems),
@@ -229,7 +232,11 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
     weight = 2 if config.precision == "bf16" else 4
     size = parameters * weight + trained * _state_bytes(config)
     kept_for_good = steps // keep if keep else 0
-    at_once = min(count, config.checkpoints.keep_last + kept_for_good + 1)  # one more while a checkpoint is written
+    keeps_best = config.validation is not None and config.checkpoints.keep_best
+    if config.validation is not None and keeps_best:
+        count += -(-steps // config.validation.every_steps)  # at most: each validation may find a lower loss
+    # One more while a checkpoint is written.
+    at_once = min(count, config.checkpoints.keep_last + kept_for_good + keeps_best + 1)
     free = _free_bytes(config.out)
     if size * at_once > free:
         problems.append(
@@ -276,6 +283,11 @@ def missing_paths(config: RunConfig, from_stage: str | None = None) -> Iterator[
     """
     named: list[tuple[str, Path | str]] = [("data.tokenizer", config.data.tokenizer)]
     named += [(f"data.sources.{number}.path", source.path) for number, source in enumerate(config.data.sources)]
+    if config.validation is not None:
+        sources = enumerate(config.validation.sources)
+        named += [(f"validation.sources.{number}.path", source.path) for number, source in sources]
+        if config.validation.generations is not None and config.validation.generations.prompts is not None:
+            named.append(("validation.generations.prompts", config.validation.generations.prompts))
     named += [
         (f"init.{name}", path)
         for name, path in vars(config.init).items()

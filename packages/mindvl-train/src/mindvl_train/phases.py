@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mindvl_train.checkpoints.best import BEST
 from mindvl_train.checkpoints.directory import complete_checkpoints, plain_json, read_manifest
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import DamagedCheckpointError, TrainError
+from mindvl_train.validation.progress import has_ended
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ _FREE = (
         "data.order_ahead_steps",
         "data.max_failed_share",
     ),
-    *("data.store", "data.audit_log", "data.quarantine_log"),
+    *("data.store", "data.audit_log", "data.quarantine_log", "validation.generations"),
 )
 
 
@@ -40,13 +42,19 @@ class StageConfig:
 
     name: str  # of its directory below the `out` of the pipeline file
     recipe: Path  # recipe of the stage; relative paths start at the directory of the pipeline file
-    start_from: str | None = None  # earlier stage, whose last checkpoint replaces the recipe's `init`
+    start_from: str | None = None  # earlier stage, whose last or best checkpoint replaces the recipe's `init`
+    # Checkpoint of `start_from`: the last one, or the one with the lowest validation loss.
+    start_checkpoint: Literal["last", "best"] = "last"
     overrides: tuple[str, ...] = ()  # KEY=VALUE for the recipe, as on the command line
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"name: must be a directory name, got {self.name!r}. Use letters, digits, dots and dashes."
+            )
+        if self.start_checkpoint == "best" and self.start_from is None:
+            raise ValueError(
+                "start_checkpoint: is best, but no stage is named in start_from. Name an earlier stage, or remove it."
             )
 
 
@@ -76,7 +84,9 @@ class PipelineConfig:
         """KEY=VALUE overrides for the output directory and the initial checkpoint of a stage."""
         overrides = [f"out={self.out / stage.name}"]
         if stage.start_from is not None:
-            overrides.append(f"init={{checkpoint: {str(self.out / stage.start_from)!r}}}")
+            start = self.out / stage.start_from
+            start = start / "checkpoints" / BEST if stage.start_checkpoint == "best" else start
+            overrides.append(f"init={{checkpoint: {str(start)!r}}}")
         return overrides
 
 
@@ -87,6 +97,26 @@ class Stage:
     name: str
     start_from: str | None
     config: RunConfig
+
+
+def check_best(stages: Sequence[Stage]) -> None:
+    """Check that a stage whose best checkpoint another one starts from has one.
+
+    Raises:
+        TrainError: Its recipe has no validation, or does not keep the best checkpoint.
+    """
+    by_name = {stage.name: stage.config for stage in stages}
+    for stage in stages:
+        named = stage.config.init.checkpoint
+        if stage.start_from is None or named is None or named.name != BEST:
+            continue
+        before = by_name[stage.start_from]
+        if before.validation is None or not before.checkpoints.keep_best:
+            missing = "no validation section" if before.validation is None else "checkpoints.keep_best=false"
+            raise TrainError(
+                f"stages: stage {stage.name!r} starts from the best checkpoint of {stage.start_from!r}, whose recipe has "
+                f"{missing}. Add it, or set start_checkpoint: last."
+            )
 
 
 def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -> list[str]:
@@ -109,7 +139,7 @@ def finished_stages(stages: Sequence[Stage], *, data_may_differ: bool = False) -
             logger.warning("DAMAGED: %s. Stage %r is treated as not finished.", error.damage, stage.name)
             continue
         then: dict[str, Any] = manifest["run"]
-        if manifest["step"] < then["schedule"]["steps"]:
+        if not has_ended(manifest):
             continue
         again = f"To train it again, set another `out` in the pipeline file, or remove {stage.config.out}"
         differing = sorted(_differences(then, plain_json(stage.config)))
@@ -142,7 +172,13 @@ def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(then, now, strict=True)):
             yield from _differences(one, other, f"{path}.{index}")
     elif path == "init.checkpoint" and then is not None and now is not None:
-        if Path(then).name != Path(now).name:  # the directory of the pipeline may have been moved
+        if _stage_of(then) != _stage_of(now):  # the directory of the pipeline may have been moved
             yield f"{path} was {then}, is {now}"
     elif then != now:
         yield f"{path} was {then}, is {now}"
+
+
+def _stage_of(checkpoint: str) -> tuple[str, bool]:
+    """The directory name of the stage in `init.checkpoint`, and whether its best checkpoint is meant."""
+    path = Path(checkpoint)
+    return (path.parent.parent.name, True) if path.name == BEST else (path.name, False)

@@ -43,6 +43,7 @@ class RunResult:
     out: Path
     step: int
     checkpoint: Path
+    best_checkpoint: Path | None  # with the lowest validation loss; None: no validation, or it is not kept
     finished: bool  # False if it was stopped early
     asked_to_stop: bool  # also true if the request came too late to stop the run early: no other run should follow
     ended_early: bool  # finished before the end of the schedule, because the validation loss was not lower
@@ -160,6 +161,13 @@ def _claimed(out: Path, ranks: "ParallelState") -> Iterator[None]:
         yield
 
 
+def _best_of(config: RunConfig) -> Path | None:
+    from mindvl_train.checkpoints.best import BEST
+
+    link = config.out / "checkpoints" / BEST
+    return link.parent / os.readlink(link) if config.validation is not None and link.is_symlink() else None
+
+
 def _correct_best(config: RunConfig, ranks: "ParallelState", state: "TrainState") -> None:
     """Make the link to the best checkpoint match the resumed state: a kill may have come before the link was changed."""
     from mindvl_train.checkpoints.best import link_best
@@ -178,6 +186,7 @@ def _result(run: ResolvedRun, state: "TrainState", source: Loader, last: Path, s
         run.config.out,
         state.step,
         last,
+        _best_of(run.config),
         finished,
         stopped,
         ended_early=finished and is_before_end,

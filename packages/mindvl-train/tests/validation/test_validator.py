@@ -41,9 +41,7 @@ def test_training_is_bitwise_the_same_with_and_without_validation(
     assert [line["step"] for line in validations(watched)] == [2, 4, 6]
 
 
-def test_the_loss_is_that_of_every_sample_once(
-    make_config: Make, held_out: tuple[SourceConfig, ...]
-) -> None:
+def test_the_loss_is_that_of_every_sample_once(make_config: Make, held_out: tuple[SourceConfig, ...]) -> None:
     """Compared with the model on every sample alone, in the order of the shards, with the weights that were saved."""
     config = make_config(steps=2, validation=ValidationConfig(sources=held_out, every_steps=2))
     result = run_training(config)
@@ -60,9 +58,9 @@ def test_the_loss_is_that_of_every_sample_once(
 def _alone(config: RunConfig, checkpoint: Path, sources: tuple[SourceConfig, ...]) -> dict[str, tuple[float, int, int]]:
     """Loss, loss tokens and correct tokens by source, from the logits of one sample after the other."""
     from mindvl_data import SourceIndex, load_tokenizer
-    from mindvl_data.shards.files import ShardFiles
-    from mindvl_data.pack_builder import PackBuilder
     from mindvl_data.order.data_order import OrderedSample
+    from mindvl_data.pack_builder import PackBuilder
+    from mindvl_data.shards.files import ShardFiles
     from mindvl_train.checkpoints.restore import load_weights
     from mindvl_train.parallel_state import process_groups
     from mindvl_train.resolved_run import resolve_run, with_tokenizer
@@ -116,9 +114,7 @@ def _no_learning(config: RunConfig) -> Any:
     return replace(config.schedule, peak_lr=0.0, min_lr=0.0)
 
 
-def test_the_best_checkpoint_is_kept_and_linked(
-    make_config: Make, held_out: tuple[SourceConfig, ...]
-) -> None:
+def test_the_best_checkpoint_is_kept_and_linked(make_config: Make, held_out: tuple[SourceConfig, ...]) -> None:
     config = make_config(
         steps=8,
         validation=ValidationConfig(sources=held_out, every_steps=1),

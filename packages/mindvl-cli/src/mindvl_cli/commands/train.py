@@ -115,13 +115,20 @@ def train(
             for stage, result in zip(
                 stages, results, strict=False
             ):  # a pipeline may have stopped before its last stage
-                how = "finished" if result["finished"] else "data used up" if result.get("data_used_up") else "stopped"
                 name = f"{stage.name}: " if pipeline else ""
-                click.echo(f"{name}{how} at step {result['step']}: {result['checkpoint']}")
+                click.echo(f"{name}{_how(stage, result)} at step {result['step']}: {result['checkpoint']}")
     if not _all_finished(stages, results):
         from mindvl_train.signals import DATA_USED_UP, STOPPED
 
         sys.exit(DATA_USED_UP if results and results[-1].get("data_used_up") else STOPPED)
+
+
+def _how(stage: "Stage", result: dict[str, Any]) -> str:
+    """How a stage has ended."""
+    if result.get("ended_early") and stage.config.validation is not None:
+        patience = stage.config.validation.patience
+        return f"finished early, because {patience} validations in succession had no lower loss,"
+    return "finished" if result["finished"] else "data used up" if result.get("data_used_up") else "stopped"
 
 
 def _launch(
@@ -248,8 +255,10 @@ def _train_here(config: "RunConfig", resume: str, result_file: Path, *, accepted
         "step": result.step,
         "finished": result.finished,
         "asked_to_stop": result.asked_to_stop,
+        "ended_early": result.ended_early,
         "data_used_up": result.data_used_up,
         "checkpoint": str(result.checkpoint),
+        "best_checkpoint": None if result.best_checkpoint is None else str(result.best_checkpoint),
         "data": result.data,
     }
     if not rank:

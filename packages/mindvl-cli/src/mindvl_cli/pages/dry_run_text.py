@@ -74,10 +74,24 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
             f"{saved['written']:,} checkpoints of {bytes_text(saved['bytes'])}, up to "
             f"{bytes_text(saved['bytes_at_once'])} at once; {bytes_text(saved['free_bytes'])} free",
         ),
+        *([("validation", _validation(report.validation))] if report.validation is not None else []),
         ("operators", _operators(report.operators)),
         *(("rehearsal", line) for line in _rehearsal(report.rehearsal)),
         *([("data", _data(report.data))] if report.data is not None else []),
     ]
+
+
+def _validation(facts: dict[str, Any]) -> str:
+    samples = ", ".join(f"{name} {count:,} samples" for name, count in facts["samples"].items())
+    pieces = [f"every {facts['every_steps']:,} steps and at the last one: {samples}"]
+    if facts["max_packs"] is not None:
+        pieces[0] += f", the first {facts['max_packs']:,} packs"
+    by = f"by the loss of {facts['measure'] or 'all sources'}"
+    if facts["keep_best"]:
+        pieces.append(f"the best checkpoint {by} is kept")
+    if facts["patience"] is not None:
+        pieces.append(f"the run ends after {facts['patience']:,} validations in succession without a lower loss")
+    return "; ".join(pieces)
 
 
 def _stages(stages: "Sequence[StageCounts]", device: str) -> list[str]:

@@ -90,7 +90,7 @@ class Saver:
         self.finish()
         best_step = state.validation.best_step if self._config.keep_best else None
         best = None if best_step is None else checkpoint_name(best_step)
-        writing = _Writing(self._directory, self._config, checkpoint_name(state.step), best)
+        writing = _Writing(self._directory, self._config, checkpoint_name(state.step), best=best)
         self._writing = writing
         self._agree(writing.prepare)
         pieces, documents = self._agree(lambda: self._contents(state))
@@ -202,11 +202,11 @@ class _Writing:
     directory: Path
     config: CheckpointConfig
     name: str
-    best: str | None = None  # name of the checkpoint with the lowest validation loss, which may be this one
     rank: int = field(default_factory=dist.get_rank)
     world_size: int = field(default_factory=dist.get_world_size)
     is_written: threading.Event = field(default_factory=threading.Event)  # or failed, on this rank
     error: str | None = None
+    best: str | None = None  # name of the checkpoint with the lowest validation loss, which may be this one
     give_up_at: float | None = None  # monotonic time after which to stop waiting for other ranks
 
     @property

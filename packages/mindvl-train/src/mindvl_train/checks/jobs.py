@@ -18,11 +18,12 @@ from mindvl_train.launch import end_with_launcher, launch
 
 
 def apart(config: RunConfig) -> RunConfig:
-    """The same run without data logs, which stops at the first anomalous step."""
+    """The same run without data logs and validation, which stops at the first anomalous step."""
     return replace(
         config,
         data=replace(config.data, audit_log=None, quarantine_log=None),
         faults=replace(config.faults, on_anomalous_step="stop"),
+        validation=None,
     )
 
 

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mindvl_ops import Segments
-from mindvl_train import parallel_state, weights
+from mindvl_train import loading, parallel_state, weights
 from mindvl_train import run as run_module
 from mindvl_train.checkpoints import saving
 from mindvl_train.config import InitSection, RunConfig
@@ -65,7 +65,7 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
         put(optimizer_module, "wrap_models", rank.during("wrap", optimizer_module.wrap_models))
         put(optimizer_module, "build_optimizer", rank.during("optimizer", optimizer_module.build_optimizer))
         put(run_module, "_build_state", rank.building(run_module._build_state))
-        put(run_module, "Loader", _loader(job, rank))
+        put(loading, "Loader", _loader(job, rank))
         put(run_module, "with_tokenizer", _with_tokens)
         put(run_module, "check_operators", lambda **_: [])
         put(run_module, "table_text", lambda _: "not compared in a rehearsal")
@@ -79,13 +79,14 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
 
 
 def config_of(job: Job, out: Path) -> RunConfig:
-    """The configuration of the recipe with as many steps as are rehearsed, without initial weights and sinks."""
+    """The configuration of the recipe with as many steps as are rehearsed, without initial weights, sinks and validation."""
     config = job.config
     return replace(
         config,
         out=out,
         init=InitSection(),
         schedule=replace(config.schedule, steps=job.steps),
+        validation=None,
         metrics=replace(config.metrics, tensorboard=False, wandb_project=None),
         checkpoints=replace(config.checkpoints, async_save=False),
         ops=replace(config.ops, runtime=replace(config.ops.runtime, bind_cores="off")),
