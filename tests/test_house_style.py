@@ -36,7 +36,7 @@ STUB = re.compile("NotImplemented" r"Error|\bFIX" r"ME\b|\bX" r"XX\b|\bTO" r"DO\
 
 # What to write -> what is never written: whole words in any case, in source, help texts, messages and documents.
 BANNED = {
-    "an active sentence with a subject": r"nobody|whom|speaks? for|patience",
+    "an active sentence with a subject": r"nobody|whom|speaks? for|no patience",
     "anomalous step": r"bad steps?",
     "assigned, sharded": r"dealt",
     "asynchronous save": r"beside training",

@@ -63,20 +63,11 @@ def train(
         metrics.begin(part, state.step + 1)
 
     def validate() -> _Outcome:
-        if validator is None:
-            return "not due"
-        metrics.stop_clock()
         return _validate(validator, run, state, metrics, begin=begin, should_stop=stop_requested)
-
-    def save() -> Path:
-        begin("checkpoint", state.step)
-        path = saver.save(state)
-        metrics.add_save(saver.stall_s)
-        return path
 
     outcome = validate()  # only if this run was stopped before the validation of its step, or had none before
     if outcome == "best" or (outcome == "done" and has_reached_end(run, state)):
-        saved = save()
+        saved = _save(state, saver, metrics, begin)
     stop = outcome == "stopped"
     used_up = state.step < steps and state.source.is_used_up()
     while not (stop or used_up or state.step >= steps or has_reached_end(run, state)):
@@ -104,7 +95,7 @@ def train(
         stragglers.finish_step(state.step)
         on_step(state.step, loss)
         if save_now:
-            saved = save()
+            saved = _save(state, saver, metrics, begin)
             # A request that came during the save stops the run now, without another step and a second save.
             stop = stop or any_rank(should_stop(), ranks.device)
     if ranks.is_first:
@@ -125,8 +116,15 @@ def has_reached_end(run: ResolvedRun, state: TrainState) -> bool:
     return state.step >= steps and not is_due(state.step, steps, config.every_steps, state.validation)
 
 
+def _save(state: TrainState, saver: Saver, metrics: Metrics, begin: Callable[[str, int], None]) -> Path:
+    begin("checkpoint", state.step)
+    path = saver.save(state)
+    metrics.add_save(saver.stall_s)
+    return path
+
+
 def _validate(
-    validator: Validator,
+    validator: Validator | None,
     run: ResolvedRun,
     state: TrainState,
     metrics: Metrics,
@@ -135,6 +133,9 @@ def _validate(
     should_stop: Callable[[], bool],
 ) -> _Outcome:
     """Validate the step if it is due, and report the result."""
+    if validator is None:
+        return "not due"
+    metrics.stop_clock()
     before = state.validation.of_data(validator.data)
     if not is_due(state.step, run.config.schedule.steps, validator.config.every_steps, before):
         return "not due"

@@ -83,7 +83,6 @@ def run_training(
     )
     accelerator = set_up_device()
     # Imported here: these modules import megatron-core, which needs the device setup first.
-    from mindvl_train.checkpoints.directory import plain_json
     from mindvl_train.checkpoints.restore import resume_first
     from mindvl_train.checkpoints.saving import Saver
     from mindvl_train.loop import train
@@ -108,11 +107,7 @@ def run_training(
     ):
         found = _checkpoints_to_resume(config, resume, is_first=ranks.is_first)
         run = with_tokenizer(run)
-        described = {
-            "model": plain_json(run.model),
-            "run": plain_json(config),
-            "parents": [str(path) for path in vars(config.init).values() if path is not None],
-        }
+        described = _described(run)
         state, source = _build_state(run, ranks, load_init=not found, cores=prepared.cores)
         try:
             if found:
@@ -126,21 +121,20 @@ def run_training(
                 Saver(config.out / "checkpoints", config.checkpoints, described) as saver,
                 open_validator(run, ranks, state, prepared.cores) as validator,
             ):
-                last = train(
-                    run,
-                    state,
-                    metrics,
-                    ranks,
-                    saver,
-                    begin=watchdog.begin,
-                    on_step=on_step,
-                    should_stop=stop_requested,
-                    validator=validator,
-                )
+                calls: dict[str, Any] = {"begin": watchdog.begin, "on_step": on_step, "should_stop": stop_requested}
+                last = train(run, state, metrics, ranks, saver, validator=validator, **calls)
             return _result(run, state, source, last, any_rank(stop_requested(), ranks.device))
         finally:
             source.close()
             release(state.models)
+
+
+def _described(run: ResolvedRun) -> dict[str, Any]:
+    """What the manifest of every checkpoint says of the run."""
+    from mindvl_train.checkpoints.directory import plain_json
+
+    parents = [str(path) for path in vars(run.config.init).values() if path is not None]
+    return {"model": plain_json(run.model), "run": plain_json(run.config), "parents": parents}
 
 
 @contextmanager
