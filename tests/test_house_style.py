@@ -69,6 +69,7 @@ WORDS_ALLOWED = {
     "packages/mindvl-cli/tests/test_renamed.py": "the same",
     "tests/test_house_style.py": "lists the words",
     "packages/mindvl-data/src/mindvl_data/formats/columns.py": "lists column names of other data sets",
+    "packages/mindvl-model/src/mindvl_model/hf/vllm_model.py": "calls methods of vLLM",
     "packages/mindvl-merge/src/mindvl_merge/names.py": "lists tensor names of other models",
     "packages/mindvl-merge/tests/test_names.py": "the same",
 }

@@ -3,6 +3,7 @@
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,16 @@ def test_vllm_is_started_where_it_is_installed_and_transformers_otherwise():
         chosen_engine("vllm", is_installed=lambda name: False)
 
 
-def test_the_command_has_the_address_and_the_options_of_the_engine_last():
+def test_the_command_has_the_address_and_the_options_of_the_engine_last(tmp_path, monkeypatch):
+    (tmp_path / "vllm").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     config = ServerConfig(model=Path("m"), port=81, trust_remote_code=True, engine_options=("--max-model-len", "9"))
+    program = str(tmp_path / "vllm")
     assert server_command(config, "vllm") == [
-        "vllm", "serve", "m", "--host", "127.0.0.1", "--port", "81", "--trust-remote-code", "--max-model-len", "9",
+        program, "serve", "m", "--host", "127.0.0.1", "--port", "81", "--trust-remote-code", "--max-model-len", "9",
     ]  # fmt: skip
+    transformers = server_command(config, "transformers")
+    assert transformers[:5] == [sys.executable, "-m", "mindvl_cli.transformers_server", "serve", "m"]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +83,8 @@ def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch):
 
 
 def test_a_class_that_only_the_directory_has_is_refused_for_the_server_of_transformers(tmp_path):
-    name = "MindVLForConditionalGeneration"
-    auto_map = {"AutoModelForImageTextToText": f"modeling_mindvl.{name}"}
+    name = "OtherForConditionalGeneration"
+    auto_map = {"AutoModelForImageTextToText": f"modeling_other.{name}"}
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "auto_map": auto_map}))
     with pytest.raises(CliError, match=f"transformers has no class {name}.* use mindvl chat"):
         run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))

@@ -51,7 +51,7 @@ def chosen_engine(engine: str, *, is_installed: Callable[[str], bool]) -> str:
     """The engine to start.
 
     Args:
-        is_installed: Whether a module can be imported.
+        is_installed: Whether an engine is installed.
 
     Raises:
         CliError: vLLM was asked for and is not installed.
@@ -59,14 +59,16 @@ def chosen_engine(engine: str, *, is_installed: Callable[[str], bool]) -> str:
     has_vllm = is_installed("vllm")
     if engine == "vllm" and not has_vllm:
         raise CliError(
-            "--engine: vllm is not installed. Install vLLM in this environment, or use --engine transformers."
+            "--engine: vllm is not installed. Install vLLM in this environment, or in another one whose bin directory is in "
+            "PATH, or use --engine transformers."
         )
     return ("vllm" if has_vllm else "transformers") if engine == "auto" else engine
 
 
 def server_command(config: ServerConfig, engine: str) -> list[str]:
-    """Arguments of the program of the engine, which both engines spell alike; the program comes first."""
-    command = [engine, "serve", str(config.model), "--host", config.host, "--port", str(config.port)]
+    """The program of the engine and its arguments, which both engines spell alike."""
+    start = [sys.executable, "-m", "mindvl_cli.transformers_server"] if engine == "transformers" else [_path(engine)]
+    command = [*start, "serve", str(config.model), "--host", config.host, "--port", str(config.port)]
     if config.trust_remote_code:
         command.append("--trust-remote-code")
     return [*command, *config.engine_options]
@@ -81,17 +83,17 @@ def run_server(config: ServerConfig) -> int:
     Raises:
         CliError: No installed engine can serve the model, or the port is in use.
     """
-    engine = chosen_engine(config.engine, is_installed=lambda name: find_spec(name) is not None)
+    engine = chosen_engine(config.engine, is_installed=_is_installed)
     if engine == "transformers":
         require("serve", "mindvl serve")
         _check_class(config.model)
     _check_port(config)
-    program, *arguments = server_command(config, engine)
+    command = server_command(config, engine)
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # serve the directory, download nothing
     click.echo(f"starting {engine} for {config.model}", err=True)
     with _signals_kept() as kept:
         # A session of its own: Ctrl-C reaches it through this process, once. Its logs go to standard error.
-        process = subprocess.Popen([_path(program), *arguments], env=environment, stdout=2, start_new_session=True)
+        process = subprocess.Popen(command, env=environment, stdout=2, start_new_session=True)
         try:
             return _wait(process, config, kept)
         finally:
@@ -100,12 +102,17 @@ def run_server(config: ServerConfig) -> int:
                 process.wait()
 
 
+def _is_installed(engine: str) -> bool:
+    """Whether the engine is in this environment, or its program in the search path."""
+    return find_spec(engine) is not None or shutil.which(engine) is not None
+
+
 def _check_class(model: Path) -> None:
-    """Refuse a model class that only the directory has: `transformers serve` looks for it in transformers itself."""
+    """Refuse a model class that only the directory has: `transformers serve` runs those of transformers and of MindVL."""
     path = model / "config.json"
     document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     names = document.get("architectures") or [""]
-    if "auto_map" not in document:
+    if "auto_map" not in document or document.get("model_type") == "mindvl":
         return
     import transformers
 

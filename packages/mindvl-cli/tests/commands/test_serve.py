@@ -35,15 +35,43 @@ def _prompt_tokens(url: str, model: str, content: list[dict[str, object]]) -> in
         return int(json.load(reply)["usage"]["prompt_tokens"])
 
 
+@pytest.fixture(scope="session")
+def mindvl_directory(tmp_path_factory):
+    """A tiny exported MindVL directory, whose class only mindvl-model has."""
+    from transformers import AutoTokenizer
+
+    from mindvl_cli.demo.tokenizer import train_tokenizer
+    from mindvl_model import for_tokenizer
+    from mindvl_model.hf.export import export_hf_directory
+    from mindvl_model.hf.processor_files import ProcessorSettings
+    from mindvl_model.megatron.blocks import BuildConfig
+    from mindvl_model.megatron.process import single_process
+    from mindvl_model.model import MindVLModel
+    from mindvl_model.testing.tiny import smallest_config
+
+    directory = tmp_path_factory.mktemp("mindvl")
+    tokenizer = train_tokenizer(["read the number"], directory / "tokenizer", vocab_size=300)
+    vocabulary = AutoTokenizer.from_pretrained(tokenizer).get_vocab()
+    config = for_tokenizer(smallest_config(), vocabulary, len(vocabulary))
+    limits = ProcessorSettings(min_pixels=4 * 784, max_pixels=16 * 784)
+    with single_process():
+        model = MindVLModel(config, BuildConfig())
+        export_hf_directory(model, config, directory / "model", tokenizer=tokenizer, processor=limits)
+    return directory / "model"
+
+
 @pytest.mark.slow
-def test_the_served_model_uses_the_applied_limits_and_ends_with_the_exit_code_of_the_server(model_directory, tmp_path):
+@pytest.mark.parametrize(("name", "trusted"), [("model_directory", ["--trust-remote-code"]), ("mindvl_directory", [])])
+def test_the_served_model_uses_the_applied_limits_and_ends_with_the_exit_code_of_the_server(
+    name, trusted, request, tmp_path
+):
     model = tmp_path / "model"
-    shutil.copytree(model_directory, model)
+    shutil.copytree(request.getfixturevalue(name), model)
     apply_limits(model, min_pixels=4 * 784, max_pixels=4 * 784)  # 4 visual tokens; the directory had at most 16
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--port", str(port), "--engine", "transformers", "--trust-remote-code", "--", "--device", "cpu"]
+    options = ["--port", str(port), "--engine", "transformers", *trusted, "--", "--device", "cpu"]
     command = [sys.executable, "-m", "mindvl_cli.main", "serve", str(model), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:

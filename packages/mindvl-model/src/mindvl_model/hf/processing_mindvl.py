@@ -57,7 +57,8 @@ class MindVLProcessor(ProcessorMixin):
             video_sizes: Frames, height and width of each video.
             kwargs: Options of the call of the processor.
         """
-        options = self._merge_kwargs(self.valid_processor_kwargs, **kwargs)
+        valid: Any = self.valid_processor_kwargs  # a class, which transformers declares as its instance
+        options = self._merge_kwargs(valid, **kwargs)
         counts = {}
         if image_sizes is not None:
             images = self.image_processor
