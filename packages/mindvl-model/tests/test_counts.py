@@ -10,10 +10,11 @@ import torch
 from mindvl_model import MindVLConfig, named_config
 from mindvl_model.counts import Counts, count_parameters
 from mindvl_model.sizes import NAMED_SIZES
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
 
 BUILT = NAMED_SIZES | {
     "smallest": smallest_config(tie_embeddings=True),
+    "smallest llama": smallest_llama(attention_bias=True, mlp_bias=True),
     "smallest qwen3_moe": smallest_qwen3_moe(),
     "smallest deepseek_v3": smallest_deepseek_v3(num_mtp_layers=2, num_shared_experts=2),
 }

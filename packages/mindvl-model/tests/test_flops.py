@@ -15,7 +15,7 @@ from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS, Part, set_trainable
 from mindvl_model.random_inputs import pack_segments, random_segment
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
 from mindvl_ops import Segments, use_backend
 
 pytestmark = pytest.mark.slow
@@ -45,6 +45,7 @@ FAMILIES = {
     "qwen3": smallest_config(),
     "qwen3_moe": smallest_qwen3_moe(),
     "deepseek_v3": smallest_deepseek_v3(num_mtp_layers=2),
+    "llama": smallest_llama(),
 }
 
 

@@ -27,7 +27,7 @@ from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings, VideoSettings
 from mindvl_model.parameters import named_tensors
 from mindvl_model.random_inputs import pack_segments, random_segment
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,7 @@ FAMILIES = {
     "tied head": smallest_config(vocab_size=270, tie_embeddings=True),
     "qwen3_moe": smallest_qwen3_moe(vocab_size=270),
     "deepseek_v3": smallest_deepseek_v3(vocab_size=270),
+    "llama": smallest_llama(vocab_size=270, attention_bias=True, mlp_bias=True),
 }
 
 

@@ -16,6 +16,7 @@ from mindvl_model.parameters import PARTS
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,
+    smallest_llama,
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
 )
@@ -32,6 +33,7 @@ FAMILIES = {
     "qwen3": smallest_config(),
     "tied": smallest_config(tie_embeddings=True),
     "qwen2": smallest_qwen2_5_vl(),
+    "llama": smallest_llama(attention_bias=True, mlp_bias=True),
     "qwen3_moe": smallest_qwen3_moe(),
     "deepseek_v3": smallest_deepseek_v3(),
     "mindvl-671b-a37b": named_config("mindvl-671b-a37b"),

@@ -73,11 +73,49 @@ class YarnConfig:
     # multiplied by m(1).
     mscale_all_dim: float = 1.0
 
+    # Factor of cosine and sine in place of the one that mscale and mscale_all_dim give.
+    attention_factor: float | None = None
+    truncate: bool = True  # round the bounds of the interpolated frequencies to whole pairs
+
     def __post_init__(self) -> None:
         check_range(self, 1.0, 1e6, "factor")
         check_range(self, 1, 1 << 40, "original_max_positions")
-        check_range(self, 1e-6, 1e6, "beta_fast", "beta_slow")
+        check_range(self, 1e-6, 1e6, "beta_fast", "beta_slow", "attention_factor")
         check_range(self, 0.0, 1e6, "mscale", "mscale_all_dim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Rotary frequencies divided by one factor."""
+
+    kind: Literal["linear"] = "linear"
+    factor: float  # ratio of the scaled to the original maximum length
+
+    def __post_init__(self) -> None:
+        check_range(self, 1e-6, 1e6, "factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Rotary frequencies of which low ones are divided by a factor, with a smooth transition ("llama3" in transformers)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = 8.0  # ratio of the scaled to the original maximum length
+    low_freq_factor: float = 1.0  # frequencies with fewer rotations within original_max_positions are divided by factor
+    high_freq_factor: float = 4.0  # frequencies with more rotations within original_max_positions are kept
+    original_max_positions: int = 8192  # maximum positions before scaling
+
+    def __post_init__(self) -> None:
+        check_range(self, 1e-6, 1e6, "factor", "low_freq_factor", "high_freq_factor")
+        check_range(self, 1, 1 << 40, "original_max_positions")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ModelError(
+                f"high_freq_factor: must be above low_freq_factor={self.low_freq_factor}, got {self.high_freq_factor}. "
+                "Change one of them."
+            )
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +123,7 @@ class RopeConfig:
     """Rotary position embedding: frequencies, and the axis of each frequency."""
 
     rotary_base: float = 1_000_000.0  # base of the rotary position embedding (rope_theta in transformers)
-    scaling: YarnConfig | None = None  # scaling of the frequencies for longer sequences
+    scaling: RopeScaling | None = None  # scaling of the frequencies for longer sequences
     # M-RoPE: rotary frequency pairs of each axis (time, height, width). None: positions along one axis.
     mrope_sections: tuple[int, int, int] | None = None
     # M-RoPE: False: all pairs of an axis follow each other, time first. True: the axes alternate pair by pair while they

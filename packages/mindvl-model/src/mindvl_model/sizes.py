@@ -7,8 +7,10 @@ Recipes and commands read them through `named_config`.
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.llama import LlamaPreset
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
+from mindvl_model.language_config import Llama3Scaling
 
 QWEN_TOKENS = TokenConfig(
     image=151655, video=151656, vision_start=151652, vision_end=151653, end_of_turn=151645, pad=151643
@@ -108,6 +110,24 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
             expert_ffn_hidden_size=2048,
         ).decoder(),
         tokens=TokenConfig(image=128820, video=128821, vision_start=128822, vision_end=128823, end_of_turn=1, pad=2),
+    ),
+    # Vision encoder of Qwen2.5-VL-7B, Llama 3.2 1B. Its tokenizer has no image special tokens, as that of DeepSeek-V3.
+    "llama3.2-1b": MindVLConfig(
+        vision=_vision(3420),
+        language=LlamaPreset(
+            hidden_size=2048,
+            num_layers=16,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=64,
+            ffn_hidden_size=8192,
+            vocab_size=128256,
+            tie_embeddings=True,
+            rope_scaling=Llama3Scaling(factor=32.0),
+        ).decoder(),
+        tokens=TokenConfig(
+            image=128002, video=128003, vision_start=128011, vision_end=128012, end_of_turn=128009, pad=128001
+        ),
     ),
     "qwen2.5-vl-3b": _qwen2_5_vl(3420, 2048, 36, 16, 2, 11008, 151936, tie_embeddings=True),
     "qwen2.5-vl-7b": _qwen2_5_vl(3420, 3584, 28, 28, 4, 18944, 152064),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers models of the families with experts with the weights of a MindVLModel, through directories."""
+"""transformers models and MindVLModels with the same weights, through directories."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from mindvl_model import MindVLConfig
+from mindvl_model.counts import count_parameters
+from mindvl_model.families.registry import read_language, write_language
+from mindvl_model.hf.config_keys import Keys
+from mindvl_model.hf.directory_config import language_config_from_directory
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.parameters import named_tensors
-from mindvl_model.random_inputs import RandomSegment, pack_segments
+from mindvl_model.random_inputs import RandomSegment, pack_segments, random_segment
+from mindvl_model.testing.tiny import randomize, smallest_config
 from mindvl_model.weights.decoder import decoder_rules
 from mindvl_model.weights.directory import WeightDirectory, write_weights
 from mindvl_model.weights.names import canonical_name
@@ -166,3 +180,42 @@ def segment_losses(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor
 @pytest.fixture
 def losses() -> Callable[..., Tensor]:
     return segment_losses
+
+
+@pytest.fixture
+def assert_published_parity(make_model: Callable[..., Any], tmp_path: Path) -> Callable[[Any], None]:
+    """Check a family on a directory that transformers saves: logits, every gradient, and the configuration both ways."""
+
+    def check(published_config: Any) -> None:
+        published = AutoModelForCausalLM.from_config(published_config, attn_implementation="eager")
+        randomize(published)
+        published.save_pretrained(tmp_path / "published")
+        language = language_config_from_directory(tmp_path / "published")
+        config = replace(smallest_config(vocab_size=language.vocab_size), language=language)
+        model = make_model(config, seed=9)
+        load_hf_directory(model, config, tmp_path / "published", ["language"])
+
+        segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 90)]
+        pack = pack_segments(segments, padding=3)
+        expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
+        scale = torch.cat(expected).abs().max()
+        assert (model.logits(**pack)[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
+        model(**pack).backward()
+        segment_losses(expected, [segment.labels for segment in segments]).backward()
+        gradients = dict(published.named_parameters())
+        for rule in decoder_rules(language):
+            pieces = rule.split(model.get_parameter(rule.param_name).grad)
+            for name, piece in zip(rule.hf_names, pieces, strict=True):
+                wanted = gradients.pop(name.replace("model.language_model.", "model.")).grad
+                assert (piece - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
+        assert not gradients  # every parameter was compared
+        counts = count_parameters(config)
+        assert counts.language == sum(parameter.numel() for parameter in published.parameters())
+
+        document = write_language(language)
+        assert read_language(language.family, Keys(document, "config.json"), Keys(document, "config.json")) == language
+        again = AutoModelForCausalLM.from_config(AutoConfig.for_model(**document), attn_implementation="eager")
+        again.load_state_dict(published.state_dict())
+        torch.testing.assert_close(again(segments[0].input_ids[None]).logits[0], expected[0])
+
+    return check

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import Qwen2Config
 
 from mindvl_model import MindVLConfig
 from mindvl_model.hf.inputs import hf_inputs, pack_for
@@ -107,3 +108,21 @@ def test_bfloat16_stays_within_five_thousandths(make_model: Callable[..., Any], 
     expected = separate_calls(published, segments, config)[0].float()
     error = (model.logits(**pack).float() - expected).abs()
     assert error.mean() <= 0.005 * expected.abs().max()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_language_model_without_m_rope_is_that_of_transformers(
+    assert_published_parity: Callable[..., None], tied: bool
+) -> None:
+    assert_published_parity(
+        Qwen2Config(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=40,
+            vocab_size=64,
+            max_position_embeddings=512,
+            tie_word_embeddings=tied,
+        )
+    )

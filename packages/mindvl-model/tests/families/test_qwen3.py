@@ -97,3 +97,28 @@ def test_rotary_angles_count_the_first_axis_only() -> None:
     torch.testing.assert_close(cos[2].double(), by_hand.cos().repeat(2), rtol=0, atol=1e-5)
     torch.testing.assert_close(sin[2].double(), by_hand.sin().repeat(2), rtol=0, atol=1e-5)
     assert torch.equal(cos[0], torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": True},
+        {"head_dim": 10, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}, "num_attention_heads": 6},
+    ],
+    ids=["biases", "odd sizes", "YaRN"],
+)
+def test_keys_of_qwen3_have_the_function_that_transformers_gives_them(
+    assert_published_parity: Callable[..., None], changes: dict[str, Any]
+) -> None:
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 40,
+        "vocab_size": 64,
+        "max_position_embeddings": 512,
+    }
+    assert_published_parity(Qwen3Config(**sizes | changes))

@@ -148,9 +148,9 @@ def test_the_configuration_of_a_language_model_is_read(tmp_path: Path) -> None:
     whole = language_config_from_directory(write(tmp_path / "whole", PUBLISHED_7B))
     assert whole == named_config("qwen2.5-vl-7b").language
     with pytest.raises(
-        WeightError, match="model_type='llama' is not supported, only qwen3, qwen3_moe, deepseek_v3, mindvl"
+        WeightError, match="model_type='gemma' is not supported, only qwen2, qwen3, qwen3_moe, deepseek_v3, llama"
     ):
-        language_config_from_directory(write(tmp_path / "other", PUBLISHED_7B | {"model_type": "llama"}))
+        language_config_from_directory(write(tmp_path / "other", PUBLISHED_7B | {"model_type": "gemma"}))
 
 
 def changed(**changes: Any) -> Callable[[], Any]:
@@ -175,10 +175,16 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
         (changed(rope_scaling=None), "mrope_section=None is not supported; it must be a list of 3 integers >= 0"),
         (changed(rope_scaling={"type": "yarn", "factor": 4.0}), r"type 'yarn' with \['factor'\]"),
         (changed(rope_scaling={"type": "mrope", "mrope_section": [8, 8, 8]}), "mrope_sections: .* add up to 24"),
-        (changed(use_sliding_window=True), "use_sliding_window=True is not supported, only False"),
+        (
+            changed(use_sliding_window=True, max_window_layers=0, sliding_window=4096),
+            "sliding_window=4096 is not supported, because it is narrower than max_position_embeddings=128000",
+        ),
         (changed(hidden_act="gelu"), "hidden_act='gelu' is not supported, only 'silu'"),
         (changed(quantization_config={"quant_method": "awq"}), "quantization_config=.*awq.* is not supported"),
-        (changed(layer_types=["sliding_attention"]), r"key 'layer_types' \(\['sliding_attention'\]\) is unknown"),
+        (
+            changed(layer_types=["sliding_attention"]),
+            r"layer_types=\['sliding_attention'\] is not supported; it must be a list of full_attention",
+        ),
         (changed(residual_scale=2), r"key 'residual_scale' \(2\) is unknown"),
         (
             changed(image_token_id=200000),

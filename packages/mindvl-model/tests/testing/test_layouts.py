@@ -16,6 +16,7 @@ from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,
+    smallest_llama,
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
 )
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 FOUR_LAYERS = replace(smallest_config(), language=replace(smallest_config().language, num_layers=4))
 DEEPSEEK = smallest_deepseek_v3(num_layers=4)
 MOE = smallest_qwen3_moe(aux_loss_weight=0.5)
+BIASED_LLAMA = smallest_llama(attention_bias=True, mlp_bias=True)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ TWO_PROCESSES = {
     "vision_encoder alone on the first stage, tied head": Case(
         smallest_qwen2_5_vl(tie_embeddings=True), {"pp_size": 2, "stage_layers": (0, 2)}
     ),
+    "tp, Llama": Case(smallest_llama(), {"tp_size": 2}),
+    "pp, Llama": Case(smallest_llama(tie_embeddings=True), {"pp_size": 2}),
+    "cp, Llama": Case(smallest_llama(), {"cp_size": 2}),
+    "tp, Llama with biases": Case(BIASED_LLAMA, {"tp_size": 2}),
+    "cp, Llama with biases": Case(BIASED_LLAMA, {"cp_size": 2}),
     "tp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}),
     "cp ep, Qwen3-MoE": Case(MOE, {"cp_size": 2, "ep_size": 2}),
     "tp, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2}),

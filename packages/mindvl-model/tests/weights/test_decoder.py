@@ -9,10 +9,11 @@ import torch
 
 from mindvl_model import WeightError
 from mindvl_model.parameters import named_tensors
-from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
 from mindvl_model.weights.names import weight_rules
 
 CONFIGS = [
+    smallest_llama(attention_bias=True, mlp_bias=True),
     smallest_qwen3_moe(),
     smallest_qwen3_moe(tie_embeddings=True),
     smallest_deepseek_v3(),
@@ -20,7 +21,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["qwen3_moe", "tied", "deepseek_v3", "two depths"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["llama", "qwen3_moe", "tied", "deepseek_v3", "two depths"])
 def test_rules_cover_every_parameter_and_bias_and_go_both_ways_exactly(
     make_model: Callable[..., Any], config: Any
 ) -> None:

@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V3 decoders: latent attention, dense layers first, then sigmoid-routed experts (arXiv 2412.19437)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError
-from mindvl_model.families.keys import (
-    check_no_scaling,
-    decoder_sizes,
-    rotary_keys,
-    write_decoder,
-    write_rope,
-    yarn_keys,
-)
+from mindvl_model.families.keys import decoder_sizes, read_rope, write_decoder, write_rope
 from mindvl_model.families.preset import Preset
 from mindvl_model.hf.config_keys import MAX_EXPERTS, MAX_LAYERS, Keys
 from mindvl_model.language_config import ExpertsConfig, LanguageConfig, LatentAttention, RopeConfig, YarnConfig
@@ -57,6 +50,7 @@ class DeepSeekV3Preset(Preset):
 
 
 def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
+    """Read a decoder with latent attention and sigmoid-routed experts."""
     sizes = decoder_sizes(text, root)
     text.only("num_key_value_heads", sizes["num_heads"])
     text.only("rms_norm_eps", LATENT_NORM_EPSILON)
@@ -64,9 +58,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
         text.only(name, value)
     text.only("moe_layer_freq", 1)
     text.only("rope_interleave", True)
-    theta, kind, more = rotary_keys(text, 10_000.0)
-    yarn = yarn_keys(text, more, sizes["max_positions"]) if kind == "yarn" else None
-    check_no_scaling(text, "default" if yarn else kind, more)
+    rotary = read_rope(text, 10_000.0, sizes["max_positions"])
     nope, rope = text.number("qk_nope_head_dim"), text.number("qk_rope_head_dim")
     text.only("qk_head_dim", nope + rope)  # written by transformers 5, derived from other keys, as is head_dim
     text.only("head_dim", rope)
@@ -80,7 +72,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
             rope_head_dim=rope,
             value_head_dim=text.number("v_head_dim"),
         ),
-        rope=RopeConfig(rotary_base=theta, scaling=yarn, interleaved_pairs=True),
+        rope=replace(rotary, interleaved_pairs=True),
         experts=ExpertsConfig(
             num_dense_layers=text.number("first_k_dense_replace", least=0, most=MAX_LAYERS),
             num_experts=text.number("n_routed_experts", most=MAX_EXPERTS),
@@ -100,6 +92,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
 
 
 def write(language: LanguageConfig) -> dict[str, Any]:
+    """Return the keys of a decoder with latent attention and sigmoid-routed experts."""
     attention, experts = language.attention, language.experts
     assert attention.kind == "latent"
     assert experts is not None

@@ -5,11 +5,21 @@ Used by the file of each family; directory_config.py and config_json.py of hf/ r
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from mindvl_model.errors import WeightError
 from mindvl_model.hf.config_keys import MAX_LAYERS, Keys
-from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig, RopeConfig, YarnConfig
+from mindvl_model.language_config import (
+    ExpertsConfig,
+    GroupedQueryAttention,
+    LanguageConfig,
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnConfig,
+)
 
 
 def decoder_sizes(text: Keys, root: Keys) -> dict[str, Any]:
@@ -49,14 +59,133 @@ def grouped_query(language: LanguageConfig) -> GroupedQueryAttention:
     return language.attention
 
 
+def read_grouped_query(
+    family: str,
+    text: Keys,
+    root: Keys,
+    *,
+    rotary_base: float = 10_000.0,
+    head_dim: int | None = None,
+    experts: ExpertsConfig | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    mlp_bias: bool = False,
+) -> LanguageConfig:
+    """Read a decoder with grouped-query attention and positions along one axis.
+
+    Args:
+        family: The model_type.
+        text: The section of the decoder.
+        root: The top-level section.
+        rotary_base: Base of the rotary embedding if no key has it.
+        head_dim: Size of a head if no key has it; None: hidden_size / num_attention_heads.
+        experts: Experts of the decoder.
+        qkv_bias: Biases of the query, key and value projections.
+        output_bias: Bias of the output projection.
+        qk_norm: Norms of queries and keys.
+        mlp_bias: Biases of the MLP.
+    """
+    sizes = decoder_sizes(text, root)
+    return LanguageConfig(
+        family=family,
+        **sizes,
+        attention=GroupedQueryAttention(
+            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"]),
+            head_dim=number_or(text, "head_dim", head_dim or sizes["hidden_size"] // sizes["num_heads"]),
+            qkv_bias=qkv_bias,
+            output_bias=output_bias,
+            qk_norm=qk_norm,
+        ),
+        rope=read_rope(text, rotary_base, sizes["max_positions"]),
+        experts=experts,
+        mlp_bias=mlp_bias,
+    )
+
+
+def write_grouped_query(language: LanguageConfig) -> dict[str, Any]:
+    """Return the keys of a decoder with grouped-query attention and positions along one axis."""
+    attention = grouped_query(language)
+    return write_decoder(language) | {
+        "model_type": language.family,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rope_parameters": write_rope(language.rope),
+    }
+
+
+def number_or(text: Keys, name: str, default: int) -> int:
+    """Read a number that may be null or missing, which means the default."""
+    return default if text.take(name, None) is None else int(text.number(name))
+
+
+def check_window(text: Keys, window: Any, max_positions: int) -> None:
+    """Check that a sliding window has no effect.
+
+    Raises:
+        WeightError: It hides positions of sequences of the maximum length.
+    """
+    if window is not None and not (isinstance(window, int) and window >= max_positions):
+        raise WeightError(
+            f"{text.where}: sliding_window={window!r:.60} is not supported, because it is narrower than "
+            f"max_position_embeddings={max_positions}. Use a model without sliding windows."
+        )
+
+
+def check_optional_windows(text: Keys) -> None:
+    """Check the sliding windows of a family with use_sliding_window, of which the last layers may have one.
+
+    Raises:
+        WeightError: Windows hide positions of sequences of the maximum length.
+    """
+    layers, positions = text.number("num_hidden_layers", most=MAX_LAYERS), text.number("max_position_embeddings")
+    window, first = text.take("sliding_window", 4096), text.take("max_window_layers", 28)
+    if text.flag("use_sliding_window", False) and not (isinstance(first, int) and first >= layers):
+        check_window(text, window, positions)
+
+
+def read_rope(text: Keys, default: float, max_positions: int) -> RopeConfig:
+    """Read a rotary embedding over one axis.
+
+    Args:
+        text: The section of the decoder.
+        default: Base if no key has it.
+        max_positions: Original length of scalings that do not have it.
+    """
+    base, kind, more = rotary_keys(text, default)
+    if "mrope_section" in more:
+        raise WeightError(
+            f"{text.where}: mrope_section={more['mrope_section']!r:.60} is not supported, because this model_type has "
+            "positions along one axis. Use another directory."
+        )
+    rope = Keys(more, f"{text.where}: {'rope_scaling' if text.values.get('rope_scaling') else 'rope_parameters'}")
+    scaling: RopeScaling | None = None
+    if kind == "linear":
+        scaling = LinearScaling(factor=rope.number("factor", whole=False))
+    elif kind == "llama3":
+        scaling = Llama3Scaling(
+            factor=rope.number("factor", whole=False),
+            low_freq_factor=rope.number("low_freq_factor", whole=False),
+            high_freq_factor=rope.number("high_freq_factor", whole=False),
+            original_max_positions=number_or(rope, "original_max_position_embeddings", max_positions),
+        )
+    elif kind == "yarn":
+        scaling = _read_yarn(rope, max_positions)
+    elif kind != "default":
+        check_no_scaling(text, kind, more)
+    for section in (rope, text):
+        section.only("partial_rotary_factor", 1, None)
+    rope.check_remaining()
+    return RopeConfig(rotary_base=base, scaling=scaling)
+
+
 def rotary_keys(text: Keys, default: float) -> tuple[float, str, dict[str, Any]]:
     """Base, kind and further parameters of the rotary embedding; older directories have the base at the top level."""
-    given: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        section = text.take(name, None) or {}
+    sections = {name: text.take(name, None) or {} for name in ("rope_parameters", "rope_scaling")}
+    for name, section in sections.items():
         if not isinstance(section, dict):
             raise text.unsupported(name, section, "a JSON object")
-        given |= section
+    given: dict[str, Any] = dict(sections["rope_scaling"] or sections["rope_parameters"])
     outside = text.number("rope_theta", default, whole=False)
     theta = Keys(given, f"{text.where}: rope_parameters").number("rope_theta", outside, whole=False)
     given.pop("rope_theta", None)
@@ -80,40 +209,34 @@ def check_no_scaling(text: Keys, kind: str, more: Iterable[str]) -> None:
         )
 
 
-def yarn_keys(text: Keys, given: dict[str, Any], max_positions: int) -> YarnConfig:
-    """Remove the YaRN keys from `given` and read them; missing keys have the defaults of transformers."""
-    rope = Keys(dict(given), f"{text.where}: rope_scaling")
-    rope.only("truncate", True, None)
-    rope.only("attention_factor", None)
-    original = rope.number("original_max_position_embeddings")
-    factor = rope.take("factor", None)
-    yarn = YarnConfig(
+def _read_yarn(rope: Keys, max_positions: int) -> YarnConfig:
+    """Read YaRN scaling; missing keys have the defaults of transformers."""
+    original = number_or(rope, "original_max_position_embeddings", max_positions)
+    factor, attention_factor = (rope.take(name, None) for name in ("factor", "attention_factor"))
+    return YarnConfig(
         factor=max_positions / original if factor is None else rope.number("factor", whole=False),
         original_max_positions=original,
         beta_fast=_number_or_zero(rope, "beta_fast") or 32.0,
         beta_slow=_number_or_zero(rope, "beta_slow") or 1.0,
         mscale=_number_or_zero(rope, "mscale"),
         mscale_all_dim=_number_or_zero(rope, "mscale_all_dim"),
+        attention_factor=None if attention_factor is None else rope.number("attention_factor", whole=False),
+        truncate=rope.flag("truncate", True),
     )
-    rope.check_remaining()
-    given.clear()
-    return yarn
 
 
 def write_rope(rope: RopeConfig) -> dict[str, Any]:
     """Return the value of rope_parameters."""
-    if rope.scaling is None:
-        return {"rope_type": "default", "rope_theta": rope.rotary_base}
-    return {
-        "rope_type": "yarn",
-        "rope_theta": rope.rotary_base,
-        "factor": rope.scaling.factor,
-        "original_max_position_embeddings": rope.scaling.original_max_positions,
-        "beta_fast": rope.scaling.beta_fast,
-        "beta_slow": rope.scaling.beta_slow,
-        "mscale": rope.scaling.mscale,
-        "mscale_all_dim": rope.scaling.mscale_all_dim,
-    }
+    scaling = rope.scaling
+    written: dict[str, Any] = {"rope_type": "default" if scaling is None else scaling.kind}
+    written["rope_theta"] = rope.rotary_base
+    if scaling is None:
+        return written
+    values = {name: value for name, value in asdict(scaling).items() if name != "kind"}
+    if "original_max_positions" in values:
+        values["original_max_position_embeddings"] = values.pop("original_max_positions")
+    defaults = {"attention_factor": None, "truncate": True}
+    return written | {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def _number_or_zero(rope: Keys, name: str) -> float:

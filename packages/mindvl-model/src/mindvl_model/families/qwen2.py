@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Qwen2 decoder of Qwen2.5-VL: biases of queries, keys and values, rotary embedding over three axes (M-RoPE)."""
+"""Qwen2 decoders: biases of queries, keys and values; with rotary embedding over three axes (M-RoPE) in Qwen2.5-VL."""
 
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families.keys import check_no_scaling, decoder_sizes, grouped_query, rotary_keys, write_decoder
+from mindvl_model.families.keys import (
+    check_no_scaling,
+    check_optional_windows,
+    decoder_sizes,
+    grouped_query,
+    number_or,
+    read_grouped_query,
+    rotary_keys,
+    write_decoder,
+    write_grouped_query,
+)
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import Keys
 from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig, RopeConfig
@@ -35,29 +45,36 @@ class Qwen2Preset(GroupedQueryPreset):
 
 
 def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
+    """Read a Qwen2 decoder: with M-RoPE that of Qwen2.5-VL, otherwise that of a language model."""
+    check_optional_windows(text)
+    if root.values.get("model_type") != "qwen2_5_vl" and not _has_sections(text):
+        return read_grouped_query(family, text, root, qkv_bias=True)
     sizes = decoder_sizes(text, root)
     theta, kind, more = rotary_keys(text, 1_000_000.0)
     check_no_scaling(text, "default" if kind == "mrope" else kind, more.keys() - {"mrope_section"})
     time, height, width = Keys(more, f"{text.where}: rope_scaling").numbers("mrope_section", None, count=3)
-    head_dim = sizes["hidden_size"] // sizes["num_heads"]
     return LanguageConfig(
         family=family,
         **sizes,
         attention=GroupedQueryAttention(
-            num_kv_heads=text.number("num_key_value_heads"), head_dim=head_dim, qkv_bias=True
+            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"]),
+            head_dim=sizes["hidden_size"] // sizes["num_heads"],
+            qkv_bias=True,
         ),
         rope=RopeConfig(rotary_base=theta, mrope_sections=(time, height, width), after_video=_after_video(root)),
     )
 
 
 def write(language: LanguageConfig) -> dict[str, Any]:
+    """Return the keys of a Qwen2 decoder."""
     attention, rope = grouped_query(language), language.rope
+    if rope.mrope_sections is None:
+        return write_grouped_query(language)
     if attention.head_dim * language.num_heads != language.hidden_size:
         raise ModelError(
             f"language.head_dim: a Qwen2.5-VL model can only be exported if head_dim={attention.head_dim} times num_heads="
             f"{language.num_heads} equals hidden_size={language.hidden_size}. Train with such sizes."
         )
-    assert rope.mrope_sections is not None
     return write_decoder(language) | {
         "num_key_value_heads": attention.num_kv_heads,
         "attention_dropout": 0.0,
@@ -69,6 +86,14 @@ def write(language: LanguageConfig) -> dict[str, Any]:
         # config.json has no other key for the position of the text after a video; see `_after_video`
         "transformers_version": LAST_WITH_ALL_AXES if rope.after_video == "all_axes" else FIRST_WITH_HEIGHT_WIDTH,
     }
+
+
+def _has_sections(text: Keys) -> bool:
+    sections = [text.values.get(name) for name in ("rope_scaling", "rope_parameters")]
+    return any(
+        isinstance(one, dict) and ("mrope_section" in one or "mrope" in (one.get("type"), one.get("rope_type")))
+        for one in sections
+    )
 
 
 def _after_video(root: Keys) -> Literal["height_width", "all_axes"]:

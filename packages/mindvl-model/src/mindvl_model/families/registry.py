@@ -4,17 +4,22 @@
 Used by the configuration of recipes and by the modules of hf/ that read and write whole directories.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families import deepseek_v3, qwen2, qwen3, qwen3_moe
+from mindvl_model.families import deepseek_v3, llama, qwen2, qwen3, qwen3_moe
 from mindvl_model.hf.config_keys import Keys, unsupported_model
 from mindvl_model.language_config import LanguageConfig
 
 LanguagePreset = (
-    qwen2.Qwen2Preset | qwen3.Qwen3Preset | qwen3_moe.Qwen3MoEPreset | deepseek_v3.DeepSeekV3Preset | LanguageConfig
+    qwen2.Qwen2Preset
+    | qwen3.Qwen3Preset
+    | qwen3_moe.Qwen3MoEPreset
+    | deepseek_v3.DeepSeekV3Preset
+    | llama.LlamaPreset
+    | LanguageConfig
 )
 
 
@@ -25,16 +30,16 @@ class Family:
     preset: type[LanguagePreset]
     read: Callable[[str, Keys, Keys], LanguageConfig]  # from model_type, the section of the decoder and the top level
     write: Callable[[LanguageConfig], dict[str, Any]]
-    is_text_model: bool = True  # whether directories of the family hold a language model only
 
 
 FAMILIES: dict[str, Family] = {
-    "qwen2": Family(qwen2.Qwen2Preset, qwen2.read, qwen2.write, is_text_model=False),
+    "qwen2": Family(qwen2.Qwen2Preset, qwen2.read, qwen2.write),
     "qwen3": Family(qwen3.Qwen3Preset, qwen3.read, qwen3.write),
     "qwen3_moe": Family(qwen3_moe.Qwen3MoEPreset, qwen3_moe.read, qwen3_moe.write),
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3Preset, deepseek_v3.read, deepseek_v3.write),
+    "llama": Family(llama.LlamaPreset, llama.read, llama.write),
 }
-TEXT_MODELS = tuple(name for name, family in FAMILIES.items() if family.is_text_model)
+TEXT_MODELS = tuple(FAMILIES)  # values of model_type of directories with a language model only
 PRESETS: dict[str, type[LanguagePreset]] = {
     "decoder": LanguageConfig,
     **{name: family.preset for name, family in FAMILIES.items()},
@@ -64,6 +69,36 @@ def write_language(language: LanguageConfig) -> dict[str, Any]:
     """Return the keys of a language model, without the token ids.
 
     Raises:
-        ModelError: The transformers configuration cannot represent the model.
+        ModelError: The transformers configuration of the family cannot represent the model.
     """
-    return FAMILIES[language.family].write(language)
+    if language.family not in FAMILIES:
+        raise ModelError(
+            f"language.family: {language.family!r:.60} is unknown, so the model cannot be exported. Use one of "
+            f"{', '.join(FAMILIES)}."
+        )
+    document = FAMILIES[language.family].write(language)
+    stored = read_language(language.family, Keys(document, "config.json"), Keys(document, "config.json"))
+    for name, value, read in _differences(_function(language), _function(stored)):
+        raise ModelError(
+            f"language.{name}: {value!r:.60} cannot be stored in the config.json of the family {language.family}, which "
+            f"stands for {read!r:.60}. Use another family, or train with this value."
+        )
+    return document
+
+
+def _function(language: LanguageConfig) -> LanguageConfig:
+    """The decoder without what affects its training only, which config.json does not have."""
+    experts = language.experts
+    if experts is not None:
+        experts = replace(experts, aux_loss_weight=0.0, bias_update_rate=0.0)
+    return replace(language, experts=experts, init_std=None, mtp_loss_weight=0.0)
+
+
+def _differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(field path, value, other value) of the fields in which two configurations differ."""
+    if is_dataclass(one) and type(one) is type(other):
+        for field in fields(one):
+            name = f"{path}.{field.name}" if path else field.name
+            yield from _differences(getattr(one, field.name), getattr(other, field.name), name)
+    elif one != other:
+        yield path, one, other

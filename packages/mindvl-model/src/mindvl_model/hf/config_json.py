@@ -10,7 +10,7 @@ import torch
 
 from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
-from mindvl_model.families.registry import TEXT_MODELS, write_language
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf.vision_json import write_vision
 
 TOKENS_PER_SECOND = 2  # as in the published Qwen2.5-VL directories and in mindvl_data.positions
@@ -18,7 +18,7 @@ VISION_NORM_EPSILON = 1e-6  # a constant in the code of transformers, not a key 
 
 
 def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the config.json of an exported model: Qwen2.5-VL for a Qwen2 decoder, MindVL for any other decoder.
+    """Return the config.json of an exported model: Qwen2.5-VL for a decoder with M-RoPE, MindVL for any other decoder.
 
     Raises:
         ModelError: The transformers configuration cannot represent the model.
@@ -28,7 +28,7 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             f"vision.norm_epsilon: a model can only be exported with {VISION_NORM_EPSILON}, which transformers uses, got "
             f"{config.vision.norm_epsilon}. Train with this value."
         )
-    return _mindvl(config, dtype) if config.language.family in TEXT_MODELS else _qwen2_5_vl(config, dtype)
+    return _mindvl(config, dtype) if config.language.rope.mrope_sections is None else _qwen2_5_vl(config, dtype)
 
 
 def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -51,6 +51,7 @@ _GENERATION = {  # and other tasks; older versions of transformers wrote these k
     *("remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token_id", "suppress_tokens"),
     *("task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "typical_p"),
     *("torchscript", "use_bfloat16", "gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
+    "transformers.js_config",
     *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout"),
 }
 _TOKENS = {  # read from the first section that contains them
@@ -204,8 +205,10 @@ class Keys:
             value = self.values[name]
             if value is None:
                 continue  # null means not set
-            if name == "layer_types" and isinstance(value, list) and all(one == "full_attention" for one in value):
-                continue
+            if name == "layer_types":
+                if isinstance(value, list) and all(one == "full_attention" for one in value):
+                    continue
+                raise self.unsupported(name, value, "a list of full_attention")
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
                 continue  # WeightDirectory dequantizes such weights to bfloat16
             if name not in _ONLY_VALUES:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cosine and sine of a decoder's rotary embedding, from its RopeConfig: scaling of frequencies, one or three axes.
 
-Comes after position ids are computed, once per packed sequence. Sources: YaRN (arXiv 2309.00071) with the rounding and
-frequencies of transformers 5.
+Comes after position ids are computed, once per packed sequence. Sources: YaRN (arXiv 2309.00071) and the scaling of
+Llama 3.1 (arXiv 2407.21783), with the rounding and frequencies of transformers 5.
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from mindvl_model.language_config import LanguageConfig, LatentAttention, YarnConfig
+from mindvl_model.language_config import LanguageConfig, LatentAttention, Llama3Scaling, YarnConfig
 from mindvl_ops import mrope_tables, rotary_tables, to_device
 
 
@@ -47,6 +47,10 @@ def rotary_frequencies(config: LanguageConfig) -> tuple[Tensor, float]:
     wavelengths = base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     if scaling is None:
         return 1.0 / wavelengths, 1.0
+    if scaling.kind == "linear":
+        return 1.0 / wavelengths / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _smoothly_scaled(scaling, 1.0 / wavelengths), 1.0
     return _yarn(scaling, wavelengths, base)
 
 
@@ -54,9 +58,17 @@ def softmax_scale(config: LanguageConfig, attention: LatentAttention) -> float:
     """The scale of the logits of latent attention, which YaRN increases."""
     scale: float = (attention.nope_head_dim + attention.rope_head_dim) ** -0.5
     yarn = config.rope.scaling
-    if yarn is not None and yarn.mscale_all_dim:
+    if yarn is not None and yarn.kind == "yarn" and yarn.mscale_all_dim:
         scale *= _magnitude(yarn, yarn.mscale_all_dim) ** 2
     return scale
+
+
+def _smoothly_scaled(scaling: Llama3Scaling, frequencies: Tensor) -> Tensor:
+    """Keep frequencies with many rotations within the original length, divide those with few, interpolate between."""
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def _yarn(yarn: YarnConfig, wavelengths: Tensor, base: float) -> tuple[Tensor, float]:
@@ -66,10 +78,14 @@ def _yarn(yarn: YarnConfig, wavelengths: Tensor, base: float) -> tuple[Tensor, f
     def pair_with(turns: float) -> float:
         return width * math.log(yarn.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_with(yarn.beta_fast)), 0)
-    high = min(math.ceil(pair_with(yarn.beta_slow)), width - 1)
-    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    first, last = pair_with(yarn.beta_fast), pair_with(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, width - 1)
+    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
     frequencies = stretched / (yarn.factor * wavelengths) + (1 - stretched) / wavelengths
+    if yarn.attention_factor is not None:
+        return frequencies, yarn.attention_factor
     if yarn.mscale and yarn.mscale_all_dim:
         return frequencies, _magnitude(yarn, yarn.mscale) / _magnitude(yarn, yarn.mscale_all_dim)
     return frequencies, _magnitude(yarn, 1.0)

@@ -12,12 +12,13 @@ import torch
 
 from mindvl_model.config import MindVLConfig, TokenConfig, VisionConfig
 from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
+from mindvl_model.families.llama import LlamaPreset
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
 from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.language_config import YarnConfig
+from mindvl_model.language_config import Llama3Scaling, YarnConfig
 
 
 def smallest_config(*, vocab_size: int = 64, tie_embeddings: bool = False) -> MindVLConfig:
@@ -105,6 +106,17 @@ def smallest_deepseek_v3(**changes: Any) -> MindVLConfig:
         "yarn": YarnConfig(factor=4.0, original_max_positions=128, mscale_all_dim=0.7),
     }
     return _with_language(DeepSeekV3Preset(**_SHARED | settings | changes))
+
+
+def smallest_llama(**changes: Any) -> MindVLConfig:
+    """A Llama model with a head size of its own and scaled rotary frequencies of each range."""
+    settings: dict[str, Any] = {
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 40,
+        "rope_scaling": Llama3Scaling(original_max_positions=64),
+    }
+    return _with_language(LlamaPreset(**_SHARED | settings | changes))
 
 
 _SHARED: dict[str, Any] = {

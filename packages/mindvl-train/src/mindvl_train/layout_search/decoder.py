@@ -195,7 +195,8 @@ def _grouped_attention(setting: Setting, attention: GroupedQueryAttention) -> Bl
     gradient = setting.weight_gradient(hidden * heads.numbers) if trained else 0.0
     return replace(
         _base(setting, "attention"),
-        dense=_split(counts.attention, tp, whole=2 * width if normed else 0) + counts.norms // 2,
+        dense=_split(counts.attention, tp, whole=2 * width * normed + hidden * attention.output_bias)
+        + counts.norms // 2,
         kept=kept,
         forward_peak=kept + 2 * pack + projection,
         backward_peak=2 * pack + max(core.peak + output, projection * 2 + gradient),
@@ -244,7 +245,9 @@ def _latent_attention(setting: Setting, attention: LatentAttention) -> Block:
 def _dense_mlp(setting: Setting) -> Block:
     language, tp = setting.model.language, setting.tp_size
     block = _gated_mlp(setting, language.ffn_hidden_size)
-    return replace(block, dense=3 * language.hidden_size * language.ffn_hidden_size // tp + language.hidden_size)
+    counts = layers_of(language)[0]
+    bias = language.hidden_size * language.mlp_bias  # of the second matrix, on every rank
+    return replace(block, dense=_split(counts.dense_mlp, tp, whole=bias) + counts.norms // 2)
 
 
 def _gated_mlp(setting: Setting, ffn_size: int) -> Block:
