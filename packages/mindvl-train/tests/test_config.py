@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that cannot work are refused with what to do about them."""
 
+import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from mindvl_model.parallel_config import ParallelConfig
-from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_config, smallest_qwen2_5_vl
 from mindvl_train import (
     CheckpointConfig,
     InitSection,
@@ -111,3 +113,41 @@ def test_a_section_resolves_to_a_model() -> None:
     assert ModelSection(size="tiny").resolved.language.num_layers == 4
     halves = ModelSection(vision=MODEL.vision, language=MODEL.language).resolved
     assert (halves.vision, halves.language) == (MODEL.vision, MODEL.language)
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "reason"),
+    [
+        ({"dtype": "bfloat16"}, "bf16", r" \(as the weights of .*published\)"),
+        ({"torch_dtype": "torch.float16"}, "bf16", "as the weights of"),
+        ({"dtype": "float32"}, "fp32", "as the weights of"),
+        ({"dtype": None, "text_config": {"dtype": "bfloat16"}}, "bf16", "as the weights of"),
+        ({}, "fp32", "names no data type"),
+    ],
+)
+def test_the_precision_follows_the_model_directory(
+    make_config: Callable[..., RunConfig], tmp_path: Path, stored: dict[str, Any], chosen: str, reason: str
+) -> None:
+    directory = tmp_path / "published"
+    save_qwen2_5_vl(smallest_qwen2_5_vl(vocab_size=264), directory)
+    content = json.loads((directory / "config.json").read_text())
+    for section in (content, content["text_config"]):
+        for key in ("dtype", "torch_dtype"):
+            section.pop(key, None)
+    text = stored.pop("text_config", {})
+    (directory / "config.json").write_text(
+        json.dumps(content | stored | {"text_config": content["text_config"] | text})
+    )
+    found = make_config(model=ModelSection(directory=directory))
+    assert found.precision == chosen
+    assert re.search(reason, found.precision_reason)
+    other: Any = "fp32" if chosen == "bf16" else "bf16"
+    named = make_config(model=ModelSection(directory=directory), init=InitSection(model=directory), precision=other)
+    assert named.precision == replace(named, seed=1).precision == other
+    if "names" not in reason:
+        assert f"the weights of {directory} are {chosen}" in named.precision_reason
+
+
+def test_the_precision_is_fp32_without_a_model_directory(make_config: Callable[..., RunConfig]) -> None:
+    found = make_config()
+    assert (found.precision, found.precision_reason) == ("fp32", "")

@@ -4,6 +4,7 @@
 Comes from a recipe through mindvl_cli; resolved_run.py derives the remaining values from it.
 """
 
+import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ Part = Literal["vision", "projector", "language"]
 Precision = Literal["fp32", "bf16"]
 
 _MAX_BATCH_SIZE = 1 << 20
+_BF16 = ("bfloat16", "float16")  # data types of model directories that are trained in bf16
 
 # Paper, Table 1: the warm-up trains the projector, the later phases everything.
 TRAINABLE: dict[Phase, tuple[Part, ...]] = {
@@ -89,6 +91,36 @@ class InitSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartRates:
+    """Peak learning rates of parts of the model that differ from `schedule.peak_lr`; the whole schedule is scaled."""
+
+    vision: float | None = None  # peak learning rate of the vision encoder; None: peak_lr
+    projector: float | None = None  # peak learning rate of the projector; None: peak_lr
+    language: float | None = None  # peak learning rate of the language model; None: peak_lr
+    # Peak learning rate of the token embedding, also if the output layer is tied to it; None: that of `language`.
+    embedding: float | None = None
+    head: float | None = None  # peak learning rate of the output layer; None: that of `language`
+
+    def __post_init__(self) -> None:
+        for name, rate in vars(self).items():
+            if rate is not None and not 0 <= rate < math.inf:
+                raise ValueError(f"{name}: must be a finite number >= 0, got {rate}. Use for example 1e-6.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDecay:
+    """Layer-wise decay d of learning rates: layer i of L layers, from 0, has the factor d^(L - i); 1: no decay."""
+
+    vision: float = 1.0  # decay of the vision encoder; its patch embedding has the factor d^(L + 1)
+    language: float = 1.0  # decay of the language model; its token embedding has the factor d^(L + 1)
+
+    def __post_init__(self) -> None:
+        for name, decay in vars(self).items():
+            if not 0 < decay <= 1:
+                raise ValueError(f"{name}: must be in (0, 1], got {decay}. Use for example 0.9.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate schedule: linear warm-up from zero, then cosine decay to min_lr."""
 
@@ -96,6 +128,8 @@ class ScheduleConfig:
     peak_lr: float  # learning rate after warm-up
     min_lr: float = 0.0  # learning rate at the last step
     lr_warmup_ratio: float = 0.1  # fraction of the steps used for warm-up (paper, Table 1)
+    peak_lr_by_part: PartRates = field(default_factory=PartRates)  # Peak learning rates that differ from peak_lr.
+    layer_decay: LayerDecay = field(default_factory=LayerDecay)  # Lower learning rates of earlier layers.
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 10**9:
@@ -106,6 +140,8 @@ class ScheduleConfig:
             raise ValueError(f"min_lr: must be between 0 and peak_lr={self.peak_lr}, got {self.min_lr}.")
         if not 0 <= self.lr_warmup_ratio < 1:
             raise ValueError(f"lr_warmup_ratio: must be in [0, 1), got {self.lr_warmup_ratio}. Use for example 0.1.")
+        if not self.peak_lr and any(vars(self.peak_lr_by_part).values()):
+            raise ValueError("peak_lr_by_part: scales peak_lr, which is 0. Set peak_lr to the rate of the other parts.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,10 +264,14 @@ class RunConfig:
     ops: OpsConfig = field(default_factory=OpsConfig)
     validation: ValidationConfig | None = None  # Loss on held-out samples while the run trains; None: none.
     trainable: tuple[Part, ...] | None = None  # parts that are trained; None: those of the phase
-    precision: Precision = "fp32"  # Data type of weights and activations; master weights and optimizer states are fp32.
+    # Data type of weights and activations; master weights and optimizer states are fp32. Default: that of the model
+    # directory (init.model, else model.directory), bf16 for 16-bit weights; fp32 without a directory.
+    precision: Precision = None  # type: ignore[assignment]  # never None after the constructor
     seed: int = 0  # Random seed of the initial weights; `data.seed` sets the data order.
 
     def __post_init__(self) -> None:
+        if self.precision is None:
+            object.__setattr__(self, "precision", precision_of(self.weights_directory) or "fp32")
         if not 1 <= self.global_batch_size <= _MAX_BATCH_SIZE:
             raise ValueError(
                 f"global_batch_size: must be between 1 and {_MAX_BATCH_SIZE:,}, got {self.global_batch_size}."
@@ -240,6 +280,7 @@ class RunConfig:
             raise ValueError(f"seed: must be between 0 and {(1 << 63) - 1}, got {self.seed}.")
         if self.trainable is not None and not self.trainable:
             raise ValueError("trainable: must name at least one part. Name the parts to train, or remove it.")
+        self._check_rates()
         for name in ("patch_size", "spatial_merge_size"):
             model_size, data_size = getattr(self.model.resolved.vision, name), getattr(self.data.image, name)
             if model_size != data_size:
@@ -247,7 +288,53 @@ class RunConfig:
                     f"data.image.{name}: is {data_size}, but the model has {model_size}. Set data.image.{name}={model_size}."
                 )
 
+    def _check_rates(self) -> None:
+        """Refuse rates of parts that are not trained or have no parameters of their own."""
+        for name, rate in vars(self.schedule.peak_lr_by_part).items():
+            part = name if name in ("vision", "projector") else "language"
+            if rate is not None and part not in self.trained_parts:
+                raise ValueError(
+                    f"schedule.peak_lr_by_part.{name}: is {rate}, but {part} is not trained. Remove it, or add {part} to "
+                    "trainable."
+                )
+        if self.schedule.peak_lr_by_part.head is not None and self.model.resolved.language.tie_embeddings:
+            raise ValueError(
+                f"schedule.peak_lr_by_part.head: is {self.schedule.peak_lr_by_part.head}, but the output layer is tied to the "
+                "embedding. Set schedule.peak_lr_by_part.embedding."
+            )
+
+    @property
+    def weights_directory(self) -> Path | None:
+        """The model directory that the precision follows; None: there is none."""
+        return self.init.model if self.init.model is not None else self.model.directory
+
+    @property
+    def precision_reason(self) -> str:
+        """In parentheses: whether the precision is that of the model directory; empty without a directory."""
+        directory = self.weights_directory
+        if directory is None:
+            return ""
+        stored = precision_of(directory)
+        if stored is None:
+            return f" ({directory} names no data type)"
+        same = f"as the weights of {directory}"
+        return f" ({same if stored == self.precision else f'the weights of {directory} are {stored}'})"
+
     @property
     def trained_parts(self) -> tuple[Part, ...]:
         """The parts of the model this run trains."""
         return self.trainable if self.trainable is not None else TRAINABLE[self.phase]
+
+
+def precision_of(directory: Path | None) -> Precision | None:
+    """The precision that a model directory is trained in; None if there is no directory or it names no data type."""
+    if directory is None:
+        return None
+    try:
+        content = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the file is read again, with an error, when the weights are
+        return None
+    sections = [content, content.get("text_config")] if isinstance(content, dict) else []
+    found = [one.get("dtype") or one.get("torch_dtype") for one in sections if isinstance(one, dict)]
+    name = next((str(one).removeprefix("torch.") for one in found if one), None)
+    return None if name is None else "bf16" if name in _BF16 else "fp32"

@@ -118,6 +118,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             "parameters": all_parameters,
             "trained": trained,
             "precision": config.precision,
+            "precision_reason": config.precision_reason,
         },
         layout=_layout(run, groups) | {"device": kernels},
         stages=tuple(stages),

@@ -24,6 +24,7 @@ from mindvl_train.faults.lost_rank import lost_ranks_named
 from mindvl_train.faults.watchdog import Watchdog
 from mindvl_train.launch import local_rank_and_size, world_size
 from mindvl_train.loading import open_validator, training_loader
+from mindvl_train.rates import rate_factor
 from mindvl_train.reading import start_timeout
 from mindvl_train.resolved_run import ResolvedRun, resolve_run, with_tokenizer
 from mindvl_train.signals import stop_requests
@@ -115,6 +116,7 @@ def run_training(
                 logger.info("resumed at step %d from %s", state.step, resumed)
                 _correct_best(config, ranks, state)
             if ranks.is_first:
+                logger.info("precision: %s%s", config.precision, config.precision_reason)
                 logger.info("operators:\n%s", table_text(check_operators(device=ranks.device)))
             with (
                 closing(_metrics(run, ranks, state)) as metrics,
@@ -203,7 +205,10 @@ def _build_state(
         # Without another rank that has the same weights there is no communication to overlap.
         overlap=run.parallel.overlap and ranks.dp_size * ranks.cp_size > 1,
     )
-    optimizer = build_optimizer(models, run.config.optimizer)
+    schedule = run.config.schedule
+    optimizer = build_optimizer(
+        models, run.config.optimizer, rate_factor=lambda param_name: rate_factor(param_name, schedule, run.model)
+    )
     prepare_schedule(models, optimizer)
     source = training_loader(run, ranks, cores)
     return TrainState(models=models, optimizer=optimizer, source=source), source

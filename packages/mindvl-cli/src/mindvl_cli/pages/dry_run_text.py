@@ -57,7 +57,7 @@ def _facts(report: "DryRun") -> list[tuple[str, str]]:
     processes = f"{layout['processes']:,} process{'es' if layout['processes'] > 1 else ''}"
     rates = ", ".join(f"{rate:.2g} at step {step:,}" for step, rate in schedule["learning_rate"].items())
     return [
-        ("model", f"{model['family']}, {model['precision']}: {parts}; trained {learns}"),
+        ("model", f"{model['family']}, {model['precision']}{model['precision_reason']}: {parts}; trained {learns}"),
         ("layout", f"{processes}: {spread}; recompute {layout['recompute']}"),
         ("groups", "; ".join(f"{size} {_ranks(layout['groups_of_rank_0'][size])}" for size in sizes)),
         *(("stages", line) for line in _stages(report.stages, layout["device"])),

@@ -32,6 +32,7 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
     ]
     update = [
         _one("Learning rate", reports, lambda report: report["learning_rate"], "per update"),
+        _several("Learning rate by part", reports, "learning_rate_by_part", unit="per update"),
         _one("Gradient norm", reports, lambda report: report["grad_norm"], "L2 norm, before clipping"),
         _several("Gradient norm by part", reports, "grad_norm_by_part", unit="L2 norm, before clipping"),
     ]

@@ -23,9 +23,10 @@ from mindvl_train.checks.jobs import apart
 from mindvl_train.checks.plain import PlainTraining, load_plain
 from mindvl_train.checks.runs import SMALL
 from mindvl_train.checks.windows import exercises_windows, window_note
-from mindvl_train.config import CheckpointConfig, MetricsConfig, RunConfig
+from mindvl_train.config import CheckpointConfig, LayerDecay, MetricsConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.metrics.sinks import read_metrics
+from mindvl_train.rates import part_factors
 from mindvl_train.schedule import learning_rate
 
 
@@ -115,6 +116,7 @@ def check_alignment(
         checkpoints=CheckpointConfig(every_steps=steps, keep_last=1),
     )
     _check_supported(config)
+    _check_rates(config)
     write_start(config, directory / "start")
     from mindvl_train.run import run_training
 
@@ -156,6 +158,15 @@ def _check_supported(config: RunConfig) -> None:
                 f"model.language.{name}: is {value}, which transformers does not train. "
                 f"Set model.language.{name}=0 for this check."
             )
+
+
+def _check_rates(config: RunConfig) -> None:
+    schedule = config.schedule
+    if part_factors(config) or schedule.layer_decay != LayerDecay():
+        raise TrainError(
+            "schedule.peak_lr_by_part and schedule.layer_decay: this check trains all parameters with one learning rate. Set "
+            "schedule.peak_lr_by_part={} schedule.layer_decay={} for it."
+        )
 
 
 def write_start(config: RunConfig, start: Path) -> None:

@@ -5,7 +5,7 @@ Comes after the model is built and loaded, before the first step. The distribute
 process, so that a checkpoint can be loaded on any number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,13 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
+from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
+from mindvl_model.megatron.share import global_name
 from mindvl_train.config import OptimizerConfig
 
 
@@ -51,8 +55,17 @@ def release(wrapped: Sequence[Any]) -> None:
         chunk.config.grad_scale_func = chunk.config.finalize_model_grads_func = None
 
 
-def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig) -> Any:
-    """AdamW over the trained parameters, without weight decay for vectors (norms and biases)."""
+def build_optimizer(
+    wrapped: Sequence[torch.nn.Module],
+    config: OptimizerConfig,
+    *,
+    rate_factor: Callable[[str], float] = lambda param_name: 1.0,
+) -> Any:
+    """AdamW over the trained parameters, without weight decay for vectors (norms and biases).
+
+    Args:
+        rate_factor: Learning rate of a parameter, by its name in the whole model, divided by that of the schedule.
+    """
     shared: Any = wrapped[0].config
     options = MegatronOptimizerConfig(
         optimizer="adam",
@@ -69,7 +82,7 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
     optimizer = get_megatron_optimizer(
         options,
         list(wrapped),
-        config_overrides=get_standard_config_overrides(options),
+        config_overrides=get_standard_config_overrides(options) | _rate_overrides(wrapped, rate_factor),
         use_gloo_process_groups=False,  # only for checkpoints that mindvl does not use
     )
     for part in optimizer.chained_optimizers:
@@ -77,6 +90,23 @@ def build_optimizer(wrapped: Sequence[torch.nn.Module], config: OptimizerConfig)
             # Not megatron-core's own offload, which uses torch's Adam on the host; our checkpoints do not support its state.
             part.optimizer.host_state = config.offload
     return optimizer
+
+
+def _rate_overrides(wrapped: Sequence[Any], rate_factor: Callable[[str], float]) -> dict[ParamKey, ParamGroupOverride]:
+    """One override for each learning rate that differs from that of the schedule."""
+    by_factor: dict[float, set[int]] = {}
+    for chunk in wrapped:
+        model = unwrap_model(chunk)
+        for name, parameter in model.named_parameters():
+            factor = rate_factor(global_name(model, name))
+            if factor != 1:
+                by_factor.setdefault(factor, set()).add(id(parameter))
+
+    def key(factor: float, members: set[int]) -> ParamKey:
+        return ParamKey(predicate=ParamPredicate(name=f"rate {factor}", fn=lambda parameter: id(parameter) in members))
+
+    # A field of megatron-core's parameter groups that its own code does not read.
+    return {key(factor, members): {"lr_mult": factor} for factor, members in by_factor.items()}
 
 
 @torch.no_grad()
@@ -107,7 +137,7 @@ def update(optimizer: Any, learning_rate: float, norm: float) -> None:
         for part in optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(part.get_parameters(), optimizer.config.clip_grad, norm)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["lr_mult"]
         # megatron-core stores wd_mult and applies it in its own scheduler, which is not used here.
         group["weight_decay"] = optimizer.config.weight_decay * group["wd_mult"]
     optimizer.step_with_ready_grads()

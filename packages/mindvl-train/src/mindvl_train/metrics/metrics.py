@@ -189,6 +189,9 @@ class Metrics:
         depths = [(losses, labels) for losses, labels in sums["mtp"].reshape(-1, 2).tolist() if labels]
         if depths:
             report["mtp_loss"] = {str(depth): losses / labels for depth, (losses, labels) in enumerate(depths, start=1)}
+        factors = self._facts.rate_factors
+        if factors:
+            report["learning_rate_by_part"] = {part: step.learning_rate * factor for part, factor in factors.items()}
         for sink in self.sinks:
             self._call_sink(sink.write, report)
         self._reset()

@@ -5,7 +5,7 @@ Updated after every step, read by metrics.py once per report.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindvl_model import MindVLConfig
 from mindvl_model.flops import pack_flops
@@ -23,6 +23,9 @@ class RunFacts:
     sources: tuple[str, ...]
     seq_length: int  # tokens of one pack, with padding
     trained_parts: tuple[Part, ...] = PARTS
+    rate_factors: dict[str, float] = field(
+        default_factory=dict
+    )  # learning rates of parts divided by that of the schedule
     peak_tflops: float | None = None  # bf16 peak of one device; None: unknown, no MFU is reported
 
 

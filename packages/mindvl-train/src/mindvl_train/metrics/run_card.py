@@ -24,6 +24,7 @@ from mindvl_train.devices import find_device, name_of
 from mindvl_train.metrics.commit import commit
 from mindvl_train.metrics.pack_counts import RunFacts
 from mindvl_train.parallel_state import ParallelState
+from mindvl_train.rates import part_factors
 
 FILE = "run.json"
 FORMAT = 1
@@ -48,6 +49,7 @@ def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> R
         sources=tuple(source.name for source in config.data.sources),
         seq_length=config.data.packing.seq_length,
         trained_parts=config.trained_parts,
+        rate_factors=part_factors(config),
         peak_tflops=_peak(config, device)[0],
     )
 
