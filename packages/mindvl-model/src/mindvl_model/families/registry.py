@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families import deepseek_v3, llama, qwen2, qwen3, qwen3_moe
+from mindvl_model.families import deepseek_v3, llama, mistral, qwen2, qwen3, qwen3_moe
 from mindvl_model.hf.config_keys import Keys, unsupported_model
 from mindvl_model.language_config import LanguageConfig
 
@@ -19,6 +19,7 @@ LanguagePreset = (
     | qwen3_moe.Qwen3MoEPreset
     | deepseek_v3.DeepSeekV3Preset
     | llama.LlamaPreset
+    | mistral.MistralPreset
     | LanguageConfig
 )
 
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family(qwen3_moe.Qwen3MoEPreset, qwen3_moe.read, qwen3_moe.write),
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3Preset, deepseek_v3.read, deepseek_v3.write),
     "llama": Family(llama.LlamaPreset, llama.read, llama.write),
+    "mistral": Family(mistral.MistralPreset, mistral.read, mistral.write),
 }
 TEXT_MODELS = tuple(FAMILIES)  # values of model_type of directories with a language model only
 PRESETS: dict[str, type[LanguagePreset]] = {
