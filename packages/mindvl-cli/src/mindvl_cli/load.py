@@ -9,7 +9,7 @@ path in a recipe is relative to the working directory, like one on the command l
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from mindvl_cli.failures import is_ours
+from mindvl_cli.hub import HUB_PREFIX, cached_model, download_command
 from mindvl_cli.problems import ConfigError, Problem, explain, parts
 from mindvl_cli.renamed import KEYS
 from mindvl_cli.yaml_text import DuplicateKeyError, parse_document, parse_scalar
@@ -111,6 +112,7 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
     ]
     if unusable:
         raise ConfigError(unusable)
+    document = _with_cached_models(document, lambda key_path: _place(path, (*section, *key_path), lines, overridden))
     try:
         return _build(cls, document)
     except Exception as error:
@@ -121,6 +123,21 @@ def _load(path: Path, section: KeyPath, cls: type[T], overrides: Sequence[str]) 
             full = section + key_path
             problems.append(Problem(_place(path, full, lines, overridden), _dotted(full), what, to_do))
         raise ConfigError(problems) from error
+
+
+def _with_cached_models(node: Any, place: Callable[[KeyPath], str], key_path: KeyPath = ()) -> Any:
+    """The document with the directory of the cache for every `hf://ORG/NAME`, the id of a downloaded model."""
+    if isinstance(node, dict):
+        return {key: _with_cached_models(value, place, (*key_path, key)) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_cached_models(value, place, (*key_path, index)) for index, value in enumerate(node)]
+    if not isinstance(node, str) or not node.startswith(HUB_PREFIX) or node.startswith(f"{HUB_PREFIX}datasets/"):
+        return node
+    found = cached_model(node)
+    if found is None:
+        what = f"{node} is not a model in the cache of huggingface_hub"
+        raise ConfigError([Problem(place(key_path), _dotted(key_path), what, download_command(node))])
+    return str(found)
 
 
 def _refuse_renamed(

@@ -12,6 +12,7 @@ import click
 
 from mindvl_cli.commands.options import TRUST_REMOTE_CODE, count_option
 from mindvl_cli.failures import CliError, is_ours, one_line
+from mindvl_cli.hub import MODEL_DIRECTORY
 
 if TYPE_CHECKING:
     from mindvl_merge.evaluation import Conversation
@@ -20,7 +21,7 @@ _COMMANDS = "/image PATH attaches an image to the next question, /clear forgets 
 
 
 @click.command(epilog='Example: mindvl chat model --image page.png --prompt "What is written here?"')
-@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", type=MODEL_DIRECTORY)
 @click.option("--prompt", help="A single question; its answer is printed and the command ends.")
 @click.option(
     "--image", "images", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
@@ -44,7 +45,7 @@ def chat(
     device: str,
     trust_remote_code: bool,
 ) -> None:
-    """Talk to MODEL, a model directory in the transformers layout.
+    """Talk to MODEL, a model directory in the transformers layout, or the id of a model in the cache of huggingface_hub.
 
     In the conversation, `/image PATH` attaches an image to the next question, `/clear` forgets the conversation, `/exit` ends it,
     and Ctrl-C stops an answer. If standard input is not a terminal, each line is a question or one of these commands.

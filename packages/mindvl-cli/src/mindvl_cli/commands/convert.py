@@ -8,9 +8,8 @@ from typing import Any, Literal
 import click
 
 from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.progress import reported_progress
-
-DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(
@@ -24,18 +23,20 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Target format (mindvl: checkpoint; hf: transformers directory); default: the format that SOURCE does not have.",
 )
 @click.option(
-    "--vision", type=DIRECTORY, help="Transformers directory that provides the vision encoder, in place of SOURCE."
+    "--vision",
+    type=MODEL_DIRECTORY,
+    help="Transformers directory that provides the vision encoder, in place of SOURCE.",
 )
 @click.option(
     "--language",
-    type=DIRECTORY,
+    type=MODEL_DIRECTORY,
     help="Transformers directory that provides the language model, in place of SOURCE; the projector is initialized randomly.",
 )
 @click.option("--size", help="Named model size; default: from the config.json files.")
 @count_option("--seed", least=0, default=0, help="Random seed of randomly initialized parameters.")
 @click.option(
     "--tokenizer",
-    type=DIRECTORY,
+    type=MODEL_DIRECTORY,
     help="Tokenizer directory; default: that of SOURCE. Embeddings of added tokens are initialized randomly.",
 )
 @click.option(
@@ -55,9 +56,9 @@ def convert(
 ) -> None:
     """Convert a checkpoint to a transformers directory, or a transformers directory to a checkpoint.
 
-    SOURCE is a run directory, a checkpoint or a transformers directory. --vision and --language combine parts of two
-    transformers directories into one checkpoint for init.checkpoint. Weights are streamed, one parameter at a time.
-    DESTINATION must not exist.
+    SOURCE is a run directory, a checkpoint, a transformers directory, or the id of a model in the cache of huggingface_hub.
+    --vision and --language combine parts of two transformers directories into one checkpoint for init.checkpoint. Weights are
+    streamed, one parameter at a time. DESTINATION must not exist.
     """
     low, high = settings["min_pixels"], settings["max_pixels"]
     if low is not None and high is not None and low > high:
@@ -70,12 +71,8 @@ def convert(
             f"SOURCE, DESTINATION: {len(paths)} paths are given. Give SOURCE and DESTINATION, or DESTINATION with --vision "
             "and --language."
         )
-    *sources, destination = paths
-    for source in sources:
-        if not source.is_dir():
-            raise click.UsageError(
-                f"{source}: the directory does not exist. Name a run, a checkpoint or a model directory."
-            )
+    destination = paths[-1]
+    sources = [MODEL_DIRECTORY.convert(path, None, None) for path in paths[:-1]]
     found = "mindvl" if composed or (sources[0] / "config.json").is_file() else "hf"
     if to not in (None, found):
         raise click.UsageError(f"--to: the source is in the {to} format already. Name another source.")

@@ -5,6 +5,7 @@ A thin layer over mindvl-data: options become arguments, results become tables o
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,10 @@ def write(
 ) -> None:
     """Write the samples of SOURCE as shards; images are copied byte for byte.
 
-    SOURCE is a file or directory; with --format webdataset also any URL that webdataset accepts, with braces for
-    several shards: {000..099} expands to 100 shards. The same command resumes an interrupted write after its last complete
-    shard.
+    SOURCE is a file or directory. hf://datasets/ORG/NAME[@REVISION][/PATH] is a data set of the Hugging Face hub; it is
+    downloaded into the cache of huggingface_hub, and manifest.json keeps its revision. With --format webdataset, also any
+    URL that webdataset accepts, with braces for several shards: {000..099} expands to 100 shards. The same command resumes an
+    interrupted write after its last complete shard.
 
     \b
     Formats:
@@ -92,7 +94,7 @@ def write(
       imagefolder  directory of images and videos with captions: NAME.txt or captions.jsonl
       llava        LLaVA or ShareGPT conversations, as a JSON list or JSON lines
       messages     OpenAI-style messages, LLaMA-Factory or Alpaca records, as a JSON list or JSON lines
-      parquet      Hugging Face dataset: parquet file or a directory of them
+      parquet      Hugging Face dataset: parquet file, a directory of them, or 'DIR/train-*.parquet'
       table        CSV or TSV table of images with captions, or with questions and answers
       text         JSON lines with a field `text`, trained on as a whole
       tsv          VLMEvalKit table: one question per line, images in base64
@@ -101,11 +103,17 @@ def write(
     Example: mindvl data write photos/data.json --out shards/photos
     """
     from mindvl_data import write_shards
+    from mindvl_data.formats.hub import PREFIX, open_dataset
     from mindvl_data.formats.recognition import recognize
 
-    read_from: Path | str = source
+    read_from: Any = source
+    if source.startswith(PREFIX):
+        read_from = open_dataset(source)
+        source = read_from.path
+        click.echo(f"data set {read_from.id}, revision {read_from.revision}", err=True)
     if format_name == "auto":
-        read_from, format_name, reason = recognize(source)
+        found, format_name, reason = recognize(source)
+        read_from = found if read_from == source else replace(read_from, path=found)
         click.echo(f"format {format_name}: {reason}", err=True)
     with reported_progress("write", unit="records") as report:
         written = write_shards(

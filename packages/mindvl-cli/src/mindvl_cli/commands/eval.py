@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindvl_cli.commands.options import answering_options, count_option
+from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def evaluate(
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Score MODEL, an exported model directory or the name of a model at --endpoint, on benchmarks.
+    """Score MODEL on benchmarks: a model directory, the id of a model in the cache of huggingface_hub, or a name at --endpoint.
 
     With --out, the same command resumes an interrupted evaluation from its saved answers. Python files of the model
     directory run only with --trust-remote-code: pass it for models that you trust.
@@ -142,9 +143,7 @@ def _predictor(model: Path, endpoint: str | None, asked: dict[str, Any], **setti
         del settings["trust_remote_code"]
         at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
         return evaluation.RemotePredictor(at, decoder=DECODER, **settings)
-    if model.is_dir():
-        return make_predictor(model, **settings)
-    raise click.UsageError(f"MODEL: directory {model} does not exist. Give an exported model, or set --endpoint.")
+    return make_predictor(MODEL_DIRECTORY.convert(model, None, None), **settings)
 
 
 def _print_scores(result: "Evaluation") -> None:

@@ -5,13 +5,15 @@ A thin layer over starting_recipe.py, which chooses the values; the data are wri
 are not yet.
 """
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mindvl_cli.commands.options import OUT_FILE
 from mindvl_cli.failures import CliError
+from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.machine import num_cuda_devices, num_npu_devices
 from mindvl_cli.progress import reported_progress
 from mindvl_cli.whole_file import write_whole
@@ -21,17 +23,16 @@ if TYPE_CHECKING:
     from mindvl_data.tokenization import Tokenizer
     from mindvl_model import MindVLConfig
 
-existing = click.Path(exists=True, path_type=Path)
-
 
 @click.command(
     short_help="Write a recipe from data and a model directory.",
     epilog="Example: mindvl init photos/data.json --model Qwen2.5-VL-3B-Instruct --shards shards/photos --out photos.yaml",
 )
-@click.argument("data", type=existing)
+@click.argument("data")
 @click.option(
-    "--model", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Model directory (transformers format) of MindVL or Qwen2.5-VL, with its tokenizer.",
+    "--model", required=True, type=MODEL_DIRECTORY,
+    help="Model directory (transformers format) of MindVL or Qwen2.5-VL, with its tokenizer, or the id of such a model in the "
+    "cache of huggingface_hub.",
 )  # fmt: skip
 @click.option(
     "--out", type=OUT_FILE, default="recipe.yaml", show_default=True, help="New YAML file for the recipe."
@@ -48,12 +49,12 @@ existing = click.Path(exists=True, path_type=Path)
     show_default=True,
     help="Passes over the data, which set the number of steps.",
 )
-def init(data: Path, model: Path, out: Path, shards: Path | None, epochs: float) -> None:
+def init(data: str, model: Path, out: Path, shards: Path | None, epochs: float) -> None:
     """Write a commented recipe for supervised fine-tuning of a model on DATA.
 
-    DATA is a directory of shards, which is indexed where it is not yet, or a file or directory in a format of `mindvl data
-    write`, which is written as shards into --shards. Up to 4,096 samples are measured with the tokenizer of the model; the
-    recipe names the measured number beside each choice.
+    DATA is a directory of shards, which is indexed where it is not yet, or a file, a directory or a data set of the Hugging
+    Face hub in a format of `mindvl data write`, which is written as shards into --shards. Up to 4,096 samples are measured with
+    the tokenizer of the model; the recipe names the measured number beside each choice.
     """
     from mindvl_data import load_tokenizer
     from mindvl_data.shards.index import open_index
@@ -73,20 +74,23 @@ def init(data: Path, model: Path, out: Path, shards: Path | None, epochs: float)
     click.echo(f"recipe: {out}. Next: mindvl train {out} --dry-run")
 
 
-def _indexed(data: Path, shards: Path | None) -> Path:
+def _indexed(data: str, shards: Path | None) -> Path:
     """The directory of indexed shards; writes and indexes the data where that was not done."""
     from mindvl_data import index_directory, write_shards
+    from mindvl_data.formats.hub import PREFIX, open_dataset
     from mindvl_data.formats.recognition import recognize
     from mindvl_data.shards.manifest import MANIFEST_NAME
     from mindvl_data.shards.tar import SHARD_PATTERN
 
-    directory = data
-    if not data.is_dir() or not any(data.glob(SHARD_PATTERN)):
-        source, format_name, reason = recognize(data)
+    source: Any = open_dataset(data) if data.startswith(PREFIX) else Path(data)
+    directory = Path(data)
+    if not directory.is_dir() or not any(directory.glob(SHARD_PATTERN)):
+        found, format_name, reason = recognize(getattr(source, "path", source))
+        source = replace(source, path=found) if data.startswith(PREFIX) else found
         if shards is None:
             raise CliError(
                 f"--shards: is required, because {data} is in the format {format_name} ({reason}). Name a new directory for "
-                f"its shards: --shards shards/{data.stem}."
+                f"its shards: --shards shards/{directory.stem}."
             )
         click.echo(f"format {format_name}: {reason}", err=True)
         with reported_progress("write", unit="records") as report:

@@ -11,6 +11,7 @@ import click
 
 from mindvl_cli.commands.options import answering_options
 from mindvl_cli.extras import require
+from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.progress import reported_progress
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     "search-resolution",
     epilog='Example: mindvl search-resolution model --benchmark validation --grid "4,16x64,128" --out search --apply',
 )
-@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("models", nargs=-1, required=True, type=MODEL_DIRECTORY)
 @answering_options(benchmark="TSV, parquet or JSONL file of validation items", out="scores, plots and answers")
 @click.option(
     "--grid",

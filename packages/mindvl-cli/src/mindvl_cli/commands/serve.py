@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 from mindvl_cli.commands.options import TRUST_REMOTE_CODE
+from mindvl_cli.hub import MODEL_DIRECTORY
 
 
 @click.command(epilog="Example: mindvl serve model --port 8000 -- --max-model-len 8192")
-@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", type=MODEL_DIRECTORY)
 @click.argument("engine_options", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--engine", type=click.Choice(["auto", "vllm", "transformers"]), default="auto", show_default=True,
@@ -30,7 +31,9 @@ def serve(
     port: int,
     trust_remote_code: bool,
 ) -> None:
-    """Serve MODEL, a model directory in the transformers layout, until a signal or Ctrl-C ends the server.
+    """Serve MODEL until a signal or Ctrl-C ends the server.
+
+    MODEL is a model directory in the transformers layout, or the id of a model in the cache of huggingface_hub.
 
     The image size limits are those in the directory, for example from `mindvl search-resolution --apply`. The URL is printed
     when the server answers. Options after -- are passed to the engine. The exit code is that of the server.

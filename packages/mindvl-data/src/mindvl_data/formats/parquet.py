@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face datasets as parquet files, one file or a directory of them.
+"""Hugging Face datasets as parquet files: one file, a directory of them, or a pattern of names in a directory.
 
 Media columns are recognized by their type (`struct<bytes, path>`, as the datasets library writes them), or by their
 name (`image`, `images`, `jpg`, `video`, ...) if they hold bytes or file names; each may be a list. The other columns are
 converted by foreign.py: conversations, messages, texts, question and answer, or a caption.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,9 @@ from mindvl_data.formats.columns import column_record, media_columns, with_media
 from mindvl_data.formats.record import Origin, Records, Row, each_row
 
 ROWS_AT_ONCE = 32  # few, because rows with images are large
+_SPLIT = re.compile(
+    r"(train|validation|valid|val|dev|test)\b"
+)  # names that the datasets library gives to files of splits
 
 
 def read_parquet(path: Path, image_root: Path | None) -> Records:
@@ -37,10 +41,24 @@ def read_parquet(path: Path, image_root: Path | None) -> Records:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The file, or the files of the directory in name order."""
-    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not paths or not path.exists():
+    """The file, the files of the directory, or those of the pattern (`train-*.parquet`), in name order.
+
+    Raises:
+        DataError: There is no file, or the directory has several splits, which must not be mixed.
+    """
+    if "*" in path.name:
+        paths = sorted(path.parent.glob(path.name))
+    else:
+        paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] if path.exists() else []
+    if not paths:
         raise DataError(f"{path}: no parquet file found. Specify a .parquet file or a directory of them.")
+    splits = {found[1]: file for file in paths if (found := _SPLIT.match(file.name))} if path.is_dir() else {}
+    if len(splits) > 1:
+        first = next(iter(splits))
+        raise DataError(
+            f"{path}: has files of the splits {', '.join(splits)}. Specify those of one split: "
+            f"'{splits[first].parent}/{first}*.parquet'."
+        )
     return paths
 
 

@@ -31,6 +31,8 @@ def recognize(source: Path | str) -> tuple[Path | str, str, str]:
     if "://" in text or text.startswith("pipe:") or "{" in text or text.endswith((".tar", ".tar.gz", ".tgz")):
         return source, "webdataset", "it is an address, a pattern or a tar file"
     path = Path(source)
+    if "*" in path.name and path.suffix == ".parquet":
+        return path, "parquet", "the pattern names parquet files"
     if path.is_dir():
         return _of_directory(path)
     if not path.is_file():

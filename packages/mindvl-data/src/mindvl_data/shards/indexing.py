@@ -33,7 +33,7 @@ from mindvl_data.shards.known import (
     media_counts,
     record_entry,
 )
-from mindvl_data.shards.manifest import INDEXING_NAME, MANIFEST_NAME, MANIFEST_VERSION
+from mindvl_data.shards.manifest import INDEXING_NAME, MANIFEST_NAME, MANIFEST_VERSION, ORIGIN_NAME
 from mindvl_data.shards.scan import map_shard
 from mindvl_data.shards.sealed import seal
 from mindvl_data.shards.tar import BLOCK, EXCLUDED_NAME, SHARD_PATTERN, WRITING_MARK, name_in_header, split_name
@@ -188,12 +188,24 @@ def _finish(directory: Path, entries: list[Entry], rules: Rules, left_out: list[
         "excluded": len(excluded),
         "empty_shards": [entry.name for entry in entries if not entry.facts["samples"]],
         "shards": kept,
+        **_origin(directory),
     }
     _write_excluded(directory, [*left_out, *excluded])
     write_atomically(directory / MANIFEST_NAME, seal(manifest))
     (directory / INDEXING_NAME).unlink(missing_ok=True)
     _remove_leftovers(directory, {entry.name for entry in entries})
     return manifest
+
+
+def _origin(directory: Path) -> dict[str, Any]:
+    """The data set of the hub that the shards were written from, as the entry `origin` of the manifest."""
+    path = directory / ORIGIN_NAME
+    try:
+        return {"origin": json.loads(path.read_bytes())}
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON ({error}). Remove it, or write the shards again.") from error
 
 
 def _remove_leftovers(directory: Path, shards: set[str]) -> None:

@@ -18,6 +18,7 @@ from mindvl_data.shards.sealed import SealError, unseal
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 2
+ORIGIN_NAME = "origin.json"  # id and revision of the data set that was written as shards; part of the manifest
 INDEXING_NAME = "indexing.jsonl"  # while a directory is being indexed: one line per finished shard
 
 _MAX_BYTES = 1 << 28  # size of a manifest; a shard takes about 400 bytes

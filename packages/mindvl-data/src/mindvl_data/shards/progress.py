@@ -84,10 +84,12 @@ class WriteMark:
 
 def source_identity(path: Path) -> dict[str, Any]:
     """An identity of a source that needs no reading: number, size and digest of names, sizes and times of its files."""
+    root = path.parent if "*" in path.name else path  # a pattern of file names
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    files = files if root == path else sorted(root.glob(path.name))
     digest, total = hashlib.sha256(), 0
     for file in files:
         status = file.stat()
         total += status.st_size
-        digest.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "replace"))
+        digest.update(f"{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "replace"))
     return {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}

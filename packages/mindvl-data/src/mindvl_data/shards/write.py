@@ -19,12 +19,15 @@ from typing import BinaryIO
 from mindvl_data.config import ImageConfig
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.downloads import Downloads
+from mindvl_data.formats.hub import PREFIX, HubDataset, open_dataset
 from mindvl_data.formats.recognition import AUTO, recognize
 from mindvl_data.formats.record import Item, Medium, Origin, RecordError, SourceRecord, Url
 from mindvl_data.formats.registry import FORMATS, WEBDATASET
 from mindvl_data.formats.webdataset import Pipeline, read_webdataset, webdataset_identity
 from mindvl_data.samples import parse_sample
+from mindvl_data.shards.atomic import write_atomically
 from mindvl_data.shards.claim import claimed
+from mindvl_data.shards.manifest import ORIGIN_NAME
 from mindvl_data.shards.media import check_media, media_extension
 from mindvl_data.shards.progress import Done, WriteMark, source_identity
 from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
@@ -46,7 +49,7 @@ class Written:
 
 
 def write_shards(
-    source: Path | str | Pipeline,
+    source: Path | str | HubDataset | Pipeline,
     out: Path | str,
     *,
     format: str = AUTO,
@@ -66,7 +69,8 @@ def write_shards(
     same call resumes after the last complete shard.
 
     Args:
-        source: A file or directory; with format "webdataset" also an address, or an iterable of webdataset samples.
+        source: A file or directory, or a data set of the Hugging Face hub (formats/hub.py), whose revision is recorded; with
+            format "webdataset" also an address, or an iterable of webdataset samples.
         out: Output directory; created if it is missing.
         format: One of `mindvl_data.formats.registry.FORMATS`, or "auto": see `formats.recognition.recognize`.
         image_root: Directory for relative image names; the directory of the source if None.
@@ -84,12 +88,7 @@ def write_shards(
             another source or other options, or `out` is not writable.
     """
     out = Path(out)
-    if format == AUTO and isinstance(source, str | Path):
-        source, format, _ = recognize(source)
-    if format not in FORMATS:
-        raise DataError(f"--format {format!r}: the format does not exist. Use one of auto, {', '.join(FORMATS)}.")
-    if format != WEBDATASET and (not isinstance(source, str | Path) or not Path(source).exists()):
-        raise DataError(f"{source}: the source does not exist. Specify a file or directory.")
+    source, format, origin = _checked_source(source, format)
     image_root = None if image_root is None else Path(image_root)
     options = {
         "format": format,
@@ -116,6 +115,7 @@ def write_shards(
             written = _write_all(rows, shard_writer, prepare, workers, skip_bad, found.total, progress)
             if not written.samples:
                 raise DataError(f"{source}: the source has no records. Specify another source.")
+            _record_origin(out, origin)
             mark.remove()
     except OSError as error:
         raise DataError(
@@ -123,6 +123,34 @@ def write_shards(
             "Free disk space or choose another directory; the same command resumes after the last complete shard."
         ) from error
     return written
+
+
+def _checked_source(
+    source: Path | str | HubDataset | Pipeline, format: str
+) -> tuple[Path | str | Pipeline, str, HubDataset | None]:
+    """The source to read, its format, and the data set of the hub that it belongs to."""
+    if isinstance(source, str) and source.startswith(PREFIX):
+        source = open_dataset(source)
+    origin = source if isinstance(source, HubDataset) else None
+    found = source.path if isinstance(source, HubDataset) else source
+    if format == AUTO and isinstance(found, str | Path):
+        found, format, _ = recognize(found)
+    if format not in FORMATS:
+        raise DataError(f"--format {format!r}: the format does not exist. Use one of auto, {', '.join(FORMATS)}.")
+    if format != WEBDATASET and (not isinstance(found, str | Path) or not _exists(Path(found))):
+        raise DataError(f"{found}: the source does not exist. Specify a file or directory.")
+    return found, format, origin
+
+
+def _exists(source: Path) -> bool:
+    return any(source.parent.glob(source.name)) if "*" in source.name else source.exists()
+
+
+def _record_origin(out: Path, origin: HubDataset | None) -> None:
+    if origin is None:
+        (out / ORIGIN_NAME).unlink(missing_ok=True)
+    else:
+        write_atomically(out / ORIGIN_NAME, json.dumps(origin.as_json()).encode())
 
 
 def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
