@@ -2,9 +2,11 @@
 """House rules that no linter checks: headers, sizes, mirrored tests, imports, paths, words, help texts, messages."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,18 @@ TESTED_ELSEWHERE = {
 }
 
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".css", ".html", ".json", ".csv", ".txt", ".typed", ""}
+
+# Families of models in names; llama3 alone is a kind of rotary embedding.
+FAMILY = re.compile(r"qwen|deepseek|mistral|gemma|llama(?!3)", re.IGNORECASE)
+FAMILIES_NAMED_IN = (
+    "mindvl_model/families/",  # presets and keys of config.json
+    "mindvl_model/sizes.py",  # named sizes
+    "mindvl_model/testing/tiny.py",  # the smallest model of each family
+    "mindvl_model/vision/",  # entries of the vision encoders
+    "mindvl_model/vision_config.py",
+    "mindvl_model/hf/",  # whole directories of transformers and vLLM
+    "mindvl_data/tokenizer_directory.py",  # tokenizer classes of transformers
+)
 
 # In pieces, so that this file does not name them itself.
 REGISTRY_HOSTS = ("pypi" + ".org", "python" + "hosted", "registry.npm" + "js", "download." + "pytorch")
@@ -189,6 +203,37 @@ def test_every_test_file_names_something_that_exists(workspace_files: list[Path]
         if name != "readme" and source / f"{name}.py" not in known and source / name not in directories:
             orphans.append(str(path))
     assert not orphans, "\n".join(orphans)
+
+
+def test_no_model_family_is_named_outside_presets_and_mappings(root: Path, workspace_files: list[Path]) -> None:
+    """Behaviour depends on properties: families are named where data about them stands. Prose is not checked."""
+    found = []
+    for path in _python(workspace_files):
+        if path.parts[2:3] == ("src",) and not any(part in path.as_posix() for part in FAMILIES_NAMED_IN):
+            found += [f"{path}:{line}: {name}" for line, name in _family_names((root / path).read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("if config.kind == 'qwen3_moe': pass", ["qwen3_moe"]),
+        ("isinstance(language, DeepSeekV3Preset)", ["DeepSeekV3Preset"]),
+        ("def smallest_llama(): return 1", ["smallest_llama"]),
+        ("kind = 'llama3'\nLlama3Scaling(factor=8.0)", []),  # a kind of rotary embedding
+        ("def f():\n    'As in Qwen3.'  # Qwen3\n    raise E('model: use a Qwen3 model')", []),
+    ],
+)
+def test_the_check_of_family_names_finds_code_and_no_prose(source: str, names: list[str]) -> None:
+    assert [name for _, name in _family_names(source)] == names
+
+
+def _family_names(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of identifiers, and of strings that could be one, that contain the name of a family."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        text = token.string.strip("\"'") if token.type == tokenize.STRING else token.string
+        if token.type in (tokenize.NAME, tokenize.STRING) and text.isidentifier() and FAMILY.search(text):
+            yield token.start[0], text
 
 
 def test_no_lock_file_is_tracked(root: Path) -> None:

@@ -82,7 +82,7 @@ def for_tokenizer(config: MindVLConfig, token_ids: dict[str, int], vocab_size: i
     missing = [text for text in required.values() if text not in token_ids]
     if missing:
         raise ModelError(
-            f"tokenizer: special tokens {', '.join(missing)} are missing. Use a Qwen tokenizer or add these tokens."
+            f"tokenizer: special tokens {', '.join(missing)} are missing. Add these tokens to the tokenizer."
         )
     language = config.language
     if vocab_size > language.vocab_size:

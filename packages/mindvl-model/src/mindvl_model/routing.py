@@ -111,7 +111,7 @@ class RoutingAnalysis:
                 f"segment_lengths: must be between 1 and 65535 tokens, got {self.segment_lengths}. Change them."
             )
         if not self.layers:
-            raise ModelError("model: no layer has experts. Use a qwen3_moe or deepseek_v3 model.")
+            raise ModelError("model: no layer has experts. Use a model with experts.")
         self.tokens_in_short_samples = dict.fromkeys(self.segment_lengths, 0)
 
     def add_pack(

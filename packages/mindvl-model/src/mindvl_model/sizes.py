@@ -10,6 +10,8 @@ from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
 from mindvl_model.families.llama import LlamaPreset
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
+from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
+from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.language_config import Llama3Scaling
 
 QWEN_TOKENS = TokenConfig(
@@ -134,6 +136,40 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
     "qwen2.5-vl-32b": _qwen2_5_vl(3456, 5120, 64, 40, 8, 27648, 152064),
     "qwen2.5-vl-72b": _qwen2_5_vl(3456, 8192, 80, 64, 8, 29568, 152064),
 }
+
+# Small decoders of each kind, whose memory `mindvl_train.checks.memory` measures.
+MEASURED_DECODERS: dict[str, LanguagePreset] = {
+    "dense": Qwen3Preset(
+        hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000
+    ),
+    "large": Qwen3Preset(
+        hidden_size=768, num_layers=10, num_heads=12, num_kv_heads=4, head_dim=64, ffn_hidden_size=2304, vocab_size=16000
+    ),
+    "experts": Qwen3MoEPreset(
+        hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000,
+        num_experts=8, experts_per_token=2, expert_ffn_hidden_size=192,
+    ),
+    "latent": DeepSeekV3Preset(
+        hidden_size=256, num_layers=4, num_heads=4, ffn_hidden_size=768, vocab_size=4000, q_lora_rank=96, kv_lora_rank=64,
+        nope_head_dim=32, rope_head_dim=16, value_head_dim=32, num_dense_layers=1, num_experts=8, experts_per_token=2,
+        expert_ffn_hidden_size=192, num_expert_groups=4, groups_per_token=2, num_mtp_layers=1,
+    ),
+}  # fmt: skip
+
+# The decoder of `mindvl demo`.
+DEMO_DECODER = Qwen3Preset(
+    hidden_size=128,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    ffn_hidden_size=320,
+    vocab_size=384,
+    tie_embeddings=True,
+    rotary_base=10000.0,
+    max_positions=4096,
+    init_std=None,
+)
 
 
 def named_config(name: str) -> MindVLConfig:

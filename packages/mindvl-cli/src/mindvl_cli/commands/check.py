@@ -102,7 +102,7 @@ def parity(
 ) -> None:
     """Compare the mindvl and transformers implementations of MODEL on random texts, images and videos.
 
-    Supported models (model_type): mindvl and qwen2_5_vl; with text inputs only: qwen3, qwen3_moe, deepseek_v3.
+    MODEL is a whole model (model_type mindvl or qwen2_5_vl) or, with text inputs only, a language model of a supported family.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input. The relative
     error is the mean absolute error divided by the mean absolute logit of transformers. In bf16 the bound is the larger of 0.005

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from mindvl_cli.demo.tasks import Task
 from mindvl_model import LanguagePreset, VisionConfig
-from mindvl_model.families.qwen3 import Qwen3Preset
+from mindvl_model.sizes import DEMO_DECODER
 
 BLOCK = 28 * 28  # pixels of one visual token, the unit of all pixel limits here
 
@@ -87,19 +87,7 @@ FULL = DemoSettings(
         full_attention_layers=(0, 1, 2, 3),
         init_std=None,
     ),
-    language=Qwen3Preset(
-        hidden_size=128,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        ffn_hidden_size=320,
-        vocab_size=384,
-        tie_embeddings=True,
-        rotary_base=10000.0,
-        max_positions=4096,
-        init_std=None,
-    ),
+    language=DEMO_DECODER,
     sources={
         "captions": SourceSettings(shares={"caption": 1}, num_samples=6000),
         "read": SourceSettings(shares={"read": 1}, num_samples=28000),

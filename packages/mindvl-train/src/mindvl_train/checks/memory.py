@@ -12,10 +12,8 @@ from pathlib import Path
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import LanguagePreset, VisionConfig
-from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
-from mindvl_model.families.qwen3 import Qwen3Preset
-from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
+from mindvl_model.sizes import MEASURED_DECODERS
 from mindvl_train.config import ModelSection, Precision, RunConfig, ScheduleConfig
 from mindvl_train.layout_search.measure import Job, measure, predict
 from mindvl_train.layout_search.packs import Pack
@@ -24,22 +22,8 @@ from mindvl_train.rehearsal.rehearse import rehearse
 from mindvl_train.resolved_run import resolve_run
 
 _VISION = VisionConfig(hidden_size=128, num_layers=4, num_heads=4, ffn_hidden_size=344, full_attention_layers=(3,))
-_DENSE = Qwen3Preset(
-    hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000
-)
 _LARGE_VISION = replace(_VISION, hidden_size=256, num_heads=8, ffn_hidden_size=688)
-_LARGE = replace(
-    _DENSE, hidden_size=768, num_layers=10, num_heads=12, num_kv_heads=4, ffn_hidden_size=2304, vocab_size=16000
-)
-_MOE = Qwen3MoEPreset(
-    hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden_size=768, vocab_size=4000,
-    num_experts=8, experts_per_token=2, expert_ffn_hidden_size=192,
-)  # fmt: skip
-_DEEPSEEK = DeepSeekV3Preset(
-    hidden_size=256, num_layers=4, num_heads=4, ffn_hidden_size=768, vocab_size=4000, q_lora_rank=96, kv_lora_rank=64,
-    nope_head_dim=32, rope_head_dim=16, value_head_dim=32, num_dense_layers=1, num_experts=8, experts_per_token=2,
-    expert_ffn_hidden_size=192, num_expert_groups=4, groups_per_token=2, num_mtp_layers=1,
-)  # fmt: skip
+_DENSE, _LARGE, _MOE, _LATENT = (MEASURED_DECODERS[name] for name in ("dense", "large", "experts", "latent"))
 _PACK = Pack(segments=(256, 218, 504, 46), grids=((1, 16, 24), (1, 8, 8)))
 
 
@@ -68,13 +52,13 @@ CASES: tuple[MemoryCase, ...] = (
     ),
     MemoryCase(name="Qwen3 large, one process", language=_LARGE, vision=_LARGE_VISION),
     MemoryCase(name="Qwen3-MoE, one process, bf16", language=_MOE, precision="bf16"),
-    MemoryCase(name="DeepSeek-V3, one process", language=_DEEPSEEK),
+    MemoryCase(name="DeepSeek-V3, one process", language=_LATENT),
     MemoryCase(name="Qwen3, tp 2", language=_DENSE, parallel=ParallelConfig(tp_size=2), processes=2, packs=2),
     MemoryCase(name="Qwen3, cp 2", language=_DENSE, parallel=ParallelConfig(cp_size=2), processes=2),
     MemoryCase(name="Qwen3, pp 2", language=_DENSE, parallel=ParallelConfig(pp_size=2), processes=2, packs=4),
     MemoryCase(name="Qwen3-MoE, ep 2 dp 2", language=_MOE, parallel=ParallelConfig(ep_size=2), processes=2, packs=2),
     MemoryCase(
-        name="DeepSeek-V3, tp 2 ep 2", language=_DEEPSEEK, parallel=ParallelConfig(tp_size=2, ep_size=2), processes=2
+        name="DeepSeek-V3, tp 2 ep 2", language=_LATENT, parallel=ParallelConfig(tp_size=2, ep_size=2), processes=2
     ),
 )
 
