@@ -69,6 +69,7 @@ def pack_flops(
     *,
     num_loss_tokens: int | None = None,
     trainable: Collection[Part] = PARTS,
+    adapted: bool = False,
     multi_token: bool = True,
 ) -> Flops:
     """Compute the FLOPs of one forward and backward pass.
@@ -84,6 +85,8 @@ def pack_flops(
         num_loss_tokens: Tokens with a label: the output layer is counted for these only, because the loss needs no other
             logits; the same number for each depth of multi-token prediction. None: all tokens.
         trainable: Trainable parts; empty for inference.
+        adapted: These parts train low-rank adapters only: weights have no gradients. The products of the adapters
+            themselves are not counted.
         multi_token: Count multi-token prediction, which runs in training only.
     """
     vision, projector, language = (part in trainable for part in PARTS)
@@ -100,13 +103,19 @@ def pack_flops(
     )  # projection of embeddings and hidden states; output layer
     deeper = _times(_layer(config.language, tokens, pairs, dense=False), extra)
     return Flops(
-        vision=_vision_encoder(config.vision, image_grids, video_grids).work(weights=vision, inputs=vision),
+        vision=_vision_encoder(config.vision, image_grids, video_grids).work(
+            weights=vision and not adapted, inputs=vision
+        ),
         projector=_projector(config, [*image_grids, *video_grids]).work(
-            weights=projector,
+            weights=projector and not adapted,
             inputs=needs_input_gradient,  # the norm of the projector needs the gradient of the first layer's input
         ),
-        language=(layers + _Products(linear=head)).work(weights=language, inputs=language or needs_input_gradient),
-        mtp=(deeper + _Products(linear=joined)).work(weights=language, inputs=language or needs_input_gradient),
+        language=(layers + _Products(linear=head)).work(
+            weights=language and not adapted, inputs=language or needs_input_gradient
+        ),
+        mtp=(deeper + _Products(linear=joined)).work(
+            weights=language and not adapted, inputs=language or needs_input_gradient
+        ),
     )
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 from mindvl_data import DataConfig
 from mindvl_model import LanguagePreset, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
+from mindvl_model.adapters import LoRAConfig
+from mindvl_model.adapters.targets import find_targets
 from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_ops import OpsConfig
@@ -81,6 +83,7 @@ class InitSection:
     model: Path | None = None  # transformers checkpoint of a whole model (MindVL or Qwen2.5-VL)
     vision: Path | None = None  # transformers checkpoint of the vision encoder (MindVL or Qwen2.5-VL)
     language: Path | None = None  # transformers checkpoint of the language model (alone or in a whole model)
+    adapter: Path | None = None  # PEFT directory with the initial low-rank adapters; requires the section `adapter`
 
     def __post_init__(self) -> None:
         whole = [name for name in ("checkpoint", "model") if getattr(self, name) is not None]
@@ -264,6 +267,7 @@ class RunConfig:
     ops: OpsConfig = field(default_factory=OpsConfig)
     validation: ValidationConfig | None = None  # Loss on held-out samples while the run trains; None: none.
     trainable: tuple[Part, ...] | None = None  # parts that are trained; None: those of the phase
+    adapter: LoRAConfig | None = None  # train low-rank adapters of these parts, with all weights frozen; None: weights
     # Data type of weights and activations; master weights and optimizer states are fp32. Default: that of the model
     # directory (init.model, else model.directory), bf16 for 16-bit weights; fp32 without a directory.
     precision: Precision = None  # type: ignore[assignment]  # never None after the constructor
@@ -281,12 +285,25 @@ class RunConfig:
         if self.trainable is not None and not self.trainable:
             raise ValueError("trainable: must name at least one part. Name the parts to train, or remove it.")
         self._check_rates()
+        self._check_adapter()
         for name in ("patch_size", "spatial_merge_size"):
             model_size, data_size = getattr(self.model.resolved.vision, name), getattr(self.data.image, name)
             if model_size != data_size:
                 raise ValueError(
                     f"data.image.{name}: is {data_size}, but the model has {model_size}. Set data.image.{name}={model_size}."
                 )
+
+    def _check_adapter(self) -> None:
+        if self.adapter is None and self.init.adapter is not None:
+            raise ValueError(
+                f"init.adapter: is {self.init.adapter}, but the recipe has no section adapter. Add adapter with the rank, alpha "
+                "and targets of its adapter_config.json."
+            )
+        if self.adapter is not None:
+            try:
+                find_targets(self.model.resolved, self.adapter, self.trained_parts)
+            except ModelError as error:
+                raise ValueError(str(error)) from None
 
     def _check_rates(self) -> None:
         """Refuse rates of parts that are not trained or have no parameters of their own."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from mindvl_model.megatron.adapters import set_dropout_step
 from mindvl_train.checkpoints.directory import checkpoint_name, newest_first
 from mindvl_train.checkpoints.saving import Saver
 from mindvl_train.faults.anomalous_steps import AnomalousSteps
@@ -71,6 +72,7 @@ def train(
     stop = outcome == "stopped"
     used_up = state.step < steps and state.source.is_used_up()
     while not (stop or used_up or state.step >= steps or has_reached_end(run, state)):
+        set_dropout_step(state.models, state.step)
         report = train_step(
             state.models,
             state.optimizer,

@@ -109,7 +109,9 @@ def run_training(
         found = _checkpoints_to_resume(config, resume, is_first=ranks.is_first)
         run = with_tokenizer(run)
         described = _described(run)
-        state, source = _build_state(run, ranks, load_init=not found, cores=prepared.cores)
+        state, source = _build_state(
+            run, ranks, load_init=not found or config.adapter is not None, cores=prepared.cores
+        )
         try:
             if found:
                 resumed = resume_first(found, state, described, accept_data_change=accept_data_change)
@@ -133,10 +135,12 @@ def run_training(
 
 def _described(run: ResolvedRun) -> dict[str, Any]:
     """What the manifest of every checkpoint says of the run."""
+    from mindvl_train.adapters import describe_base
     from mindvl_train.checkpoints.directory import plain_json
 
     parents = [str(path) for path in vars(run.config.init).values() if path is not None]
-    return {"model": plain_json(run.model), "run": plain_json(run.config), "parents": parents}
+    base = describe_base(run.config)
+    return {"model": plain_json(run.model), "run": plain_json(run.config), "base": base, "parents": parents}
 
 
 @contextmanager

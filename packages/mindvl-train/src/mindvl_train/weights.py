@@ -10,8 +10,10 @@ import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.hf.load import load_hf_directory
+from mindvl_model.megatron.adapters import add_adapters
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize, set_trainable
+from mindvl_train.adapters import start_adapters
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection
@@ -21,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> list[MindVLModel]:
-    """Build the model chunks of this rank, load their weights and freeze the parts that are not trained.
+    """Build the model chunks of this rank, load their weights, freeze the parts that are not trained, attach adapters.
 
     Args:
-        load_init: False if a checkpoint of this run will overwrite all weights.
+        load_init: False if a checkpoint will overwrite all weights; a checkpoint of adapters does not.
 
     Returns:
         One chunk per virtual stage of this pipeline rank, first to last.
@@ -35,6 +37,10 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
             loaded = _load_init(model, run.model, run.config.init, run.config.seed)
             initialize(model, run.model, run.config.seed, loaded=loaded)
         set_trainable(model, run.config.trained_parts)
+        if run.config.adapter is not None:
+            add_adapters(model, run.model, run.config.adapter, run.config.trained_parts)
+            if load_init:
+                start_adapters(model, run.config)
     return [model.to(device) for model in models]
 
 

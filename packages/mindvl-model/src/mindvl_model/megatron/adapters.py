@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mindvl_model.adapters.dropout import pack_key, row_keys
 from mindvl_model.adapters.lora_config import LoRAConfig
+from mindvl_model.adapters.peft_directory import PeftDirectory
 from mindvl_model.adapters.targets import find_targets
 from mindvl_model.config import MindVLConfig
 from mindvl_model.megatron.lora import ADAPTED, DropoutRows, LowRank
@@ -69,11 +70,13 @@ def is_adapter(param_name: str) -> bool:
 def set_dropout_step(models: Iterable[Any], step: int) -> None:
     """Set the optimizer step on which dropout masks depend; call before the forward passes of a step."""
     for model in models:
-        for module in model.modules():  # inside gradient buffers and precision wrappers
-            hooks = getattr(module, "dropout_hooks", None)
-            if hooks is not None:
-                hooks.step = step
-                break
+        while isinstance(
+            inner := getattr(model, "module", None), torch.nn.Module
+        ):  # gradient buffers, precision wrapper
+            model = inner
+        hooks = getattr(model, "dropout_hooks", None)
+        if hooks is not None:
+            hooks.step = step
 
 
 @torch.no_grad()
@@ -94,6 +97,28 @@ def initialize_adapters(model: Any, seed: int) -> None:
             whole = _drawn(target.published[index], (a.shape[0], columns), seed)
             first = low_rank.tp_rank * a.shape[1] if low_rank.is_row else 0
             a.copy_(whole.narrow(1, first, a.shape[1]))
+
+
+@torch.no_grad()
+def fill_adapters(model: Any, directory: PeftDirectory) -> None:
+    """Set the adapters of a model to those of a PEFT directory, which has been checked; each rank takes its shard."""
+    for _, low_rank in adapted_layers(model):
+        target = low_rank.target
+        for index in target.chosen:
+            factors: Any = low_rank.get_submodule(target.key(index))
+            if target.experts:
+                for local in range(len(factors.A)):
+                    a, b = directory.read(target, index, factors.A.first_expert + local)
+                    factors.A[local].copy_(a.T)
+                    factors.B[local].copy_(b.T)
+                continue
+            a, b = directory.read(target, index)
+            b = target.rule.join([b]) if len(target.published) == 1 else b
+            for whole, own in ((a, factors.A), (b, factors.B)):
+                axis = 1 if whole.shape[1] != own.shape[1] else 0
+                size = own.shape[axis]
+                first = low_rank.tp_rank * size if whole.shape != own.shape else 0
+                own.copy_(whole.narrow(axis, first, size))
 
 
 def _drawn(name: str, shape: tuple[int, int], seed: int) -> Tensor:
@@ -171,6 +196,9 @@ class _DropoutHooks:
 
     def _begin_pack(self, _: Any, args: Any, inputs: dict[str, Any]) -> None:
         model, ids = self.model, inputs["input_ids"]
+        if not torch.is_grad_enabled():  # a validation, which uses no dropout
+            self._key = None
+            return
         self._key = pack_key(ids, model.mindvl.tokens.pad, self.step)
         self._patches = None
         if model.vision is None:
@@ -189,13 +217,16 @@ class _DropoutHooks:
 
     def _begin_language(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         pack = kwargs["packed_seq_params"]
-        assert self._key is not None
+        if self._key is None:
+            return
         positions = torch.arange(len(pack.input_ids), device=self._key.device)
         pack.dropout_rows = row_keys(self._key, pack.own_slice(positions))
 
     def _begin_vision(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         order, unit = args[1], self.model.mindvl.vision.spatial_merge_size**2
-        assert self._key is not None
+        if self._key is None:
+            self._vision_rows = self._projector_rows.keys = None
+            return
         device, count = self._key.device, len(order.positions)
         positions = self._patches
         if positions is None or len(positions) != count:  # the blank image of a pack without images

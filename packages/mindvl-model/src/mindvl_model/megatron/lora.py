@@ -40,12 +40,18 @@ class DropoutRows:
 
 
 class Factors(torch.nn.Module):
-    """Both matrices of one published layer, or of all experts: A [rank, in] and B [out, rank], or [E, in, rank] and
-    [E, rank, out] as the weights of experts are stored."""
+    """Both matrices of one published layer: A [rank, in], B [out, rank]; of all experts [E, in, rank], [E, rank, out].
+
+    They are taken by a call, because forward pre-hooks of megatron-core wait for the parameters of the called module.
+    """
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         super().__init__()
         self.A, self.B = torch.nn.Parameter(a), torch.nn.Parameter(b)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return A and B."""
+        return self.A, self.B
 
 
 class LowRank(torch.nn.Module):
@@ -117,73 +123,68 @@ class LowRank(torch.nn.Module):
 
     def columns(self, inputs: Tensor) -> Tensor:
         """[S, 1, in] of this rank -> [T, 1, out/tp], for a weight split by rows."""
-        hidden = F.linear(self._dropped(inputs), self._stacked_a())  # [S, 1, count * rank]
+        a, b = self._joined_factors()
+        hidden = F.linear(self._dropped(inputs), a)  # [S, 1, count * rank]
         if self.size > 1 and self.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self.group)
         elif self.size > 1:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.group)
-        return self.scaling * F.linear(hidden, self._joined_b())
+        return self.scaling * F.linear(hidden, b)
 
     def rows(self, inputs: Tensor) -> Tensor:
         """[T, 1, in/tp] -> [S, 1, out] of this rank, for a weight split by columns."""
-        hidden = F.linear(self._dropped(inputs), self._stacked_a())
+        a, b = self._joined_factors()
+        hidden = F.linear(self._dropped(inputs), a)
         if self.size > 1 and self.sequence_parallel:
             hidden = reduce_scatter_to_sequence_parallel_region(hidden, group=self.group)
         elif self.size > 1:
             hidden = reduce_from_tensor_model_parallel_region(hidden, group=self.group)
-        return self.scaling * F.linear(hidden, self._joined_b())
+        return self.scaling * F.linear(hidden, b)
 
     def duplicated(self, inputs: Tensor) -> Tensor:
         """[S, 1, in] -> [S, 1, out], for a replicated weight."""
-        return self.scaling * F.linear(F.linear(self._dropped(inputs), self._stacked_a()), self._joined_b())
+        a, b = self._joined_factors()
+        return self.scaling * F.linear(F.linear(self._dropped(inputs), a), b)
 
     def experts(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
         """Rows [M, in], sorted by expert -> [M, out]."""
-        outputs = []
-        for index in range(self.target.per_expert):
-            if index in self.target.chosen:
-                factors = self._factors(index)
-                hidden = ops.grouped_matmul(rows, factors.A, sizes)
-                outputs.append(ops.grouped_matmul(hidden, factors.B, sizes))
-            else:  # the other half of a gated matrix
-                other = self._factors(self.target.chosen[0])
-                outputs.append(rows.new_zeros(len(rows), other.B.shape[2]))
-        return self.scaling * torch.cat(outputs, dim=-1)
+        outputs: dict[int, Tensor] = {}
+        for index, (a, b) in self._factors().items():
+            outputs[index] = ops.grouped_matmul(ops.grouped_matmul(rows, a, sizes), b, sizes)
+        zeros = torch.zeros_like(next(iter(outputs.values())))  # the half of a gated matrix without adapters
+        return self.scaling * torch.cat([outputs.get(index, zeros) for index in range(self.target.per_expert)], dim=-1)
 
-    def _factors(self, index: int) -> Factors:
-        factors: Any = self.get_submodule(self.target.key(index))
-        return factors
+    def _factors(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """A and B by index of the published layer."""
+        return {index: self.get_submodule(self.target.key(index))() for index in self.target.chosen}
 
-    def _stacked_a(self) -> Tensor:
-        """[count * rank, in] of all adapters."""
-        return torch.cat([self._factors(index).A for index in self.target.chosen])
+    def _joined_factors(self) -> tuple[Tensor, Tensor]:
+        """A [count * rank, in] of all adapters, and B [out, count * rank] in the order of the rows of the weight.
 
-    def _joined_b(self) -> Tensor:
-        """[out, count * rank] in the order of the rows of the weight: B of each adapter in its own columns, else zeros."""
-        chosen = self.target.chosen
+        In B each adapter has its own columns; the others are zero in its rows.
+        """
+        factors = self._factors()
+        a = torch.cat([one for one, _ in factors.values()])
         if len(self.local_outputs) == 1:
-            return self._factors(0).B
+            return a, factors[0][1]
         parts = []
         for index, rows in enumerate(self.local_outputs):
-            if index in chosen:
-                before = chosen.index(index) * self.rank
-                after = (len(chosen) - 1) * self.rank - before
-                parts.append(F.pad(self._factors(index).B, (before, after)))
+            if index in factors:
+                before = list(factors).index(index) * self.rank
+                parts.append(F.pad(factors[index][1], (before, len(a) - self.rank - before)))
             else:
-                parts.append(self._factors(chosen[0]).B.new_zeros(rows, len(chosen) * self.rank))
+                parts.append(a.new_zeros(rows, len(a)))
         whole = self._joined(parts)
-        if self.is_cut and not self.is_row:
+        if self.is_cut:
             width = self.out_size // self.size
-            return whole.narrow(0, self.tp_rank * width, width)
-        return whole
+            whole = whole.narrow(0, self.tp_rank * width, width)
+        return a, whole
 
     def _dropped(self, inputs: Tensor) -> Tensor:
         """The inputs with some elements set to zero and the others scaled, in training."""
-        if not self.rate or not self.training:
+        if self.dropout_rows is None or self.dropout_rows.keys is None or not self.training:
             return inputs
-        assert self.dropout_rows is not None
         keys, width = self.dropout_rows.keys, inputs.shape[-1]
-        assert keys is not None
         count = inputs.numel() // width
         if count != len(keys):  # a slice of the sequence
             keys = keys.narrow(0, parallel_state.get_tensor_model_parallel_rank() * count, count)

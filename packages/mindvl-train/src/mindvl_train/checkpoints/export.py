@@ -24,6 +24,8 @@ def export_checkpoint(
 ) -> None:
     """Export a checkpoint, or the newest checkpoint of a run directory, as a directory that transformers loads.
 
+    A checkpoint of adapters becomes a directory that PEFT loads; the arguments about processor and files have no effect.
+
     Args:
         tokenizer, min_pixels, max_pixels: Override the values of the run.
         shard_bytes: Maximum size of a weight file; a larger tensor has its own file.
@@ -45,6 +47,9 @@ def export_checkpoint(
 
     checkpoint = newest_checkpoint(source)
     manifest = read_manifest(checkpoint)
+    if manifest["run"].get("adapter") is not None:
+        _export_adapters(checkpoint, manifest, destination, dtype)
+        return
     config = model_config(manifest)
     image_sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     try:
@@ -73,6 +78,32 @@ def export_checkpoint(
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
             progress=progress,
+        )
+
+
+def _export_adapters(
+    checkpoint: Path, manifest: dict[str, Any], destination: Path, dtype: Literal["fp32", "bf16"] | None
+) -> None:
+    from mindvl_model.adapters.peft_directory import write_peft_directory
+    from mindvl_model.megatron.process import single_process
+    from mindvl_train.adapters import adapter_of
+    from mindvl_train.checkpoints.restore import WeightReader
+    from mindvl_train.megatron.tensor_files import stored_parameters
+    from mindvl_train.resolved_run import DTYPES
+
+    config, (lora, parts) = model_config(manifest), adapter_of(manifest)
+    base = (manifest.get("base") or {}).get("weights", {}).get("model")
+    with single_process():
+        stored = stored_parameters(config, DTYPES[manifest["run"]["precision"]], lora, parts)
+        reader = WeightReader(checkpoint)
+        write_peft_directory(
+            destination,
+            config,
+            lora,
+            parts,
+            lambda name: reader.read(name, stored[name]),
+            base=None if base is None else Path(base["path"]),
+            dtype=DTYPES[dtype] if dtype else None,
         )
 
 

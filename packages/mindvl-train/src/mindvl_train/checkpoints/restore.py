@@ -91,16 +91,38 @@ def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[st
             f"{checkpoint}: was saved for another model ({', '.join(differing)} differ). "
             "Resume with the recipe of that run, or set another `out`."
         )
-    for name in ("phase", "trainable", "precision"):
+    for name in ("phase", "trainable", "adapter", "precision"):
         before, now = manifest["run"].get(name), described["run"].get(name)
         if before != now:
             raise CheckpointError(
                 f"{checkpoint}: was saved by a run with {name}={before}, but this run has {name}={now}. "
                 "Set another `out`, and load these weights with init.checkpoint."
             )
+    _check_base(checkpoint, manifest.get("base"), described.get("base"))
     changed = sorted(_changed(manifest["run"], described["run"]))
     if changed:
         logger.warning("settings changed since %s: %s", checkpoint.name, ", ".join(changed))
+
+
+def _check_base(checkpoint: Path, saved: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    """Check that the weights below saved adapters are those of this run."""
+    if saved is None or now is None:
+        return
+    for name in sorted(saved["weights"].keys() | now["weights"].keys()):
+        before, after = saved["weights"].get(name), now["weights"].get(name)
+        if before is None or after is None or before["digest"] != after["digest"]:
+            was, is_now = (
+                "none" if one is None else f"{one['path']} (digest {one['digest'][:12]})" for one in (before, after)
+            )
+            raise CheckpointError(
+                f"{checkpoint}: its adapters were trained on init.{name}={was}, but this run has {is_now}. Restore these "
+                "weights, or set another `out`."
+            )
+    if not {"model", "checkpoint"} & now["weights"].keys() and saved["seed"] != now["seed"]:
+        raise CheckpointError(
+            f"{checkpoint}: its adapters were trained on random weights of seed={saved['seed']}, but this run has "
+            f"seed={now['seed']}. Set seed={saved['seed']}, or another `out`."
+        )
 
 
 def load_weights(checkpoint: Path, model: torch.nn.Module) -> set[str]:
@@ -112,7 +134,12 @@ def load_weights(checkpoint: Path, model: torch.nn.Module) -> set[str]:
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    _on_all_ranks(lambda: _verified_manifest(checkpoint))
+    manifest = _on_all_ranks(lambda: _verified_manifest(checkpoint))
+    if manifest["run"].get("adapter") is not None:
+        raise CheckpointError(
+            f"{checkpoint}: stores adapters without the weights below them. Convert it with mindvl convert, then set "
+            "init.adapter to the result, or fold it into its base with --merge-adapter and set init.model."
+        )
     _load(checkpoint, [model], None)
     return {global_name(model, name) for name in named_tensors(model)}
 

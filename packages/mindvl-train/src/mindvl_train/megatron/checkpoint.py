@@ -9,7 +9,7 @@ writes the pieces it owns without a gather, unlike megatron-core's resharding fo
 
 import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
+from mindvl_model.megatron.adapters import is_adapter
 from mindvl_model.parameters import named_tensors
 
 STATE = "optimizer.state"  # for example optimizer.state.exp_avg.KEY of the weights KEY
@@ -105,10 +106,14 @@ def wanted_pieces(models: Sequence[torch.nn.Module], optimizer: Any | None) -> l
 
 
 def unset_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name that no checkpoint stores, so that loading one leaves them without a value."""
+    """Parameters and buffers by name that no checkpoint stores, so that loading one leaves them without a value.
+
+    Of a model with adapters, checkpoints store the adapters only.
+    """
     stored = {entry.tensor.data_ptr() for entry in _entries([model])}
     held = named_tensors(unwrap(model))
-    return {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in stored and tensor.numel()}
+    wanted = _stored_names(held)
+    return {name: held[name] for name in wanted if held[name].data_ptr() not in stored and held[name].numel()}
 
 
 def allocate_states(optimizer: Any) -> None:
@@ -191,6 +196,12 @@ def _parts(optimizer: Any | None) -> list[Any]:
     return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
 
 
+def _stored_names(names: Iterable[str]) -> list[str]:
+    """Of the names of a model, those that a checkpoint stores: adapters if it has any."""
+    found = list(names)
+    return [name for name in found if is_adapter(name)] or found
+
+
 def _num_copies(tensor: Tensor) -> int:
     """Number of ranks with the same weights, as counted by replica_id."""
     size: int = (
@@ -208,7 +219,8 @@ def _entries(models: Sequence[torch.nn.Module]) -> Iterator[_Entry]:
     }
     for model in models:
         inner: Any = unwrap(model)
-        for entry in nested_values(inner.sharded_state_dict(metadata=metadata)):
+        state = inner.sharded_state_dict(metadata=metadata)
+        for entry in nested_values({name: state[name] for name in _stored_names(state)}):
             if not isinstance(entry, ShardedObject):  # empty states of modules
                 pp_copy, tp_copy, dp_rank = entry.replica_id
                 yield _Entry(entry.data, tuple(_parts_of(entry)), pp_copy == tp_copy == 0, dp_rank)

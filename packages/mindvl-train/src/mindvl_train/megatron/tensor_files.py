@@ -20,8 +20,10 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from torch import Tensor
 
 from mindvl_model import MindVLConfig, MindVLModel
+from mindvl_model.adapters import LoRAConfig
+from mindvl_model.megatron.adapters import add_adapters
 from mindvl_model.megatron.blocks import BuildConfig
-from mindvl_model.parameters import named_tensors
+from mindvl_model.parameters import PARTS, Part, named_tensors
 from mindvl_train.checkpoints.chunk_table import SUFFIX, Chunk
 from mindvl_train.megatron.checkpoint import MASTER, Piece
 from mindvl_train.megatron.tensor_index import StoredTensor, read_index, write_index
@@ -38,10 +40,19 @@ class StoredParameter:
     dtype: torch.dtype
 
 
-def stored_parameters(config: MindVLConfig, dtype: torch.dtype) -> dict[str, StoredParameter]:
-    """All parameters of a model in a checkpoint by name; requires the megatron-core groups of a single process."""
+def stored_parameters(
+    config: MindVLConfig, dtype: torch.dtype, lora: LoRAConfig | None = None, parts: Iterable[Part] = PARTS
+) -> dict[str, StoredParameter]:
+    """All parameters of a model in a checkpoint by name; requires the megatron-core groups of a single process.
+
+    Args:
+        lora: Adapters of the model.
+        parts: Parts that have adapters.
+    """
     with torch.device("meta"):
         model: Any = MindVLModel(config, BuildConfig(dtype=dtype))
+        if lora is not None:
+            add_adapters(model, config, lora, parts)
     held, stored = named_tensors(model), {}
     for name, entry in model.sharded_state_dict(metadata={"singleton_local_shards": False}).items():
         if isinstance(entry, ShardedObject):

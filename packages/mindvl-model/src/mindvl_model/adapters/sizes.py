@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number of parameters of adapters by part, from the configuration.
+
+Used by reports, the dry run and the layout search, which have no model; comes after targets.py. Tests compare the counts
+with a model on the meta device.
+"""
+
+from collections.abc import Iterable
+
+from mindvl_model.adapters.lora_config import LoRAConfig
+from mindvl_model.adapters.targets import Target, find_targets
+from mindvl_model.config import MindVLConfig
+from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig
+from mindvl_model.parameters import PARTS, Part, parameter_group
+
+
+def adapter_parameters(config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part] = PARTS) -> dict[Part, int]:
+    """Parameters of the adapters of each part that may have some, over all ranks.
+
+    Raises:
+        ModelError: The targets do not fit the model.
+    """
+    counts: dict[Part, int] = {part: 0 for part in PARTS if part in set(parts)}
+    for target in find_targets(config, lora, parts).values():
+        counts[parameter_group(target.layer)] += target_parameters(config, lora, target)
+    return counts
+
+
+def target_parameters(config: MindVLConfig, lora: LoRAConfig, target: Target) -> int:
+    """Parameters of the adapters of one layer of the model."""
+    copies = len(target.published) // target.per_expert if target.experts else 1
+    return copies * lora.rank * sum(sum(published_size(config, target, index)) for index in target.chosen)
+
+
+def published_size(config: MindVLConfig, target: Target, index: int) -> tuple[int, int]:
+    """Input and output size of a published linear layer of a layer of the model; of one expert if it has experts."""
+    layer, part = target.layer.rsplit(".", 1)[-1], parameter_group(target.layer)
+    vision, language = config.vision, config.language
+    if part == "projector":
+        block = vision.hidden_size * vision.spatial_merge_size**2
+        return block, block if layer == "fc1" else language.hidden_size
+    hidden, ffn = vision.hidden_size, vision.ffn_hidden_size
+    if part == "language":
+        hidden, ffn = language.hidden_size, language.ffn_hidden_size
+        experts = language.experts
+        if experts is not None and "experts." in target.layer:
+            ffn = experts.expert_ffn_hidden_size * (1 if target.experts else experts.num_shared_experts)
+    if layer in ("linear_fc1", "linear_fc2"):
+        return (hidden, ffn) if layer == "linear_fc1" else (ffn, hidden)
+    if part == "vision":
+        return hidden, 3 * hidden if layer == "linear_qkv" else hidden
+    return _attention(language, layer, index)
+
+
+def _attention(language: LanguageConfig, layer: str, index: int) -> tuple[int, int]:
+    hidden, heads, attention = language.hidden_size, language.num_heads, language.attention
+    if isinstance(attention, GroupedQueryAttention):
+        size = heads * attention.head_dim
+        outputs = (size, *(attention.num_kv_heads * attention.head_dim,) * 2)
+        return (hidden, outputs[index]) if layer == "linear_qkv" else (size, hidden)
+    query_key = attention.nope_head_dim + attention.rope_head_dim
+    return {
+        "linear_q_down_proj": (hidden, attention.q_lora_rank),
+        "linear_q_up_proj": (attention.q_lora_rank, heads * query_key),
+        "linear_kv_down_proj": (hidden, attention.kv_lora_rank + attention.rope_head_dim),
+        "linear_kv_up_proj": (
+            attention.kv_lora_rank,
+            heads * (attention.nope_head_dim + attention.value_head_dim),
+        ),
+        "linear_proj": (heads * attention.value_head_dim, hidden),
+    }[layer]

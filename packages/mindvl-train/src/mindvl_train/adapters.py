@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters of a run: their first values, and the identity of the weights below them.
+
+Comes after the weights of the model are loaded. A checkpoint of adapters names its base by path and digest, because it is
+of no use with other weights; restore.py compares them.
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from mindvl_model.adapters import LoRAConfig
+from mindvl_model.adapters.peft_directory import PeftDirectory
+from mindvl_train.checkpoints.directory import newest_checkpoint
+from mindvl_train.config import TRAINABLE, Part, RunConfig
+
+logger = logging.getLogger(__name__)
+
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file
+
+
+def start_adapters(model: Any, config: RunConfig) -> None:
+    """Set the adapters of a model to their first values: those of init.adapter, or random A and zero B.
+
+    Raises:
+        WeightError: init.adapter is damaged, or its adapters are not those of the recipe.
+    """
+    from mindvl_model.megatron.adapters import fill_adapters, initialize_adapters
+
+    assert config.adapter is not None
+    if config.init.adapter is None:
+        initialize_adapters(model, config.seed)
+        return
+    directory = PeftDirectory(config.init.adapter)
+    directory.check(config.model.resolved, config.adapter, config.trained_parts)
+    fill_adapters(model, directory)
+    logger.info("loaded adapters from %s", config.init.adapter)
+
+
+def adapter_of(manifest: dict[str, Any]) -> tuple[LoRAConfig, tuple[Part, ...]]:
+    """The configuration of the adapters of a checkpoint, and the parts that have some, from its manifest."""
+    run = manifest["run"]
+    fields = run["adapter"] | {"targets": tuple(run["adapter"]["targets"])}
+    return LoRAConfig(**fields), tuple(run["trainable"] or TRAINABLE[run["phase"]])
+
+
+def describe_base(config: RunConfig) -> dict[str, Any] | None:
+    """The weights below the adapters, for the manifest: paths, digests and seed; None without adapters."""
+    if config.adapter is None:
+        return None
+    named = {name: path for name, path in vars(config.init).items() if path is not None and name != "adapter"}
+    return {
+        "seed": config.seed,
+        "weights": {name: {"path": str(path), "digest": base_digest(path)} for name, path in named.items()},
+    }
+
+
+def base_digest(path: Path) -> str:
+    """Digest of a model directory, or of a mindvl run or checkpoint.
+
+    Reads the headers of weight files and 64 samples of 4 KiB of each: other weights of the same model differ in nearly
+    every value, and a base may have hundreds of gigabytes. Checkpoints have checksums of their files already.
+    """
+    digest = hashlib.sha256()
+    if not (path / "config.json").is_file():
+        return hashlib.sha256((newest_checkpoint(path) / "files.json").read_bytes()).hexdigest()
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(json.dumps([file.name, size]).encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(8 + int.from_bytes(opened.read(8), "little") if size >= 8 else size))
+            for sample in range(_SAMPLES):
+                opened.seek(sample * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

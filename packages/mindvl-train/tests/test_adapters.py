@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that train adapters: what is trained and saved, resume, export to PEFT, initial adapters, and the base weights."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
+
+from mindvl_model.adapters import LoRAConfig
+from mindvl_model.hf.pretrained import from_pretrained
+from mindvl_model.testing.tiny import smallest_qwen3_moe
+from mindvl_train import ModelSection, RunConfig, run_training
+from mindvl_train.adapters import base_digest
+from mindvl_train.checkpoints.export import export_checkpoint
+from mindvl_train.checks.alignment import write_start
+from mindvl_train.checks.parallel import check_parallel
+from mindvl_train.config import InitSection
+from mindvl_train.errors import CheckpointError
+
+LORA = LoRAConfig(rank=4, alpha=8, dropout=0.1)
+
+
+@pytest.fixture
+def base(make_config: Callable[..., RunConfig], tmp_path: Path) -> Path:
+    """A published model directory with the weights of a seed."""
+    write_start(make_config("unused", seed=3), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def checkpoint_of(config: RunConfig, step: int) -> Path:
+    return config.out / "checkpoints" / f"step-{step:08d}"
+
+
+def test_only_adapters_are_trained_and_saved(make_config: Any, base: Path, read_tensors: Any) -> None:
+    config = make_config(adapter=LORA, init=InitSection(model=base))
+    run_training(config)
+    tensors = read_tensors(checkpoint_of(config, 6))
+    assert tensors
+    assert all(".lora." in name for name in tensors)
+    weights = [name for name in tensors if not name.startswith("optimizer.")]
+    assert all(tensors[name].any() for name in weights)  # B is no longer zero
+    states = {name.removeprefix("optimizer.state.exp_avg.") for name in tensors if ".exp_avg." in name}
+    assert states == set(weights)
+    manifest = json.loads((checkpoint_of(config, 6) / "manifest.json").read_text())
+    assert manifest["base"]["weights"] == {"model": {"path": str(base), "digest": base_digest(base)}}
+
+
+def test_a_resumed_run_continues_bitwise_with_dropout(make_config: Any, base: Path, read_tensors: Any) -> None:
+    whole = make_config("whole", adapter=LORA, init=InitSection(model=base))
+    run_training(whole)
+    again = make_config("again", adapter=LORA, init=InitSection(model=base))
+    run_training(again, resume=checkpoint_of(whole, 3))
+    expected, found = (read_tensors(checkpoint_of(one, 6)) for one in (whole, again))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_checkpoint_of_adapters_is_refused_with_other_weights_below_them(
+    make_config: Any, base: Path, tmp_path: Path
+) -> None:
+    config = make_config(adapter=LORA, init=InitSection(model=base))
+    run_training(config)
+    write_start(make_config("unused", seed=4), tmp_path / "other")
+    changed = replace(config, out=tmp_path / "changed", init=InitSection(model=tmp_path / "other"))
+    with pytest.raises(CheckpointError, match=r"trained on init\.model=.*base \(digest .*but this run has .*other"):
+        run_training(changed, resume=checkpoint_of(config, 3))
+    other_rank = replace(config, out=tmp_path / "rank", adapter=replace(LORA, rank=8))
+    with pytest.raises(CheckpointError, match="adapter="):
+        run_training(other_rank, resume=checkpoint_of(config, 3))
+    with pytest.raises(CheckpointError, match="stores adapters without the weights below them"):
+        run_training(make_config("next", init=InitSection(checkpoint=config.out)))
+
+
+def test_an_exported_run_loads_in_peft_and_starts_another_run(
+    make_config: Any, base: Path, tmp_path: Path, read_tensors: Any
+) -> None:
+    config = make_config(adapter=replace(LORA, dropout=0.0), init=InitSection(model=base))
+    run_training(config)
+    export_checkpoint(config.out, tmp_path / "adapter")
+    document = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert document["base_model_name_or_path"] == str(base)
+    model = from_pretrained(AutoModelForImageTextToText, base, trust_remote_code=True, dtype=torch.float32)
+    with torch.no_grad():
+        before = model(input_ids=torch.arange(20, 40)[None]).logits
+        wrapped = PeftModel.from_pretrained(model, tmp_path / "adapter")
+        assert (wrapped(input_ids=torch.arange(20, 40)[None]).logits - before).abs().max() > 1e-4
+    again = make_config(
+        "again", adapter=config.adapter, init=InitSection(model=base, adapter=tmp_path / "adapter"), steps=1
+    )
+    again = replace(again, schedule=replace(again.schedule, peak_lr=0.0, min_lr=0.0))
+    run_training(again)
+    expected, found = read_tensors(checkpoint_of(config, 6)), read_tensors(checkpoint_of(again, 1))
+    weights = [name for name in expected if not name.startswith("optimizer.")]
+    assert all(torch.equal(expected[name], found[name]) for name in weights)
+
+
+def test_a_digest_changes_with_the_values_of_a_file(base: Path) -> None:
+    before = base_digest(base)
+    assert base_digest(base) == before
+    file = base / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert base_digest(base) != before
+
+
+def test_initial_adapters_without_a_section_and_unknown_targets_are_refused(make_config: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"init\.adapter: is .*but the recipe has no section adapter"):
+        make_config(init=InitSection(adapter=tmp_path))
+    with pytest.raises(ValueError, match=r"adapter\.targets: 'qproj' matches no linear layer"):
+        make_config(adapter=LoRAConfig(targets=("qproj",)))
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_runs_in_parallel_layouts_equal_one_process(make_config: Any, tmp_path: Path) -> None:
+    """Loss, gradient norm and gradients of real runs, with dropout, each in its own processes."""
+    config = make_config(adapter=LORA)
+    reports = check_parallel(config, ["pp2", "cp2"], tmp_path / "dense", steps=3, num_cores=2)
+    experts = smallest_qwen3_moe(vocab_size=264)
+    section = ModelSection(vision=experts.vision, language=experts.language)
+    config = make_config(model=section, adapter=replace(LORA, dropout=0.0))
+    reports += check_parallel(config, ["tp2ep2"], tmp_path / "experts", steps=2, num_cores=2)
+    assert [(one.layout, one.holds, one.problem) for one in reports] == [
+        (name, True, "") for name in ("pp2", "cp2", "tp2ep2")
+    ]
