@@ -41,6 +41,7 @@ class RunRecord:
     card: dict[str, Any]  # run.json; empty for a run of an older version
     result: dict[str, Any]  # result.json; empty while the run is in progress, or after it was killed
     skipped: tuple[dict[str, Any], ...]  # skipped steps
+    validations: tuple[dict[str, Any], ...] = ()  # one for each validation, oldest first
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -60,13 +61,14 @@ def read_run(directory: Path) -> RunRecord:
             f"{path}: is empty. Wait for the first metrics.every_steps steps, or read {directory / 'logs'} if the run has "
             "ended."
         )
-    skipped = directory / "skipped.jsonl"
+    skipped, validations = directory / "skipped.jsonl", directory / "validation.jsonl"
     return RunRecord(
         directory=directory,
         lines=tuple(lines),
         card=_json(directory / "run.json"),
         result=_json(directory / "result.json"),
         skipped=tuple(_whole_lines(skipped)) if skipped.is_file() else (),
+        validations=tuple(_whole_lines(validations)) if validations.is_file() else (),
     )
 
 
@@ -103,10 +105,23 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
             if any(name in line.get("imbalance", {}) for line in steady)
         },
         "sources": _sources(run),
+        "validation": validation_figures(run),
         "step_split": mean_split(splits(steady, run.card)),
         "card": run.card,
     }
     return figures
+
+
+def validation_figures(run: RunRecord) -> dict[str, Any] | None:
+    """The last validation and the best one, without generations; None if there is none."""
+    if not run.validations:
+        return None
+    best = next((one for one in reversed(run.validations) if one["is_best"]), None)
+
+    def numbers(one: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in one.items() if name != "generations"}
+
+    return {"last": numbers(run.validations[-1]), "best": None if best is None else numbers(best)}
 
 
 def steady_lines(run: RunRecord) -> tuple[dict[str, Any], ...]:

@@ -43,6 +43,7 @@ REPORT = DryRun(
         "parameters": {"vision": 636_401_664, "projector": 62_928_128, "language": 682_636_472_320},
         "trained": {"projector": 62_928_128},
         "precision": "bf16",
+        "precision_reason": " (as the weights of models/deepseek)",
     },
     layout={
         "processes": 256,
@@ -109,6 +110,22 @@ REPORT = DryRun(
 )
 def test_a_run_is_reported_in_numbers_a_person_reads(line: str) -> None:
     assert line in dry_run_text("first", REPORT)
+
+
+def test_a_validation_is_reported_with_what_follows_from_it() -> None:
+    facts = {
+        "samples": {"pages": 1200, "text": 80},
+        "every_steps": 500,
+        "max_packs": 64,
+        "measure": "pages",
+        "patience": 3,
+        "keep_best": True,
+    }
+    expected = (
+        "  validation  every 500 steps and at the last one: pages 1,200 samples, text 80 samples, the first 64 packs; the best "
+        "checkpoint by the loss of pages is kept; the run ends after 3 validations in succession without a lower loss"
+    )
+    assert expected in dry_run_text("w", replace(REPORT, validation=facts)).splitlines()
 
 
 def test_a_device_has_its_article() -> None:

@@ -133,3 +133,46 @@ def test_many_sources_are_in_the_table_but_the_largest_alone_in_the_chart() -> N
     tokens = {name: int(loss) for name, loss in sources.items()}
     html = page_of([rich_line(1) | {"loss_by_source": sources, "tokens_by_source": tokens}], CARD)
     assert all(html.count(f">{name}<") == (2 if int(name[1:]) >= 20 else 1) for name in sources)
+
+
+def validation(step: int, loss: float | None, *, is_best: bool) -> dict[str, Any]:
+    return {
+        "step": step,
+        "loss": loss,
+        "token_accuracy": 0.5,
+        "loss_by_source": {"pages & more": 3.0, "text": 2.0},
+        "token_accuracy_by_source": {"pages & more": 0.25, "text": 0.75},
+        "is_best": is_best,
+        "generations": [{"name": "a<b", "prompt": "<script>?", "answer": "</td>x", "expected": None}] * (step == 20),
+    }
+
+
+def test_validations_are_points_with_a_star_and_answers_are_escaped() -> None:
+    run = RunRecord(
+        directory=Path("run"),
+        lines=tuple(rich_line(step) for step in (10, 20, 30)),
+        card=CARD,
+        result={},
+        skipped=(),
+        validations=(
+            validation(10, 3.0, is_best=True),
+            validation(20, 2.5, is_best=True),
+            validation(30, 2.75, is_best=False),
+        ),
+    )
+    figures = run_figures(run)
+    assert (figures["validation"]["best"]["step"], figures["validation"]["last"]["step"]) == (20, 30)
+    assert "generations" not in figures["validation"]["best"]
+    page = run_page(run, figures)
+    assert "Validation loss; the star is the best step, 20" in page
+    assert "&lt;script&gt;?" in page
+    assert "&lt;/td&gt;x" in page
+    assert "<script>" not in page
+    assert "Answers at step 20" in page
+
+
+def test_a_run_without_validation_has_no_section_for_it() -> None:
+    run = RunRecord(directory=Path("run"), lines=(line(1),), card={}, result={}, skipped=())
+    figures = run_figures(run)
+    assert figures["validation"] is None
+    assert "Validation" not in run_page(run, figures)

@@ -68,7 +68,9 @@ class DryRun:
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # source of the weights and of the position; bytes and seconds of reading them
-    validation: dict[str, Any] | None  # samples by source, steps, what follows from the loss; None: no validation
+    validation: dict[str, Any] | None = (
+        None  # samples by source, steps, what follows from the loss; None: no validation
+    )
     data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
     warnings: tuple[str, ...]  # settings that make the run slower than it could be
     problems: tuple[str, ...]  # reasons why the run could not start on this machine

@@ -48,6 +48,7 @@ def open_validator(
         TrainError: A shard is both in the training data and in the validation data.
     """
     from mindvl_train.parallel_state import first_message
+    from mindvl_train.validation.generations import Generator
     from mindvl_train.validation.validator import Validator, packs_at_once, validation_data
 
     config = run.config.validation
@@ -69,7 +70,8 @@ def open_validator(
         raise TrainError(problem)
     data = validation_data(run.config.data, config)
     with closing(_loader(run, ranks, cores, data, packs_at_once(run))) as source:
-        yield Validator(run, source, state.models, ranks)
+        generator = None if config.generations is None else Generator(run, config, state.models, ranks)
+        yield Validator(run, source, state.models, ranks, generator)
 
 
 def _loader(

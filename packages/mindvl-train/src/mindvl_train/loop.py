@@ -148,11 +148,15 @@ def _validate(
             state.validation.step,
         )
     began = time.monotonic()
-    result = validator.validate(state.step, should_stop=should_stop, begin=lambda: begin("validation", state.step))
+    calls: dict[str, Any] = {"should_stop": should_stop, "begin": lambda: begin("validation", state.step)}
+    result = validator.validate(state.step, **calls)
+    generations = None if result is None or validator.generator is None else validator.generator.generate(**calls)
     report: dict[str, Any] | None = None
-    if result is not None:
+    # A stop in one of the two leaves the step without validation; the resumed run does both again.
+    if result is not None and (generations is not None or validator.generator is None):
         state.validation = before.after(state.step, result.measure(validator.config.measure), validator.config)
         report = vars(result) | {"is_best": state.validation.best_step == state.step}
+        report |= {} if generations is None else {"generations": generations}
     metrics.add_validation(report, time.monotonic() - began)
     if report is None:
         return "stopped"

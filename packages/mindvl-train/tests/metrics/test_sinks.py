@@ -9,11 +9,14 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mindvl_data import SourceConfig
 from mindvl_train import MetricsConfig, RunConfig, TrainError
 from mindvl_train.metrics.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics, tensorboard_record
+from mindvl_train.validation.config import ValidationConfig
 
 REPORT = {"step": 7, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens_per_s": 10.0}
 
@@ -151,6 +154,9 @@ class Run:
     def finish(self):
         calls.append(("finish",))
 
+def Table(columns, data):
+    return columns, data
+
 def init(**settings):
     calls.append(("init", settings))
     return Run()
@@ -177,3 +183,69 @@ def test_weights_and_biases_gets_every_number_under_one_id_per_directory(
     assert numbers == {name: value for name, value in REPORT.items() if name != "step"} | {"loss_by_source/pages": 2.5}
     assert ended == ("finish",)
     monkeypatch.delitem(sys.modules, "wandb")
+
+
+VALIDATION: dict[str, Any] = {
+    "step": 7,
+    "loss": 2.0,
+    "loss_by_source": {"pages": 2.5},
+    "token_accuracy": 0.5,
+    "is_best": True,
+    "generations": [{"name": "p:1", "prompt": "a\nb", "answer": "c", "expected": None, "num_tokens": 1}],
+}
+
+
+def test_a_validation_reaches_tensorboard_as_numbers_and_texts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path, resumed_step=0)
+    sink.write_validation(VALIDATION)
+    sink.close()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    tags = read.Tags()
+    assert set(tags["scalars"]) == {
+        "validation/loss", "validation/loss_by_source/pages", "validation/token_accuracy", "validation/is_best",
+    }  # fmt: skip
+    (text,) = tags["tensors"]
+    assert read.SummaryMetadata(text).plugin_data.plugin_name == "text"
+    shown = read.Tensors(text)[0].tensor_proto.string_val[0].decode()
+    assert shown == "prompt:\n\n    a\n    b\n\nanswer:\n\n    c"
+
+
+def test_a_validation_reaches_weights_and_biases_with_a_table(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path / "stand-in"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    config.out.mkdir()
+    for sink in open_sinks(config, 0):
+        sink.write_validation(VALIDATION)
+        sink.close()
+    _, (_, values, step), _ = sys.modules["wandb"].calls
+    assert step == 7
+    assert values["validation/loss_by_source/pages"] == 2.5
+    assert values["generations"] == (["name", "prompt", "answer", "expected"], [["p:1", "a\nb", "c", None]])
+    monkeypatch.delitem(sys.modules, "wandb")
+
+
+def test_lines_of_validations_after_the_resumed_one_are_removed(
+    make_config: Callable[..., RunConfig], held_out: tuple[SourceConfig, ...]
+) -> None:
+    config = make_config(
+        metrics=MetricsConfig(every_steps=1, tensorboard=False), validation=ValidationConfig(sources=held_out)
+    )
+    config.out.mkdir()
+    path = config.out / "validation.jsonl"
+    for validated, kept in ((0, [7, 8]), (7, [7, 7, 8])):
+        sinks = open_sinks(config, 8, validated)
+        for step in (7, 8):
+            for sink in sinks:
+                sink.write_validation(VALIDATION | {"step": step})
+        for sink in sinks:
+            sink.close()
+        assert [line["step"] for line in read_metrics(path)] == kept
+    assert not (config.out / "metrics.jsonl").read_text()

@@ -47,6 +47,10 @@ def _print(figures: dict[str, Any], out: Path | None) -> None:
     for name, group in (("source", figures["loss_by_source"]), ("modality", figures["loss_by_modality"])):
         if group:
             console.print(f"  loss by {name}: " + ", ".join(f"{key} {loss:.4f}" for key, loss in group.items()))
+    if figures["validation"] is not None:
+        last, best = figures["validation"]["last"], figures["validation"]["best"]
+        of_best = "" if best is None else f"; best at step {best['step']}: {best['loss']:.4f}"
+        console.print(f"validation at step {last['step']}: loss {last['loss']:.4f}{of_best}")
     speed = f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['seconds_per_step']:.3g} s per step"
     if figures["tflops_per_device"] is not None:
         speed += f", {figures['tflops_per_device']:.3g} TFLOP/s per device"

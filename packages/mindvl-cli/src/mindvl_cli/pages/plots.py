@@ -116,14 +116,18 @@ def line(points: Points, *, x_label: str, y_label: str = "", describe: str) -> P
     return _over_steps(figure, axes, xs, ys, x_label, describe, names, y_label)
 
 
-def lines(curves: Sequence[tuple[str, Points]], *, x_label: str, y_label: str = "", describe: str) -> Plot:
-    """Measured values of several named curves; a curve without points keeps its tone."""
+def lines(
+    curves: Sequence[tuple[str, Points]], *, x_label: str, y_label: str = "", describe: str, star: float | None = None
+) -> Plot:
+    """Measured values of several named curves; with a star, at this x of the first one, every point is drawn."""
     figure, axes = _axes(*_SMALL)
     drawn = [(number, *_thinned(points)) for number, (_, points) in enumerate(curves) if points]
     for number, xs, ys in drawn:
         colour = _colour(f"tone-{number % NUM_TONES}")
         axes.plot(xs, ys, color=colour, linewidth=1.5, gid=f"curve-{number}")
-        axes.plot(xs[-1:], ys[-1:], "o", color=colour, markersize=3.5)
+        axes.plot(*((xs, ys) if star is not None else (xs[-1:], ys[-1:])), "o", color=colour, markersize=3.5)
+        if number == 0 and star in xs:
+            axes.plot([star], [ys[xs.index(star)]], "*", color=colour, markersize=11, gid="star")
     names = tuple(name for name, _ in curves)
     all_xs, all_ys = [x for _, xs, _ in drawn for x in xs], [y for _, _, ys in drawn for y in ys]
     return _over_steps(figure, axes, all_xs, all_ys, x_label, describe, names, y_label)

@@ -52,6 +52,7 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
             name: [plot for plot in plots if plot]
             for name, plots in (("loss", loss), ("update", update), ("speed", speed))
         },
+        **_validation(run),
         **_split(run, figures["step_split"]),
         **_experts(reports),
         source_rows=[
@@ -91,6 +92,35 @@ def _several(
     ]
     drawn = any(points for _, points in curves)
     return lines(curves, x_label="step", y_label=unit, describe=title) if drawn else None
+
+
+def _validation(run: RunRecord) -> dict[str, Any]:
+    """Points of every validation, the best step with a star, and the answers of the last validation that has some."""
+    found = run.validations
+    if not found:
+        return {"validation": [], "generations": None}
+    best = next((float(one["step"]) for one in reversed(found) if one["is_best"]), float(found[-1]["step"]))
+
+    def plot(title: str, name: str, unit: str) -> Plot:
+        sources = list(dict.fromkeys(source for one in found for source in one[f"{name}_by_source"]))[:MOST_CURVES]
+        curves = [("all sources", [(float(one["step"]), one[name]) for one in found if one[name] is not None])]
+        for source in sources if len(sources) > 1 else ():
+            members = [(one["step"], one[f"{name}_by_source"]) for one in found]
+            curves.append((source, [(float(step), group[source]) for step, group in members if source in group]))
+        return lines(curves, x_label="step", y_label=unit, describe=title, star=best)
+
+    plots = [
+        plot(f"Validation loss; the star is the best step, {best:,.0f}", "loss", _NATS),
+        plot(
+            "Validation: share of loss tokens that are the most likely token", "token_accuracy", "share of loss tokens"
+        ),
+    ]
+    answers = next((one for one in reversed(found) if one.get("generations")), None)
+    generations = None
+    if answers is not None:
+        rows = [(one["name"], one["prompt"], one["answer"], one["expected"] or "") for one in answers["generations"]]
+        generations = {"step": answers["step"], "rows": rows}
+    return {"validation": plots, "generations": generations}
 
 
 def _split(run: RunRecord, split: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -109,9 +109,14 @@ class TensorBoard:
     def write_validation(self, report: dict[str, Any]) -> None:
         """Add the numbers of a validation as `validation/NAME`, and generations as text."""
         event = self._event(wall_time=time.time(), step=report["step"])
-        for name, value in flat(report, "validation/").items():
-            if name != "validation/step":
-                event.summary.value.add(tag=name, simple_value=float(value))
+        for name, value in _validation_numbers(report).items():
+            event.summary.value.add(tag=name, simple_value=float(value))
+        for one in report.get("generations", ()):
+            text = event.summary.value.add(tag=f"generations/{one['name']}/text_summary")
+            text.metadata.plugin_data.plugin_name = "text"
+            text.tensor.dtype = 7  # DT_STRING
+            text.tensor.tensor_shape.dim.add(size=1)
+            text.tensor.string_val.append(_as_markdown(one).encode())
         self._append(event)
 
     def close(self) -> None:
@@ -149,6 +154,7 @@ class WeightsAndBiases:
                 f"metrics.wandb_project: is {project}, but wandb is not installed. Run pip install wandb, or remove "
                 "metrics.wandb_project: OUT/metrics.jsonl and OUT/tensorboard have the same metrics."
             ) from None
+        self._wandb = wandb
         directory = str(out.resolve())
         self._run = wandb.init(
             project=project,
@@ -164,9 +170,12 @@ class WeightsAndBiases:
 
     def write_validation(self, report: dict[str, Any]) -> None:
         """Send the numbers of a validation as `validation/NAME`, at the step that was validated."""
-        numbers = flat(report, "validation/")
-        del numbers["validation/step"]
-        self._run.log(numbers, step=report["step"])
+        values: dict[str, Any] = dict(_validation_numbers(report))
+        if report.get("generations"):
+            columns = ["name", "prompt", "answer", "expected"]
+            rows = [[one[column] for column in columns] for one in report["generations"]]
+            values["generations"] = self._wandb.Table(columns=columns, data=rows)
+        self._run.log(values, step=report["step"])
 
     def close(self) -> None:
         """Finish the run."""
@@ -227,6 +236,18 @@ def flat(report: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif prefix or name != "step":
             numbers[f"{prefix}{name}"] = value
     return numbers
+
+
+def _validation_numbers(report: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a validation by name, in the group `validation`."""
+    return flat({name: value for name, value in report.items() if name not in ("step", "generations")}, "validation/")
+
+
+def _as_markdown(generation: dict[str, Any]) -> str:
+    """A prompt and its answer; indented lines are shown as they are."""
+    parts = {"prompt": generation["prompt"], "answer": generation["answer"], "expected": generation["expected"]}
+    blocks = [(name, text.replace("\n", "\n    ")) for name, text in parts.items() if text is not None]
+    return "\n\n".join(f"{name}:\n\n    {text}" for name, text in blocks)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

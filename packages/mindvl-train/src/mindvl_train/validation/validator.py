@@ -31,6 +31,7 @@ from mindvl_train.megatron.pipeline import forward_only
 from mindvl_train.parallel_state import ParallelState, any_rank
 from mindvl_train.resolved_run import ResolvedRun
 from mindvl_train.validation.config import ValidationConfig
+from mindvl_train.validation.generations import Generator
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +97,19 @@ class Validator:
     Args:
         source: Packs of this rank, at the start; `packs_at_once(run)` of all ranks form a step of it.
         models: The model chunks of this pipeline rank.
+        generator: Answers prompts after a validation, if the recipe has some.
     """
 
     def __init__(
-        self, run: ResolvedRun, source: ValidationSource, models: Sequence[torch.nn.Module], ranks: ParallelState
+        self,
+        run: ResolvedRun,
+        source: ValidationSource,
+        models: Sequence[torch.nn.Module],
+        ranks: ParallelState,
+        generator: Generator | None = None,
     ) -> None:
         assert run.config.validation is not None
-        self.config = run.config.validation
+        self.config, self.generator = run.config.validation, generator
         self._run, self._source, self._models, self._ranks = run, source, models, ranks
         self._names = [one.name for one in self.config.sources]
         self._start = source.state_dict()
