@@ -150,6 +150,15 @@ def vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """Stop, kill and resume jobs on a real Slurm and with torchrun on two machines. Slow, not part of plain `nox`."""
+    _sync(session, "--no-default-groups", "--group", "test")
+    directory = "tests/clusters"  # simulated machines need root; tests that cannot run say why
+    files = [f"{directory}/slurm.py", f"{directory}/torchrun.py"]
+    session.run("pytest", "-q", "-rs", "-o", f"pythonpath={directory}", *files, *session.posargs)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build every wheel, look inside, and install one alone."""
     wheels = Path(session.create_tmp()) / "wheels"
