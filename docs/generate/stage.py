@@ -16,6 +16,7 @@ from pathlib import Path
 
 import commands
 import fields
+import formats
 import steps
 import tables
 
@@ -48,9 +49,11 @@ def _configuration(config: type, title: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "benchmark-formats": formats.benchmark_page,
     "commands": commands.command_pages,
     "curation-file": steps.file_tables,
     "curation-steps": steps.step_pages,
+    "data-formats": formats.data_page,
     "devices": tables.device_table,
     "index-members": tables.index_member_table,
     "index-samples": tables.index_sample_table,

@@ -12,7 +12,7 @@ from mindvl_data.errors import DataError
 from mindvl_data.formats.conversation import conversation_record
 from mindvl_data.formats.llava import read_llava
 from mindvl_data.formats.messages import read_messages
-from mindvl_data.formats.record import Origin, SourceRecord, Url
+from mindvl_data.formats.record import Origin, RecordError, SourceRecord, Url
 
 IMAGE = {"type": "image"}
 
@@ -106,3 +106,16 @@ def test_both_names_read_both_kinds_as_a_list_and_as_lines_whatever_the_name_of_
             records = list(found.records)
             assert found.total == 2
             assert [type(record) for record in records] == [SourceRecord, SourceRecord]
+
+
+def test_boxes_of_ms_swift_are_refused(tmp_path):
+    row = {
+        "messages": [
+            {"role": "user", "content": "<image>Where is <ref-object>?"},
+            {"role": "assistant", "content": "<bbox>"},
+        ],
+        "images": ["1.png"],
+        "objects": {"ref": ["the dog"], "bbox": [[1, 2, 3, 4]]},
+    }
+    with pytest.raises(RecordError, match=r"`objects` of ms-swift.* is not read\. Write the names into the text"):
+        conversation_record(tmp_path, Origin(tmp_path / "a.jsonl", 1), row)

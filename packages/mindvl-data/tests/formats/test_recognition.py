@@ -87,3 +87,25 @@ def test_what_is_not_recognized_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tar").touch()
     with pytest.raises(DataError, match="already holds shards"):
         recognize(tmp_path)
+
+
+def test_the_only_local_file_of_llama_factory_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('[{"instruction": "x", "input": "", "output": "y"}]')
+    info = {"first": {"file_name": "a.json"}, "second": {"hf_hub_url": "org/name"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    expected = "dataset_info.json describes first, and the first record has `instruction` and `output`"
+    for source in (tmp_path, tmp_path / "dataset_info.json"):
+        assert recognize(source) == (tmp_path / "a.json", "messages", expected)
+    (tmp_path / "b.json").write_text("[]")
+    info["third"] = {"file_name": "b.json"}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(
+        DataError, match=r"describes first \(a.json\), second \(no file_name\), third \(b.json\)\. Specify"
+    ):
+        recognize(tmp_path)
+
+
+def test_a_text_with_the_address_it_comes_from_is_plain_text(tmp_path):
+    path = tmp_path / "web.jsonl"
+    path.write_text('{"text": "a page", "url": "https://example.com", "timestamp": "2019"}\n')
+    assert recognize(path)[1] == "text"

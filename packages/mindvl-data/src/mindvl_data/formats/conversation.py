@@ -6,7 +6,8 @@ Used by llava.py and messages.py, so that both names read all of these:
 - `conversations`: LLaVA and ShareGPT, `{"from", "value"}` turns with `<image>` and `<video>` placeholders;
 - `messages`: OpenAI style, `{"role", "content"}`, where content is a text, also with placeholders (LLaMA-Factory, ms-swift), or a
   list of parts, which may hold file names, data URLs or addresses;
-- `instruction`, `input`, `output`, `system`, `history`: Alpaca.
+- `instruction`, `input`, `output`, `system`, `history`: Alpaca;
+- a question and an answer, or a caption, with names of media, as in tables (columns.py).
 
 Media are listed in `image(s)` and `video(s)`. If no text mentions them, they precede the first text of the user.
 """
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mindvl_data.errors import SampleError
+from mindvl_data.formats.columns import column_record, with_media_apart
+from mindvl_data.formats.foreign import ANSWER_FIELDS, CAPTION_FIELDS, QUESTION_FIELDS
 from mindvl_data.formats.record import (
     MEDIA_TYPES,
     Origin,
@@ -24,6 +27,7 @@ from mindvl_data.formats.record import (
     media_in_order,
     media_paths,
 )
+from mindvl_data.formats.table import named_media
 from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 
 _USED = ("messages", "conversations", "image", "images", "video", "videos", "boxes", "points")
@@ -39,9 +43,10 @@ def conversation_record(root: Path, origin: Origin, row: dict[str, Any]) -> Sour
         row: The record.
 
     Raises:
-        RecordError: The row is none of the three kinds, or a field is invalid.
+        RecordError: The row is none of these kinds, or a field is invalid.
         SampleError: A turn is invalid.
     """
+    _refuse_grounding(row, origin)
     named: dict[str, list[str]] = {kind: [] for kind in MEDIA_TYPES}
     used: tuple[str, ...] = _USED
     if isinstance(row.get("conversations"), list):
@@ -50,10 +55,12 @@ def conversation_record(root: Path, origin: Origin, row: dict[str, Any]) -> Sour
         messages = [_without_names(message, named) for message in row["messages"]]
     elif isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
         messages, used = _alpaca(row), (*_USED, *_ALPACA)
+    elif is_table_row(row):
+        return column_record(root, origin, with_media_apart(row, named_media(list(row))))
     else:
         raise RecordError(
-            f"the record needs a list `messages` or `conversations`, or `instruction` with `output`, got "
-            f"{', '.join(map(repr, list(row)[:8])) or 'no fields'}",
+            f"the record needs a list `messages` or `conversations`, `instruction` with `output`, a question with an answer, or "
+            f"a caption, got {', '.join(map(repr, list(row)[:8])) or 'no fields'}",
             origin,
             "Use one of these.",
         )
@@ -62,6 +69,22 @@ def conversation_record(root: Path, origin: Origin, row: dict[str, Any]) -> Sour
     messages = _with_media(messages, len(images), len(videos))
     body = {"messages": messages, **extras(row, used)}
     return SourceRecord(body=body, media=media_in_order(body, images, videos, origin), origin=origin)
+
+
+def is_table_row(row: dict[str, Any]) -> bool:
+    """Whether a record has a question and an answer, or a caption, under the names of tables."""
+    return bool(row.keys() & {*CAPTION_FIELDS} or (row.keys() & {*QUESTION_FIELDS} and row.keys() & {*ANSWER_FIELDS}))
+
+
+def _refuse_grounding(row: dict[str, Any], origin: Origin) -> None:
+    """Refuse boxes of ms-swift, whose placeholders would be trained on as text."""
+    objects = row.get("objects")
+    if isinstance(objects, dict) and objects.keys() & {"bbox", "ref"}:
+        raise RecordError(
+            "`objects` of ms-swift, to which <ref-object> and <bbox> refer, is not read",
+            origin,
+            "Write the names into the text and the boxes as `boxes`, in pixels, with <box:0> in a turn of `conversations`.",
+        )
 
 
 def _with_media(messages: list[Any], num_images: int, num_videos: int) -> list[Any]:

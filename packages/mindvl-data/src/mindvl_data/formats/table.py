@@ -35,6 +35,16 @@ def table_header(path: Path) -> list[str]:
     return _header(path)[0]
 
 
+def named_media(header: list[str]) -> dict[str, str]:
+    """The kind ("image" or "video") of each column with names of media, by name."""
+    lower = {name: name.lower() for name in header}
+    found = {name: "image" for name in header if lower[name] in IMAGE_NAMES}
+    found |= {name: "video" for name in header if lower[name] in VIDEO_NAMES}
+    if not found:
+        found = {name: "image" for name in header if lower[name] in FILE_COLUMNS}
+    return found
+
+
 def _header(path: Path) -> tuple[list[str], str]:
     """The names of the columns, and the separator, which is the most frequent one in the first line."""
     with open_source(path) as file:
@@ -45,7 +55,7 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 def _rows(path: Path) -> Iterator[Row | RecordError]:
     header, separator = _header(path)
-    kinds = _media_columns(header)
+    kinds = named_media(header)
     renamed = {TITLE: "caption"} if not {*header} & {*CAPTION_FIELDS} else {}
     csv.field_size_limit(1 << 30)  # the default limit is less than one image as a data URL
     number = 0
@@ -63,15 +73,6 @@ def _rows(path: Path) -> Iterator[Row | RecordError]:
         except (csv.Error, UnicodeDecodeError) as error:
             what = "the text is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else "invalid table"
             raise DataError(f"{path} after row {number}: {what} ({error}). Correct the file.") from error
-
-
-def _media_columns(header: list[str]) -> dict[str, str]:
-    lower = {name: name.lower() for name in header}
-    found = {name: "image" for name in header if lower[name] in IMAGE_NAMES}
-    found |= {name: "video" for name in header if lower[name] in VIDEO_NAMES}
-    if not found:
-        found = {name: "image" for name in header if lower[name] in FILE_COLUMNS}
-    return found
 
 
 def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
