@@ -21,6 +21,7 @@ from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.parallel import check_parallel
 from mindvl_train.config import InitSection
+from mindvl_train.dry_run import dry_run
 from mindvl_train.errors import CheckpointError
 
 LORA = LoRAConfig(rank=4, alpha=8, dropout=0.1)
@@ -130,3 +131,18 @@ def test_runs_in_parallel_layouts_equal_one_process(make_config: Any, tmp_path: 
     assert [(one.layout, one.holds, one.problem) for one in reports] == [
         (name, True, "") for name in ("pp2", "cp2", "tp2ep2")
     ]
+
+
+def test_trained_parameters_are_those_of_the_adapters_everywhere(make_config: Any, base: Path) -> None:
+    config = make_config(adapter=replace(LORA, targets=("q_proj", "down_proj")), init=InitSection(model=base), steps=1)
+    run_training(config)
+    language = 2 * 4 * ((24 + 32) + (40 + 24))  # two layers, rank 4: queries of 4 heads of 8; 40 in the MLP
+    vision = 2 * 4 * (24 + 16)
+    card = json.loads((config.out / "run.json").read_text())
+    assert card["parameters"]["trained"] == language + vision
+    assert card["adapter"]["rank"] == 4
+    report = dry_run(config)
+    assert report.model["trained"] == {"vision": vision, "projector": 0, "language": language}
+    (stage,) = report.stages
+    assert stage.trained == language + vision
+    assert report.checkpoints["bytes"] == (4 + 8) * (language + vision)

@@ -11,14 +11,27 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from mindvl_model import MindVLConfig
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.adapters.peft_directory import PeftDirectory
+from mindvl_model.adapters.sizes import adapter_parameters
+from mindvl_model.counts import count_parameters
+from mindvl_model.parameters import PARTS, Part, set_trainable
 from mindvl_train.checkpoints.directory import newest_checkpoint
-from mindvl_train.config import TRAINABLE, Part, RunConfig
+from mindvl_train.config import TRAINABLE, RunConfig
 
 logger = logging.getLogger(__name__)
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file
+
+
+def choose_trained(model: Any, model_config: MindVLConfig, config: RunConfig) -> None:
+    """Freeze the parts of a model that are not trained, or attach adapters and freeze everything else."""
+    from mindvl_model.megatron.adapters import add_adapters
+
+    set_trainable(model, config.trained_parts)
+    if config.adapter is not None:
+        add_adapters(model, model_config, config.adapter, config.trained_parts)
 
 
 def start_adapters(model: Any, config: RunConfig) -> None:
@@ -44,6 +57,19 @@ def adapter_of(manifest: dict[str, Any]) -> tuple[LoRAConfig, tuple[Part, ...]]:
     run = manifest["run"]
     fields = run["adapter"] | {"targets": tuple(run["adapter"]["targets"])}
     return LoRAConfig(**fields), tuple(run["trainable"] or TRAINABLE[run["phase"]])
+
+
+def trained_parameters(config: RunConfig, model: MindVLConfig) -> dict[Part, int]:
+    """Number of trained parameters of each trained part, over all ranks."""
+    if config.adapter is not None:
+        return adapter_parameters(model, config.adapter, config.trained_parts)
+    counts = count_parameters(model)
+    by_part: dict[Part, int] = {
+        "vision": counts.vision,
+        "projector": counts.projector,
+        "language": counts.language + counts.mtp,
+    }
+    return {part: by_part[part] for part in PARTS if part in config.trained_parts}
 
 
 def describe_base(config: RunConfig) -> dict[str, Any] | None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 from mindvl_data import DataError
 from mindvl_model import MindVLConfig, set_up_device
 from mindvl_model.counts import count_parameters
-from mindvl_model.parameters import PARTS, parameter_group
+from mindvl_model.parameters import PARTS
 from mindvl_ops import OpsError, select_backends
 from mindvl_ops.backend import backend_table
+from mindvl_train.adapters import trained_parameters
 from mindvl_train.config import RunConfig
 from mindvl_train.memory_warning import memory_warning
 from mindvl_train.reading import reads_of, start_timeout
@@ -94,6 +95,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     device = own_device.type
     # ops.backend=npu estimates the memory of a run on NPUs on a machine without one.
     kernels = cast("Kernels", "npu" if config.ops.backend == "npu" else device)
+    from mindvl_train.adapters import choose_trained
     from mindvl_train.layout_search.measure import job_of, predict
     from mindvl_train.megatron.fake_groups import fake_process_groups, meta_models
 
@@ -108,6 +110,8 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         rank = stage * (run.num_processes // config.parallel.pp_size)
         with fake_process_groups(rank, run.num_processes, run.parallel) as ranks_by_group:
             models = meta_models(model_config, run.build)
+            for model in models:
+                choose_trained(model, model_config, config)
             groups = groups or ranks_by_group
             stages.append(_count(run, models, predicted[rank], rank=rank))
     trained, all_parameters = _trained(config, model_config)
@@ -145,7 +149,7 @@ def _count(run: ResolvedRun, models: list[Any], predicted: "Memory", *, rank: in
         for name, parameter in model.named_parameters():
             sizes["all"] += parameter.numel()
             weight_bytes += parameter.numel() * parameter.element_size()
-            if parameter_group(name) in config.trained_parts:
+            if parameter.requires_grad:
                 sizes["trained"] += parameter.numel()
                 copies = per_stage // (parallel.ep_size if ".experts." in name else parallel.tp_size)
                 on_device = _master_bytes(config) if config.optimizer.offload else _state_bytes(config)
@@ -181,7 +185,7 @@ def _trained(config: RunConfig, model_config: MindVLConfig) -> tuple[dict[str, i
         "projector": counts.projector,
         "language": counts.language + counts.mtp,
     }
-    return {part: all_parameters[part] for part in PARTS if part in config.trained_parts}, all_parameters
+    return {str(part): count for part, count in trained_parameters(config, model_config).items()}, all_parameters
 
 
 def _layout(run: ResolvedRun, groups: dict[str, list[int]]) -> dict[str, Any]:
@@ -233,7 +237,8 @@ def _checkpoints(config: RunConfig, parameters: int, trained: int, problems: lis
     every, steps, keep = config.checkpoints.every_steps, config.schedule.steps, config.checkpoints.keep_every_steps
     count = -(-steps // every)
     weight = 2 if config.precision == "bf16" else 4
-    size = parameters * weight + trained * _state_bytes(config)
+    stored = parameters if config.adapter is None else trained  # a checkpoint of adapters has no other weights
+    size = stored * weight + trained * _state_bytes(config)
     kept_for_good = steps // keep if keep else 0
     keeps_best = config.validation is not None and config.checkpoints.keep_best
     if config.validation is not None and keeps_best:

@@ -10,10 +10,9 @@ import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
 from mindvl_model.hf.load import load_hf_directory
-from mindvl_model.megatron.adapters import add_adapters
 from mindvl_model.megatron.stages import build_stages
-from mindvl_model.parameters import Part, initialize, set_trainable
-from mindvl_train.adapters import start_adapters
+from mindvl_model.parameters import Part, initialize
+from mindvl_train.adapters import choose_trained, start_adapters
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection
@@ -36,11 +35,9 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
         if load_init:
             loaded = _load_init(model, run.model, run.config.init, run.config.seed)
             initialize(model, run.model, run.config.seed, loaded=loaded)
-        set_trainable(model, run.config.trained_parts)
-        if run.config.adapter is not None:
-            add_adapters(model, run.model, run.config.adapter, run.config.trained_parts)
-            if load_init:
-                start_adapters(model, run.config)
+        choose_trained(model, run.model, run.config)
+        if run.config.adapter is not None and load_init:
+            start_adapters(model, run.config)
     return [model.to(device) for model in models]
 
 

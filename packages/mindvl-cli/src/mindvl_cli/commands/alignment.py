@@ -7,7 +7,7 @@ A thin layer over `mindvl_train.checks.alignment`; check.py adds it to its group
 import json
 import math
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,22 @@ if TYPE_CHECKING:
 @click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @count_option("--steps", least=2, default=50, help="Length of both runs in steps.")
+@click.option(
+    "--adapter",
+    is_flag=True,
+    help="Train low-rank adapters, and compare with PEFT; without a section adapter: rank 8 on all linear layers.",
+)
 @click.option("--out", type=PLOT_FILE, help="New SVG file for the figure of both curves.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 @click.pass_context
 def alignment(
-    ctx: click.Context, recipe: Path, overrides: tuple[str, ...], steps: int, out: Path | None, as_json: bool
+    ctx: click.Context,
+    recipe: Path,
+    overrides: tuple[str, ...],
+    steps: int,
+    adapter: bool,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Train RECIPE with mindvl and with a plain transformers loop, and compare losses, norms and parameters.
 
@@ -45,9 +56,12 @@ def alignment(
     """
     from mindvl_cli.pipeline_file import load_ready
     from mindvl_cli.progress import progress
+    from mindvl_model.adapters import LoRAConfig
     from mindvl_train.checks.alignment import check_alignment, num_steps
 
     config = load_ready(recipe, (*overrides, f"schedule.steps={steps}"))
+    if adapter and config.adapter is None:
+        config = replace(config, adapter=LoRAConfig(rank=8, alpha=16.0))
     with (
         tempfile.TemporaryDirectory(prefix="mindvl-alignment-") as directory,
         progress("train", total=num_steps(config), unit="steps") as advance,

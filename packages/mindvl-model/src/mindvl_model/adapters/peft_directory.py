@@ -29,7 +29,7 @@ from mindvl_model.weights.json_file import read_json
 from mindvl_model.weights.names import canonical_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _NOT_LINEAR = ("model.visual.patch_embed.proj", "model.language_model.embed_tokens", "lm_head")
 _UNSUPPORTED = (
     "use_dora",
@@ -103,7 +103,7 @@ def _peft_tensors(targets: dict[str, Target], read: Read) -> Iterator[tuple[str,
             continue
         for index in target.chosen:
             for name, tensor in zip("AB", published_factors(target, index, read), strict=True):
-                yield f"{_PREFIX}{target.published[index]}.lora_{name}.weight", tensor.contiguous()
+                yield f"{PREFIX}{target.published[index]}.lora_{name}.weight", tensor.contiguous()
 
 
 def _expert_tensors(target: Target, targets: dict[str, Target], read: Read) -> Iterator[tuple[str, Tensor]]:
@@ -117,7 +117,7 @@ def _expert_tensors(target: Target, targets: dict[str, Target], read: Read) -> I
         blocks.append(torch.cat(row, dim=2))
     b = torch.cat(blocks, dim=1)  # [E, out, count * rank]
     both = target.per_expert == 2 and target.layer.replace("linear_fc1", "linear_fc2") in targets
-    prefix = f"{_PREFIX}{_experts_module(target)}." + ("base_layer." if both else "")  # PEFT nests the wrappers
+    prefix = f"{PREFIX}{_experts_module(target)}." + ("base_layer." if both else "")  # PEFT nests the wrappers
     yield f"{prefix}lora_A.weight", a.reshape(-1, a.shape[2]).contiguous()
     yield f"{prefix}lora_B.weight", b.permute(1, 2, 0).reshape(b.shape[1], -1).contiguous()
 
@@ -206,11 +206,11 @@ class PeftDirectory:
 
     def _module(self, key: str) -> str:
         module, _, matrix = key.removesuffix(".weight").rpartition(".lora_")
-        if not key.startswith(_PREFIX) or matrix not in ("A", "B"):
+        if not key.startswith(PREFIX) or matrix not in ("A", "B"):
             raise WeightError(
                 f"{self.path / WEIGHTS}: tensor {key!r:.200} is no matrix of LoRA. Use an adapter of LoRA only."
             )
-        return f"{canonical_name(module.removeprefix(_PREFIX))}.{matrix}"
+        return f"{canonical_name(module.removeprefix(PREFIX))}.{matrix}"
 
     def check(self, config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part]) -> None:
         """Check that the directory has the adapters of a configuration, and no others.

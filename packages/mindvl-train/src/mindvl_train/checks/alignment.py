@@ -18,6 +18,7 @@ from mindvl_data import Batch, Loader
 from mindvl_model import set_up_device
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.parallel_config import ParallelConfig
+from mindvl_train.checks.adapter_alignment import check_adapter, exported_adapter, write_start_adapter
 from mindvl_train.checks.bounds import ALIGNMENT_BOUNDS, BF16_MARGIN, BF16_NOISE
 from mindvl_train.checks.jobs import apart
 from mindvl_train.checks.plain import PlainTraining, load_plain
@@ -117,6 +118,7 @@ def check_alignment(
     )
     _check_supported(config)
     _check_rates(config)
+    check_adapter(config)
     write_start(config, directory / "start")
     from mindvl_train.run import run_training
 
@@ -170,7 +172,7 @@ def _check_rates(config: RunConfig) -> None:
 
 
 def write_start(config: RunConfig, start: Path) -> None:
-    """Write the initial weights of a run as a transformers directory."""
+    """Write the initial weights of a run as a transformers directory, and its initial adapters beside it."""
     device = set_up_device().device()
     from mindvl_model.hf.export import export_hf_directory
     from mindvl_model.megatron.process import single_process
@@ -187,6 +189,7 @@ def write_start(config: RunConfig, start: Path) -> None:
             tokenizer=config.data.tokenizer,
             processor=_processor(config),
         )
+        write_start_adapter(model, config, start)
 
 
 def _processor(config: RunConfig) -> ProcessorSettings:
@@ -251,6 +254,8 @@ def _exported(config: RunConfig, end: Path) -> dict[str, Tensor]:
     from mindvl_train.megatron.tensor_files import TensorReader, stored_parameters
     from mindvl_train.resolved_run import DTYPES, tokenized_model
 
+    if config.adapter is not None:
+        return exported_adapter(config, end)
     model_config = tokenized_model(config)
     reader = TensorReader(newest_checkpoint(config.out) / "tensors")
     with single_process():

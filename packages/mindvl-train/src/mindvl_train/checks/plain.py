@@ -20,6 +20,7 @@ from mindvl_data import Batch
 from mindvl_model import MindVLConfig, VisionConfig
 from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.hf.pretrained import from_pretrained
+from mindvl_train.checks.adapter_alignment import adapter_beside, with_peft
 from mindvl_train.config import OptimizerConfig, Part, RunConfig
 
 IGNORE_INDEX = -100
@@ -52,9 +53,10 @@ class PlainTraining:
         """
         self.config, self.device, self.precision = model_config, device, config.precision
         self.clip = config.optimizer.clip_grad_norm
-        self.model = load_plain(directory, trust_remote_code=trust_remote_code).to(device).train()
-        for name, parameter in self.model.named_parameters():
+        model = load_plain(directory, trust_remote_code=trust_remote_code).to(device).train()
+        for name, parameter in model.named_parameters():
             parameter.requires_grad_(part_of(name) in config.trained_parts)
+        self.model = model if config.adapter is None else with_peft(model, adapter_beside(directory)).train()
         self.optimizer = adamw(self.model, config.optimizer)
         self.start = {name: parameter.detach().cpu().clone() for name, parameter in self._trained()}
         self.moved_tokens = 0

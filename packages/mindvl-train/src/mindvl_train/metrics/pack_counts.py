@@ -23,6 +23,7 @@ class RunFacts:
     sources: tuple[str, ...]
     seq_length: int  # tokens of one pack, with padding
     trained_parts: tuple[Part, ...] = PARTS
+    adapted: bool = False  # only adapters of these parts are trained
     rate_factors: dict[str, float] = field(
         default_factory=dict
     )  # learning rates of parts divided by that of the schedule
@@ -67,6 +68,7 @@ class PackCounter:
                 videos,
                 num_loss_tokens=pack.num_loss_tokens,
                 trainable=self._facts.trained_parts,
+                adapted=self._facts.adapted,
             )
             vision += work.vision.total + work.projector.total
             language += work.language.total + work.mtp.total

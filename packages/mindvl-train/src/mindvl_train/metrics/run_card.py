@@ -17,6 +17,7 @@ from mindvl_model import MindVLConfig
 from mindvl_model.counts import count_parameters
 from mindvl_model.flops import pack_flops
 from mindvl_model.parameters import PARTS
+from mindvl_train.adapters import trained_parameters
 from mindvl_train.checkpoints.directory import plain_json
 from mindvl_train.checkpoints.integrity import write_json
 from mindvl_train.config import RunConfig
@@ -31,7 +32,8 @@ FORMAT = 1
 
 FLOPS_FORMULA = (
     "A product of [M, K] and [K, N] counts 2 * M * K * N, in forward and backward; frozen parts have no weight "
-    "gradients. Causal attention counts the triangle of each sample, windowed attention its windows, "
+    "gradients, and the small matrices of adapters are not counted. "
+    "Causal attention counts the triangle of each sample, windowed attention its windows, "
     "the output layer the loss tokens. Padding, "
     "recomputed activations, norms and element-wise operations are not counted."
 )
@@ -49,6 +51,7 @@ def run_facts(config: RunConfig, model: MindVLConfig, device: torch.device) -> R
         sources=tuple(source.name for source in config.data.sources),
         seq_length=config.data.packing.seq_length,
         trained_parts=config.trained_parts,
+        adapted=config.adapter is not None,
         rate_factors=part_factors(config),
         peak_tflops=_peak(config, device)[0],
     )
@@ -63,7 +66,8 @@ def write_card(config: RunConfig, model: MindVLConfig, ranks: ParallelState, *, 
     counts = count_parameters(model)
     by_part = {"vision": counts.vision, "projector": counts.projector, "language": counts.language + counts.mtp}
     peak, peak_source = _peak(config, ranks.device)
-    dense = pack_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts)
+    adapted = config.adapter is not None
+    dense = pack_flops(model, [config.data.packing.seq_length], trainable=config.trained_parts, adapted=adapted)
     card = {
         "format": FORMAT,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -74,7 +78,7 @@ def write_card(config: RunConfig, model: MindVLConfig, ranks: ParallelState, *, 
         "parameters": {
             **by_part,
             "total": counts.total,
-            "trained": sum(by_part[part] for part in config.trained_parts),
+            "trained": sum(trained_parameters(config, model).values()),
             "language_for_one_token": counts.activated,
         },
         "model": plain_json(model),
@@ -82,6 +86,7 @@ def write_card(config: RunConfig, model: MindVLConfig, ranks: ParallelState, *, 
         "precision": config.precision,
         "layout": {**plain_json(config.parallel), "dp_size": ranks.dp_size, "recompute": plain_json(config.recompute)},
         "schedule": {**plain_json(config.schedule), "global_batch_size": config.global_batch_size},
+        "adapter": plain_json(config.adapter),
         "optimizer": plain_json(config.optimizer),
         "seeds": {"weights": config.seed, "data": config.data.seed},
         "init": plain_json(config.init),
