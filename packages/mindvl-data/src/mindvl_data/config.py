@@ -4,9 +4,11 @@
 Used by the data order and the loader. mindvl-cli creates these classes from YAML.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from mindvl_data.preprocessing import WITHOUT_MODEL, FrameSelection, PixelBudget, Preprocessing
 
 MOST_PIXELS = 178_956_970  # of an image; Pillow's limit
 # Larger than any useful value, so that a typing error is refused before it costs memory or time.
@@ -14,19 +16,25 @@ _MAX_PIXELS = 1 << 40
 _MAX_SEQ_LENGTH = 1 << 22
 _MAX_COUNT = 1 << 20
 _MAX_INTEGER = (1 << 63) - 1
+_OF_MODEL: Any = None  # the default is that of the model
+
+C = TypeVar("C", "ImageConfig", "VideoConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """How an image is divided into patches (defaults: the published values of Qwen2.5-VL).
+    """How an image is divided into patches. Fields without a value are those of the model, or without one Qwen2.5-VL's.
 
     Stored lengths are identified by `repr`, so a field that changes no length has repr=False.
     """
 
-    min_pixels: int = 4 * 28 * 28  # smaller images are enlarged to at least this area
-    max_pixels: int = 1280 * 28 * 28  # larger images are reduced to at most this area
-    patch_size: int = 14  # side of one patch in pixels
-    spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
+    # Smaller images are enlarged to at least this area; default: 4 visual tokens.
+    min_pixels: int = _OF_MODEL
+    # Larger images are reduced to at most this area; default: 1280 visual tokens.
+    max_pixels: int = _OF_MODEL
+    patch_size: int = _OF_MODEL  # side of one patch in pixels; default: that of the model
+    # Side of the patch block that becomes one visual token; default: that of the model.
+    spatial_merge_size: int = _OF_MODEL
     # Maximum pixels of an image; larger images fail to decode, and so do those that need more than 5 bytes of memory
     # per pixel of this limit.
     decode_limit: int = 80_000_000
@@ -35,6 +43,7 @@ class ImageConfig:
     jpeg_scaling: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        _fill(self, WITHOUT_MODEL.image_fields(self.patch_size, self.spatial_merge_size))
         _check_range(self, 1, 1024, "patch_size", "spatial_merge_size")
         _check_range(self, 1, _MAX_PIXELS, "max_pixels", "decode_limit")
         block = (self.patch_size * self.spatial_merge_size) ** 2
@@ -58,21 +67,36 @@ class ImageConfig:
         """Values in one patch: channels times patch area."""
         return 3 * self.patch_size**2
 
+    def for_model(self, model: Preprocessing) -> "ImageConfig":
+        """The same with the values of a model in the fields that were not given."""
+        return _with_defaults(self, model.image_fields())
+
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """How a video becomes frames and patches (Qwen2.5-VL's published values)."""
+    """How a video becomes frames and patches. Fields without a value are those of the model, or without one Qwen2.5-VL's.
 
-    fps: float = 2.0  # frames taken per second
-    min_frames: int = 4  # Minimum number of sampled frames; a video with fewer frames is used whole.
-    max_frames: int = 768  # Maximum number of sampled frames; longer videos are sampled more sparsely.
-    min_pixels: int = 128 * 28 * 28  # Minimum area of a frame in pixels.
-    max_pixels: int = 768 * 28 * 28  # Maximum area of a frame in pixels.
-    # Maximum of frame area in pixels times half the number of frames (two frames share a patch); frames are reduced to fit,
-    # but not below min_pixels.
-    total_pixels: int = 24_576 * 28 * 28
+    `repr`, which identifies stored lengths, leaves out the last three fields where they have their default.
+    """
+
+    fps: float = _OF_MODEL  # Frames taken per second; default: 2.
+    min_frames: int = _OF_MODEL  # Minimum number of sampled frames; a video with fewer frames is used whole.
+    max_frames: int = _OF_MODEL  # Maximum number of sampled frames; longer videos are sampled more sparsely.
+    min_pixels: int = _OF_MODEL  # Minimum area in pixels of a frame, or with budget: whole of all frames.
+    max_pixels: int = _OF_MODEL  # Maximum area in pixels of a frame, or with budget: whole of all frames.
+    # With budget: per_frame, maximum of frame area in pixels times half the number of frames (two frames share a patch);
+    # frames are reduced to fit, but not below min_pixels.
+    total_pixels: int = _OF_MODEL
+    # stride: an even number of frames, each the first of an equal share; endpoints: any number of frames, equally spaced
+    # from the first to the last; default: as the model.
+    frames: FrameSelection = _OF_MODEL
+    # per_frame: the pixel limits are those of a frame; whole: those of all frames together; default: as the model.
+    budget: PixelBudget = _OF_MODEL
+    # The time of each temporal patch precedes its visual tokens in the text; default: as the model.
+    timestamps: bool = _OF_MODEL
 
     def __post_init__(self) -> None:
+        _fill(self, WITHOUT_MODEL.video_fields())
         _check_range(self, 0.0, 1e4, "fps")
         _check_range(self, 1, _MAX_COUNT, "max_frames")
         _check_range(self, 1, _MAX_PIXELS, "max_pixels", "total_pixels")
@@ -81,11 +105,25 @@ class VideoConfig:
                 f"fps, min_frames, max_frames: {self.fps}, {self.min_frames}, {self.max_frames} allow no number of frames. "
                 "Use fps > 0 and 2 <= min_frames <= max_frames."
             )
-        if not 28 * 28 <= self.min_pixels <= self.max_pixels or self.total_pixels < self.min_pixels:
+        least = WITHOUT_MODEL.token_pixels
+        if not least <= self.min_pixels <= self.max_pixels or self.total_pixels < self.min_pixels:
             raise ValueError(
                 f"min_pixels, max_pixels, total_pixels: {self.min_pixels}, {self.max_pixels}, {self.total_pixels} allow no "
-                "frame size. Use 784 <= min_pixels <= max_pixels, and total_pixels of at least min_pixels."
+                f"frame size. Use {least} <= min_pixels <= max_pixels, and total_pixels of at least min_pixels."
             )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.settings().items())})"
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by name, without those that earlier versions lack where they have their default."""
+        later, defaults = ("frames", "budget", "timestamps"), WITHOUT_MODEL.video_fields()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if name not in later or value != defaults[name]}
+
+    def for_model(self, model: Preprocessing) -> "VideoConfig":
+        """The same with the values of a model in the fields that were not given."""
+        return _with_defaults(self, model.video_fields())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +267,10 @@ class DataConfig:
     # otherwise.
     quarantine_log: Path | None = None
 
+    def for_model(self, model: Preprocessing) -> "DataConfig":
+        """The same with the preprocessing of a model in the fields of `image` and `video` that were not given."""
+        return replace(self, image=self.image.for_model(model), video=self.video.for_model(model))
+
     def __post_init__(self) -> None:
         _coerce_paths(self, "tokenizer", "audit_log", "quarantine_log")
         names = [source.name for source in self.sources]
@@ -244,6 +286,19 @@ class DataConfig:
         _check_range(self, 0, 1 << 12, "num_threads")
         _check_range(self, 1, _MAX_COUNT, "prefetch_packs", "order_ahead_steps")
         _check_range(self, 1, _MAX_INTEGER, "prefetch_bytes", "shuffle_window")
+
+
+def _fill(config: Any, defaults: dict[str, Any]) -> None:
+    """Set the fields that were not given, and remember the others, which a model must not replace."""
+    given = {name for name in defaults if getattr(config, name) is not None}
+    object.__setattr__(config, "_given", given)
+    for name in defaults.keys() - given:
+        object.__setattr__(config, name, defaults[name])
+
+
+def _with_defaults(config: C, defaults: dict[str, Any]) -> C:
+    given: set[str] = config._given  # type: ignore[union-attr]
+    return replace(config, **{name: value for name, value in defaults.items() if name not in given})
 
 
 def _check_range(config: object, low: float, high: float, *names: str) -> None:

@@ -30,7 +30,7 @@ class Encoding:
     """A sample without its pixels."""
 
     sample: Sample  # the used part of the record, without removed turns
-    ids: NDArray[np.int64]  # [S], one placeholder per image or video
+    ids: NDArray[np.int64]  # [S], one placeholder per image or video, or per temporal patch of a video with timestamps
     in_loss: NDArray[np.bool_]  # [S], tokens with loss
     grids: tuple[Grid, ...]  # of the used media, in order; they are the first media of the sample
     image: ImageConfig  # with the image limits of this sample
@@ -132,7 +132,7 @@ def _decode_sample(
                 raise SampleError(f"image has {height}x{width} pixels, but {size.height}x{size.width} were indexed")
             _, found = to_patches(decoded, image, buffer)
         assert found == grid
-    merged = [_num_merged(grid, image) for grid in encoding.grids]
+    merged = tokens_per_placeholder(encoding.grids, raw.sizes, image, encoding.video)
     input_ids, labels = expand(encoding, merged, tokenizer.media_pad_ids)
     return TokenizedSample(
         input_ids=input_ids,
@@ -187,6 +187,10 @@ def _encode(
 ) -> Encoding:
     used = grids[: sample.num_images + sample.num_videos]
     encoded = tokenizer.encode(sample, image_scales(sizes, image))
+    if video.timestamps and sample.num_videos:
+        videos = [size for size, _ in zip(sizes, used, strict=False) if size.frames]
+        encoded = tokenizer.with_timestamps(encoded, [video_layout(size, video, image).times for size in videos])
+    merged = tokens_per_placeholder(used, sizes, image, video)
     return Encoding(
         sample=sample,
         ids=encoded.ids,
@@ -194,7 +198,7 @@ def _encode(
         grids=used,
         image=image,
         video=video,
-        num_tokens=len(encoded.ids) - len(used) + sum(_num_merged(grid, image) for grid in used),
+        num_tokens=len(encoded.ids) - len(merged) + sum(merged),
         num_patches=sum(t * h * w for t, h, w in used),
     )
 
@@ -206,8 +210,15 @@ def _media_grid(size: MediaSize, image: ImageConfig, video: VideoConfig) -> Grid
     return 1, height // image.patch_size, width // image.patch_size
 
 
-def _num_merged(grid: Grid, image: ImageConfig) -> int:
-    return grid[0] * grid[1] * grid[2] // image.spatial_merge_size**2
+def tokens_per_placeholder(
+    grids: Sequence[Grid], sizes: Sequence[MediaSize], image: ImageConfig, video: VideoConfig
+) -> list[int]:
+    """Visual tokens of each placeholder of an Encoding, in order."""
+    counts: list[int] = []
+    for (time, height, width), size in zip(grids, sizes, strict=False):
+        of_step = height * width // image.spatial_merge_size**2
+        counts += [of_step] * time if size.frames and video.timestamps else [time * of_step]
+    return counts
 
 
 def _resized(size: MediaSize, image: ImageConfig) -> tuple[int, int]:

@@ -25,13 +25,24 @@ STRIP_PIXELS = 1 << 21
 _BLOCK_ROWS = 2  # rows of merge blocks that are split at a time, so that they fit into the cache of a core
 
 
-def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def smart_resize(
+    height: int,
+    width: int,
+    *,
+    multiple: int,
+    min_pixels: int,
+    max_pixels: int,
+    num_frames: int = 1,
+    compared_frames: int = 1,
+) -> tuple[int, int]:
     """Compute the size nearest to the original within the pixel budget; returns (height, width) in pixels.
 
     Args:
         height, width: Size of the original in pixels.
         multiple: Both results are multiples of this (patch size times merge size).
-        min_pixels, max_pixels: Inclusive budget for height times width.
+        min_pixels, max_pixels: Inclusive budget for height times width, times the number of frames.
+        num_frames: Frames that share the budget.
+        compared_frames: The same as a multiple of a temporal patch, for the comparison with the budget.
 
     Raises:
         SampleError: The aspect ratio is over 200.
@@ -40,12 +51,12 @@ def smart_resize(height: int, width: int, *, multiple: int, min_pixels: int, max
         raise SampleError(f"the aspect ratio of {height}x{width} pixels is over {MAX_ASPECT_RATIO}")
     new_height = round(height / multiple) * multiple
     new_width = round(width / multiple) * multiple
-    if new_height * new_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
+    if compared_frames * new_height * new_width > max_pixels:
+        shrink = math.sqrt((num_frames * height * width) / max_pixels)
         new_height = max(multiple, math.floor(height / shrink / multiple) * multiple)
         new_width = max(multiple, math.floor(width / shrink / multiple) * multiple)
-    elif new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
+    elif compared_frames * new_height * new_width < min_pixels:
+        grow = math.sqrt(min_pixels / (num_frames * height * width))
         new_height = math.ceil(height * grow / multiple) * multiple
         new_width = math.ceil(width * grow / multiple) * multiple
     return new_height, new_width

@@ -42,7 +42,7 @@ from mindvl_data.shards.reading import read_records
 from mindvl_data.shards.remote import fetch_sidecar
 from mindvl_data.tokenization import Tokenizer
 from mindvl_data.types import RawSample
-from mindvl_data.video import TEMPORAL_PATCH, frame_counts, frame_pixels
+from mindvl_data.video import TEMPORAL_PATCH, frame_counts, frame_pixels, frame_size
 
 logger = logging.getLogger(__name__)
 
@@ -129,17 +129,32 @@ def _patches(shard: ShardIndex, rows: NDArray[Any], kept: NDArray[Any], rules: S
     if is_video.any():  # skipped for speed: most shards have no videos
         videos = members[is_video]
         used = frame_counts(videos["frames"], videos["fps"], rules.video)
-        of_frame = count_patches(
-            videos["height"],
-            videos["width"],
-            min_pixels=rules.video.min_pixels,
-            max_pixels=frame_pixels(used, rules.video),
-            **sizes,
-        )
+        of_frame = _frame_patches(videos, used, rules)
         patches[is_video] = np.where(of_frame < 0, -1, of_frame * -(-used // TEMPORAL_PATCH))
     totals = np.bincount(owner, np.maximum(patches, 0), len(rows)).astype(np.int64)
     invalid = np.bincount(owner, patches < 0, len(rows)) > 0
     return np.where(invalid, -1, totals)
+
+
+def _frame_patches(videos: NDArray[Any], used: NDArray[np.int64], rules: SampleRules) -> NDArray[np.int64]:
+    """Patches of one frame of each video; -1 if its aspect ratio is refused."""
+    if rules.video.budget == "per_frame":
+        return count_patches(
+            videos["height"],
+            videos["width"],
+            min_pixels=rules.video.min_pixels,
+            max_pixels=frame_pixels(used, rules.video),
+            patch_size=rules.image.patch_size,
+            multiple=rules.image.multiple,
+        )
+    found = []
+    for height, width, count in zip(videos["height"].tolist(), videos["width"].tolist(), used.tolist(), strict=True):
+        try:
+            resized = frame_size((height, width), count, rules.video, rules.image)
+            found.append(resized[0] * resized[1] // rules.image.patch_size**2)
+        except SampleError:
+            found.append(-1)
+    return np.array(found, np.int64)
 
 
 def _limits(samples: NDArray[Any], image: ImageConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -199,7 +214,8 @@ def _store_lengths(path: Path, measured: NDArray[Any]) -> None:
 
 def _lengths_path(shard: ShardIndex, rules: SampleRules, tokenizer: Tokenizer, files: ShardFiles) -> Path:
     parts = [shard.digest, tokenizer.identity]
-    if shard.samples["has_coordinates"].any() or rules.max_tokens is not None:
+    has_times = rules.video.timestamps and bool((shard.members["frames"] > 0).any())  # text that depends on the frames
+    if shard.samples["has_coordinates"].any() or rules.max_tokens is not None or has_times:
         parts.append(repr(rules))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return fetch_sidecar(shard.path, f"{shard.name.removesuffix('.tar')}.{digest}.len", files.store)

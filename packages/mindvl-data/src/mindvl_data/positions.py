@@ -6,6 +6,8 @@ encode the position of visual tokens in the image and their time in the video (M
 Qwen2.5-VL's absolute time, arXiv 2502.13923), as `get_rope_index` of transformers' Qwen2.5-VL computes them. The two
 differ in the position of text after a video: "mrope" (transformers from 5.3) continues after the larger of height and
 width, "mrope_all_axes" (transformers before 5.3) after the largest position on all three axes, including time.
+"mrope_frames" is the rule of Qwen3-VL, whose videos have timestamps in the text: each temporal patch is one run of
+placeholders with the positions of an image.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-PositionKind = Literal["rope", "mrope", "mrope_all_axes"]
+PositionKind = Literal["rope", "mrope", "mrope_all_axes", "mrope_frames"]
 
 TOKENS_PER_SECOND = 2  # time positions per second of video, as in Qwen2.5-VL's checkpoints
 
@@ -41,8 +43,8 @@ def segment_positions(
     """Positions [3, S] (time, height, width) of one segment of S tokens, starting at 0.
 
     Args:
-        input_ids: [S]; each image is one run of `image_pad_id`, each video one run of `video_pad_id`, and text
-            separates the runs.
+        input_ids: [S]; each image is one run of `image_pad_id`, each video one run of `video_pad_id`, with
+            "mrope_frames" one for each temporal patch, and text separates the runs.
     """
     if kind == "rope" or not (len(media.images) or len(media.videos)):
         return np.broadcast_to(np.arange(len(input_ids), dtype=np.int64), (3, len(input_ids)))
@@ -50,12 +52,15 @@ def segment_positions(
     is_video = input_ids == (-1 if video_pad_id is None else video_pad_id)
     is_pad = is_video | (input_ids == image_pad_id)
     starts = np.flatnonzero(is_pad & ~np.concatenate(([False], is_pad[:-1])))
-    images, videos = iter(media.images.tolist()), iter(media.videos.tolist())
-    intervals = iter(media.seconds_per_grid)
+    images, video_grids, intervals = iter(media.images.tolist()), media.videos.tolist(), iter(media.seconds_per_grid)
+    by_frame = kind == "mrope_frames"
+    if by_frame:
+        video_grids = [(1, height, width) for time, height, width in video_grids for _ in range(time)]
+    videos = iter(video_grids)
     token, position = 0, 0
     for start in starts.tolist():
         time, height, width = next(videos if is_video[start] else images)
-        interval = TOKENS_PER_SECOND * next(intervals) if is_video[start] else 1.0
+        interval = TOKENS_PER_SECOND * next(intervals) if is_video[start] and not by_frame else 1.0
         grid = (time, height // spatial_merge_size, width // spatial_merge_size)
         positions[:, token:start] = np.arange(start - token) + position
         position += start - token

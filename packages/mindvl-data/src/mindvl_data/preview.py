@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from mindvl_data.config import ImageConfig, SampleRules
-from mindvl_data.encode import Encoding, Scale, encode_sample, image_scales, sample_image
+from mindvl_data.encode import (
+    Encoding,
+    Scale,
+    encode_sample,
+    image_scales,
+    sample_image,
+    tokens_per_placeholder,
+)
 from mindvl_data.errors import DataError
 from mindvl_data.samples import parse_sample
 from mindvl_data.shards.files import ShardFiles
@@ -106,7 +113,7 @@ def preview_sample(
     encoding, tokens = None, []
     if tokenizer is not None:
         encoding = encode_sample(raw, rules=rules, tokenizer=tokenizer)
-        merged = [t * h * w // image.spatial_merge_size**2 for t, h, w in encoding.grids]
+        merged = tokens_per_placeholder(encoding.grids, raw.sizes, image, rules.video)
         tokens = token_runs(*expand(encoding, merged, tokenizer.media_pad_ids), tokenizer)
     return Preview(
         key=raw.key,

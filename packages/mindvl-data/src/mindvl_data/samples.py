@@ -11,12 +11,13 @@ from typing import Any, get_args
 
 from mindvl_data.errors import SampleError
 from mindvl_data.formats.foreign import to_record
+from mindvl_data.preprocessing import WITHOUT_MODEL
 from mindvl_data.types import Coordinates, Image, Message, Part, RawSample, Role, Sample, Text, Video
 
 MAX_RECORD_BYTES = 8_000_000  # more than any packed sequence holds; still parsed and encoded in seconds
 
 _ROLES = get_args(Role)
-_MIN_PIXELS = 28 * 28  # one visual token
+_MIN_PIXELS = WITHOUT_MODEL.token_pixels  # one visual token of the smallest kind
 _MAX_PIXELS = 1 << 31
 
 

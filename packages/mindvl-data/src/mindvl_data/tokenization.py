@@ -106,6 +106,28 @@ class Tokenizer:
                 raise SampleError(f"chat template rendered {found} of {expected} {kind}")
         return encoded
 
+    def with_timestamps(self, encoded: EncodedText, times: Sequence[Sequence[float]]) -> EncodedText:
+        """Replace the placeholder of each video by one for each temporal patch, after its time, none of it with loss.
+
+        The text between the tokens around a video is `<0.3 seconds><|vision_start|><|video_pad|><|vision_end|>` for each
+        patch, as the processor of Qwen3-VL in transformers 5 writes it.
+
+        Args:
+            times: Times in seconds of the temporal patches of each video.
+        """
+        ids: list[int] = []
+        in_loss: list[bool] = []
+        videos = iter(times)
+        for token, has_loss in zip(encoded.ids.tolist(), encoded.in_loss.tolist(), strict=True):
+            if token != self.video_pad_id:
+                ids.append(token)
+                in_loss.append(has_loss)
+                continue
+            for seconds in next(videos):
+                ids += [*self.known(f"<{seconds:.1f} seconds>"), self.vision_start_id, token, self.vision_end_id]
+            in_loss += [False] * (len(ids) - len(in_loss))
+        return EncodedText(np.array(ids, np.int64), np.array(in_loss, np.bool_))
+
     def _encode_piece(self, piece: Piece, ids: list[int], in_loss: list[bool]) -> None:
         for text in self.template.special_tokens.split(piece.text):
             if not text:

@@ -49,7 +49,7 @@ def identities(
         "tokenizer": _digest(tokenizer.backend.to_str()),
         "chat template": _digest(str(tokenizer.chat_template)),
         "encoding of text": tokenizer.identity[:16],  # the two above and the encoding rules of this package
-        "image and video processor": _digest([_image_settings(config.image), dataclasses.asdict(config.video)]),
+        "image and video processor": _digest([_image_settings(config.image), config.video.settings()]),
         **{f"settings of {source.name}": _settings(source) for source in config.sources},
         **{
             f"index of {source.name}": _index_identity(source, opened)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded video -> uint8 patches: select and resize frames, decode and split them two at a time.
 
-Comes after shards, before collate; the counterpart of images.py. The number and positions of frames are those of the
-Qwen2-VL video processor of transformers (`sample_frames`), the pixel budget of a frame is that of qwen-vl-utils
-(`fetch_video`; in transformers `cap_pixels_per_frame`); Qwen2.5-VL, arXiv 2502.13923. The grid is computed from the
-index alone, without decoding. PyAV is imported with the first video.
+Comes after shards, before collate; the counterpart of images.py. With frames "stride" the number and positions of frames
+are those of the Qwen2-VL video processor of transformers (`sample_frames`), and with budget "per_frame" the pixel limits of
+a frame are those of qwen-vl-utils (`fetch_video`; in transformers `cap_pixels_per_frame`); Qwen2.5-VL, arXiv 2502.13923.
+"endpoints" and "whole" are the rules of the Qwen3-VL video processor of transformers. The grid is computed from the index
+alone, without decoding. PyAV is imported with the first video.
 """
 
 import io
@@ -48,6 +49,7 @@ class VideoLayout:
     width: int
     grid: tuple[int, int, int]  # patches along time, height, width
     seconds_per_grid: float  # seconds between two steps of the grid
+    times: tuple[float, ...] = ()  # mean time of the frames of each step in seconds; empty without timestamps
 
 
 def video_extension(content: bytes) -> str | None:
@@ -86,13 +88,16 @@ def probe(content: bytes) -> MediaSize:
 
 
 def frame_counts(frames: NDArray[Any], fps: NDArray[Any], config: VideoConfig) -> NDArray[np.int64]:
-    """The number of selected frames of each video; even, except for a video with a single frame.
+    """The number of selected frames of each video; with frames "stride" even, except for a video with a single frame.
 
     Args:
         frames, fps: [num_videos], number of frames and frames per second of the videos.
         config: Sampling rate and limits.
     """
     total = frames.astype(np.float64)
+    if config.frames == "endpoints":
+        counts = np.trunc(total / fps.astype(np.float64) * config.fps)
+        return np.minimum(np.clip(counts, config.min_frames, config.max_frames), total).astype(np.int64)
     most = np.minimum(config.max_frames, total) // TEMPORAL_PATCH * TEMPORAL_PATCH
     wanted = np.maximum(total / fps.astype(np.float64) * config.fps, config.min_frames)
     used = np.minimum(np.minimum(wanted, most), total) // TEMPORAL_PATCH * TEMPORAL_PATCH
@@ -100,9 +105,36 @@ def frame_counts(frames: NDArray[Any], fps: NDArray[Any], config: VideoConfig) -
 
 
 def frame_pixels(used: NDArray[np.int64], config: VideoConfig) -> NDArray[np.int64]:
-    """The pixel limit of a frame: an equal share of the pixel budget of the video for each selected frame."""
+    """The upper pixel limit of a frame with budget "per_frame": an equal share of the budget of the video for each frame."""
     share = config.total_pixels * TEMPORAL_PATCH // used
     return np.maximum(np.minimum(config.max_pixels, share), int(config.min_pixels * 1.05))
+
+
+def frame_size(size: tuple[int, int], used: int, config: VideoConfig, image: ImageConfig) -> tuple[int, int]:
+    """Height and width of a resized frame, for videos of `used` frames of the given height and width.
+
+    Raises:
+        SampleError: The aspect ratio is over 200.
+    """
+    height, width = size
+    if config.budget == "per_frame":
+        most = int(frame_pixels(np.array([used]), config)[0])
+        return smart_resize(height, width, multiple=image.multiple, min_pixels=config.min_pixels, max_pixels=most)
+    multiple = image.multiple
+    if min(height, width) < multiple:  # transformers enlarges such frames to one visual token first
+        scale = max(multiple / height, multiple / width)
+        height, width = int(height * scale), int(width * scale)
+    # The pixels of all frames; transformers rounds their number to whole patches for the comparison only.
+    frames, rounded = max(used, TEMPORAL_PATCH), round(max(used, TEMPORAL_PATCH) / TEMPORAL_PATCH) * TEMPORAL_PATCH
+    return smart_resize(
+        height,
+        width,
+        multiple=multiple,
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
+        num_frames=frames,
+        compared_frames=rounded,
+    )
 
 
 def video_layout(size: MediaSize, config: VideoConfig, image: ImageConfig) -> VideoLayout:
@@ -119,20 +151,28 @@ def video_layout(size: MediaSize, config: VideoConfig, image: ImageConfig) -> Vi
     if size.frames < 1 or not 0 < size.fps < math.inf:
         raise SampleError(f"video has {size.frames} frames at {size.fps} per second")
     used = int(frame_counts(np.array([size.frames]), np.array([size.fps]), config)[0])
-    height, width = smart_resize(
-        size.height,
-        size.width,
-        multiple=image.multiple,
-        min_pixels=config.min_pixels,
-        max_pixels=int(frame_pixels(np.array([used]), config)[0]),
-    )
+    height, width = frame_size((size.height, size.width), used, config, image)
     steps = -(-used // TEMPORAL_PATCH)
+    if config.frames == "endpoints":
+        frames = np.linspace(0, size.frames - 1, used).round().astype(np.int64)
+    else:
+        frames = (np.arange(used) * (size.frames / used)).astype(np.float32).astype(np.int64)  # the rounding of torch
     return VideoLayout(
-        frames=(np.arange(used) * (size.frames / used)).astype(np.float32).astype(np.int64),  # the rounding of torch
+        frames=frames,
         height=height,
         width=width,
         grid=(steps, height // image.patch_size, width // image.patch_size),
         seconds_per_grid=TEMPORAL_PATCH * size.frames / (used * size.fps),
+        times=_times(frames, size.fps) if config.timestamps else (),
+    )
+
+
+def _times(frames: NDArray[np.int64], fps: float) -> tuple[float, ...]:
+    """Mean time of the first and last frame of each temporal patch; the last frame is repeated if their number is odd."""
+    seconds = [int(frame) / fps for frame in frames]
+    seconds += seconds[-1:] * (-len(seconds) % TEMPORAL_PATCH)
+    return tuple(
+        (seconds[start] + seconds[start + TEMPORAL_PATCH - 1]) / 2 for start in range(0, len(seconds), TEMPORAL_PATCH)
     )
 
 
