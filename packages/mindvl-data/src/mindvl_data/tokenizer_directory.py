@@ -19,7 +19,7 @@ _UNCHANGED = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")  # unchanged only if tokenizer.json is byte-level
 # In config.json; for other models AutoTokenizer may replace the class that tokenizer_config.json names.
-_MODEL_TYPES = (None, "mindvl", "qwen2_5_vl", "qwen3", "qwen3_moe", "deepseek_v3")
+_MODEL_TYPES = (None, "mindvl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3", "qwen3_moe", "deepseek_v3")
 _KNOWN_KEYS = {
     *("add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens"),
     *("backend", "chat_template", "clean_up_tokenization_spaces", "errors", "extra_special_tokens", "is_local"),

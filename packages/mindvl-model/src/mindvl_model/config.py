@@ -40,10 +40,15 @@ class MindVLConfig:
     tokens: TokenConfig
 
     @property
-    def position_kind(self) -> Literal["rope", "mrope", "mrope_all_axes"]:
-        """Position ids of visual tokens: sequential ("rope"), or by time, height and width (M-RoPE)."""
+    def position_kind(self) -> Literal["rope", "mrope", "mrope_all_axes", "mrope_frames"]:
+        """Position ids of visual tokens: sequential ("rope"), or by time, height and width (M-RoPE).
+
+        "mrope_frames": each temporal patch of a video has the positions of an image, because the text has its time.
+        """
         if self.language.rope.mrope_sections is None:
             return "rope"
+        if self.vision.entry.video.timestamps:
+            return "mrope_frames"
         return "mrope" if self.language.rope.after_video == "height_width" else "mrope_all_axes"
 
     def __post_init__(self) -> None:

@@ -61,8 +61,14 @@ def random_segment(
     pieces = [text()]
     media = [(tokens.image, grid) for grid in grids] + [(tokens.video, grid) for grid in videos]
     for placeholder, (time, height, width) in media:
-        pads = [placeholder] * (time * height * width // vision.spatial_merge_size**2)
-        pieces += [torch.tensor([tokens.vision_start, *pads, tokens.vision_end]), text()]
+        by_frame = placeholder == tokens.video and vision.entry.video.timestamps
+        steps = [1] * time if by_frame else [time]  # with timestamps, text precedes each temporal patch
+        for number, step in enumerate(steps):
+            pads = [placeholder] * (step * height * width // vision.spatial_merge_size**2)
+            if number:
+                pieces.append(text())
+            pieces.append(torch.tensor([tokens.vision_start, *pads, tokens.vision_end]))
+        pieces.append(text())
     input_ids = torch.cat(pieces)
     following = torch.cat((input_ids[1:], input_ids.new_tensor([tokens.end_of_turn])))
     has_label = (torch.rand(len(input_ids), generator=generator) < 0.5) & (following >= FIRST_TEXT_TOKEN)

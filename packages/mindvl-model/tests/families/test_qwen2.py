@@ -1,63 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen2.5-VL equals the transformers class in logits and all gradients (layouts: testing/test_layouts.py)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import Qwen2Config
 
-from mindvl_model import MindVLConfig
-from mindvl_model.hf.inputs import hf_inputs, pack_for
+from mindvl_model.hf.inputs import pack_for
 from mindvl_model.hf.load import load_hf_directory
-from mindvl_model.random_inputs import RandomSegment, random_segment
+from mindvl_model.testing.published import (
+    SEGMENTS,
+    gradients_under_published_names,
+    make_segments,
+    own_names,
+    separate_calls,
+)
 from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen2_5_vl
-from mindvl_model.weights.names import published_name, weight_rules
 
 PADDING = 4
-
-SEGMENTS: dict[str, list[dict[str, Any]]] = {
-    "an image": [{"grids": [(1, 6, 10)]}],
-    "two images": [{"grids": [(1, 4, 6), (1, 10, 4)]}],
-    "a video": [{"videos": [(3, 4, 6)]}],
-    "text": [{"num_text": 17}],
-    "all of them packed": [
-        {"grids": [(1, 6, 4)]},
-        {"num_text": 9},
-        {"grids": [(1, 8, 2), (1, 2, 12)], "videos": [(2, 4, 4), (1, 2, 6)]},
-        {"videos": [(4, 2, 4)]},
-    ],
-}
-
-
-def make_segments(config: MindVLConfig, kind: str) -> list[RandomSegment]:
-    return [random_segment(config, seed=seed, **each) for seed, each in enumerate(SEGMENTS[kind])]
-
-
-def separate_calls(published: Any, segments: Sequence[RandomSegment], config: MindVLConfig) -> tuple[Any, Any]:
-    """Logits [T, V] from one call per segment, and the summed loss."""
-    logits, losses = [], []
-    for segment in segments:
-        published.model.rope_deltas = None
-        logits.append(published(**hf_inputs(segment, config)).logits[0])
-        losses.append(F.cross_entropy(logits[-1].float(), segment.labels, reduction="sum"))
-    return torch.cat(logits), torch.stack(losses).sum()
-
-
-def gradients_under_published_names(model: Any, config: MindVLConfig) -> dict[str, torch.Tensor]:
-    """The weight rules only rearrange values, so they convert gradients as well as weights."""
-    found = {}
-    for rule in weight_rules(config):
-        pieces = rule.split(model.get_parameter(rule.param_name).grad)
-        found.update(zip(map(published_name, rule.hf_names), pieces, strict=True))
-    return found
-
-
-def own_names(published: Any) -> dict[str, torch.nn.Parameter]:
-    return {published_name(name): parameter for name, parameter in published.named_parameters()}
 
 
 @pytest.fixture(params=[False, True], ids=["own head", "tied head"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families import deepseek_v3, llama, mistral, qwen2, qwen3, qwen3_moe
+from mindvl_model.families import deepseek_v3, llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_vl
 from mindvl_model.hf.config_keys import Keys, unsupported_model
 from mindvl_model.language_config import LanguageConfig
 
@@ -17,6 +17,8 @@ LanguagePreset = (
     qwen2.Qwen2Preset
     | qwen3.Qwen3Preset
     | qwen3_moe.Qwen3MoEPreset
+    | qwen3_vl.Qwen3VLPreset
+    | qwen3_vl.Qwen3VLMoEPreset
     | deepseek_v3.DeepSeekV3Preset
     | llama.LlamaPreset
     | mistral.MistralPreset
@@ -31,17 +33,24 @@ class Family:
     preset: type[LanguagePreset]
     read: Callable[[str, Keys, Keys], LanguageConfig]  # from model_type, the section of the decoder and the top level
     write: Callable[[LanguageConfig], dict[str, Any]]
+    is_text_model: bool = True  # whether a directory can hold a language model of the family only
+    joined_experts: bool = False  # whether directories have one tensor for the matrices of all experts
 
 
 FAMILIES: dict[str, Family] = {
     "qwen2": Family(qwen2.Qwen2Preset, qwen2.read, qwen2.write),
     "qwen3": Family(qwen3.Qwen3Preset, qwen3.read, qwen3.write),
     "qwen3_moe": Family(qwen3_moe.Qwen3MoEPreset, qwen3_moe.read, qwen3_moe.write),
+    "qwen3_vl_text": Family(qwen3_vl.Qwen3VLPreset, qwen3_vl.read, qwen3_vl.write, is_text_model=False),
+    "qwen3_vl_moe_text": Family(
+        qwen3_vl.Qwen3VLMoEPreset, qwen3_vl.read_moe, qwen3_vl.write, is_text_model=False, joined_experts=True
+    ),
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3Preset, deepseek_v3.read, deepseek_v3.write),
     "llama": Family(llama.LlamaPreset, llama.read, llama.write),
     "mistral": Family(mistral.MistralPreset, mistral.read, mistral.write),
 }
-TEXT_MODELS = tuple(FAMILIES)  # values of model_type of directories with a language model only
+# Values of model_type of directories with a language model only.
+TEXT_MODELS = tuple(name for name, family in FAMILIES.items() if family.is_text_model)
 PRESETS: dict[str, type[LanguagePreset]] = {
     "decoder": LanguageConfig,
     **{name: family.preset for name, family in FAMILIES.items()},

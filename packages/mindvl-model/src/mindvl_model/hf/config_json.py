@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write config.json of a transformers directory from a MindVLConfig: as MindVL, or as Qwen2.5-VL.
+"""Write config.json of a transformers directory from a MindVLConfig: as a whole model of transformers, or as MindVL.
 
 Runs before the weights are written; directory_config.py reads the file back.
 """
@@ -12,13 +12,14 @@ from mindvl_model.config import MindVLConfig, VisionConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.families.registry import write_language
 from mindvl_model.hf.vision_json import write_vision
+from mindvl_model.hf.whole_models import WHOLE_MODELS, WholeModel, whole_model
 
 TOKENS_PER_SECOND = 2  # as in the published Qwen2.5-VL directories and in mindvl_data.positions
 VISION_NORM_EPSILON = 1e-6  # a constant in the code of transformers, not a key of its configuration
 
 
 def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the config.json of an exported model: Qwen2.5-VL for a decoder with M-RoPE, MindVL for any other decoder.
+    """Return the config.json of an exported model: that of transformers for its whole models, otherwise MindVL's.
 
     Raises:
         ModelError: The transformers configuration cannot represent the model.
@@ -28,7 +29,11 @@ def hf_config(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
             f"vision.norm_epsilon: a model can only be exported with {VISION_NORM_EPSILON}, which transformers uses, got "
             f"{config.vision.norm_epsilon}. Train with this value."
         )
-    return _mindvl(config, dtype) if config.language.rope.mrope_sections is None else _qwen2_5_vl(config, dtype)
+    model_type = whole_model(config)
+    if model_type is None:
+        return _mindvl(config, dtype)
+    whole = WHOLE_MODELS[model_type]
+    return _nested(config, dtype, model_type, whole) if whole.nested else _qwen2_5_vl(config, dtype)
 
 
 def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -59,14 +64,44 @@ def _mindvl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+def _nested(config: MindVLConfig, dtype: torch.dtype, model_type: str, whole: WholeModel) -> dict[str, Any]:
+    """The form with a section for each part."""
+    tokens, vision = config.tokens, config.vision
+    _check_rotary_base(vision)
+    return {
+        "model_type": model_type,
+        "architectures": [whole.architecture],
+        "image_token_id": tokens.image,
+        "video_token_id": tokens.video,
+        "vision_start_token_id": tokens.vision_start,
+        "vision_end_token_id": tokens.vision_end,
+        "tie_word_embeddings": config.language.tie_embeddings,
+        "text_config": write_language(config.language)
+        | {
+            "bos_token_id": tokens.pad,
+            "eos_token_id": tokens.end_of_turn,
+            "pad_token_id": tokens.pad,
+            "dtype": str(dtype).removeprefix("torch."),
+            "use_cache": True,
+        },
+        "vision_config": write_vision(vision, config.language.hidden_size)
+        | {key: values[0] for key, values in vision.entry.published.only.items()}
+        | {"model_type": whole.vision_model_types[0], "initializer_range": vision.init_std or 0.02},
+    }
+
+
+def _check_rotary_base(vision: VisionConfig) -> None:
+    if vision.rotary_base != VisionConfig.rotary_base:
+        raise ModelError(
+            f"vision.rotary_base: a {vision.entry.title} model can only be exported with {VisionConfig.rotary_base}, got "
+            f"{vision.rotary_base}. Train with this value."
+        )
+
+
 def _qwen2_5_vl(config: MindVLConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The form of the published directories: the keys of the decoder at the top level."""
     tokens, vision = config.tokens, config.vision
-    if vision.rotary_base != VisionConfig.rotary_base:
-        raise ModelError(
-            f"vision.rotary_base: a Qwen2.5-VL model can only be exported with {VisionConfig.rotary_base}, got "
-            f"{vision.rotary_base}. Train with this value."
-        )
+    _check_rotary_base(vision)
     return write_language(config.language) | {
         "model_type": "qwen2_5_vl",
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],

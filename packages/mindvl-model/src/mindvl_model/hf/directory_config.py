@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a MindVLConfig from a transformers directory: MindVL, Qwen2.5-VL of any naming version, a language model.
+"""Read a MindVLConfig from a transformers directory: MindVL, a whole model of transformers, a language model.
 
 Runs before a model is built for the weights of a directory. Every key of config.json must be known (config_keys.py):
 used here, without effect on the computation, or with the only supported value.
@@ -17,36 +17,42 @@ from mindvl_model.families.registry import TEXT_MODELS, read_language
 from mindvl_model.hf.config_json import TOKENS_PER_SECOND
 from mindvl_model.hf.config_keys import Keys, read_keys, unsupported_model
 from mindvl_model.hf.vision_json import read_vision, vision_kind
+from mindvl_model.hf.whole_models import WHOLE_MODELS
 from mindvl_model.language_config import LanguageConfig
-from mindvl_model.vision.entries import DEFAULT_KIND
 from mindvl_model.weights.directory import stored_names
 from mindvl_model.weights.json_file import read_json
 from mindvl_model.weights.names import canonical_name, mtp_layers
 
 logger = logging.getLogger(__name__)
 
-WHOLE_MODELS = ("mindvl", "qwen2_5_vl")
+SUPPORTED = ("mindvl", *WHOLE_MODELS)  # model_type of directories with a whole model
 
 
 def config_from_directory(path: Path) -> MindVLConfig:
-    """Return the configuration of a whole model, from a MindVL or a Qwen2.5-VL directory.
+    """Return the configuration of a whole model, from a MindVL directory or one of transformers.
 
     Raises:
         WeightError: The directory holds another model, or config.json has an unknown key or value.
     """
     keys = read_keys(path)
     kind = keys.take("model_type", None)
-    if kind not in WHOLE_MODELS:
+    if kind not in SUPPORTED:
         to_do = "Load a language model with init.language." if kind in TEXT_MODELS else "Use one of these."
         raise WeightError(
             f"{keys.where}: model_type={kind!r:.60} is not supported as a whole model, only "
-            f"{' and '.join(WHOLE_MODELS)} are. {to_do}"
+            f"{', '.join(SUPPORTED)} are. {to_do}"
         )
-    nested = kind == "mindvl" or keys.take("text_config", None) is not None
+    whole = WHOLE_MODELS.get(kind)
+    nested = whole is None or whole.nested or keys.take("text_config", None) is not None
     text = keys.section("text_config") if nested else keys  # published Qwen2.5-VL has the decoder keys at the top level
     vision = keys.section("vision_config")
-    family = _family(text) if kind == "mindvl" else "qwen2"
-    encoder = vision_kind(vision) if kind == "mindvl" else DEFAULT_KIND
+    family = _family(text) if whole is None else whole.family
+    if whole is None:
+        encoder = vision_kind(vision)
+    else:
+        encoder = whole.vision
+        vision.only("model_type", *whole.vision_model_types, None)
+        text.only("model_type", family, *((kind, f"{kind}_text") if not whole.nested else ()), None)
     try:
         vision_encoder, language = read_vision(vision, path, encoder), read_language(family, text, keys)
         language = _without_absent_mtp(language, path)
@@ -60,7 +66,7 @@ def config_from_directory(path: Path) -> MindVLConfig:
         )
     if kind == "mindvl":
         vision.take("tokens_per_second", None)  # used by M-RoPE only
-    else:
+    elif not config.vision.entry.video.timestamps:
         vision.values = {
             "tokens_per_second": 4
         } | vision.values  # default of transformers; published directories have 2
@@ -78,11 +84,11 @@ def language_config_from_directory(path: Path) -> LanguageConfig:
     """
     keys = read_keys(path)
     kind = keys.take("model_type", None)
-    if kind in WHOLE_MODELS:
+    if kind in SUPPORTED:
         return config_from_directory(path).language
     if kind not in TEXT_MODELS:
         raise WeightError(
-            f"{keys.where}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *WHOLE_MODELS))} "
+            f"{keys.where}: model_type={kind!r:.60} is not supported, only {', '.join((*TEXT_MODELS, *SUPPORTED))} "
             "are. Use a directory of one of them."
         )
     language = read_language(kind, keys, keys)

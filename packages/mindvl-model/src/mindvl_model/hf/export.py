@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export a model to a directory that transformers can load.
 
-Used after training; merging, evaluation and serving read the directory. A model with a Qwen2 decoder is written as a
-Qwen2.5-VL directory, which tools for Qwen2.5-VL support; any other decoder needs the three files of remote code.
+Used after training; merging, evaluation and serving read the directory. A whole model of transformers (whole_models.py) is
+written as its directory, which other tools support; any other combination needs the three files of remote code.
 """
 
 import json
@@ -18,7 +18,8 @@ from torch import Tensor
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.hf.config_json import hf_config
-from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_qwen2_5_vl_processor
+from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_published_processor
+from mindvl_model.hf.whole_models import WHOLE_MODELS
 from mindvl_model.parameters import named_tensors
 from mindvl_model.weights.directory import as_dtype, sync_directory, write_weights
 from mindvl_model.weights.names import published_name, weight_rules
@@ -87,7 +88,8 @@ def write_hf_directory(
     unfinished = out.with_name(f"{out.name}.unfinished")
 
     def tensors() -> Iterable[tuple[str, Tensor]]:
-        published = document["model_type"] == "qwen2_5_vl"
+        whole = WHOLE_MODELS.get(document["model_type"])
+        published = whole is not None and whole.published_names
         rules = weight_rules(config)
         for done, rule in enumerate(rules):
             target = None if rule.param_name.endswith("expert_bias") else dtype  # always float32, as in transformers
@@ -116,8 +118,8 @@ def _write_documents(
     directory: Path, document: dict[str, Any], config: MindVLConfig, tokenizer: Path, processor: ProcessorSettings
 ) -> None:
     """Write all files except the weights."""
-    published = document["model_type"] == "qwen2_5_vl"
-    write_processor = write_qwen2_5_vl_processor if published else write_mindvl_processor
+    published = document["model_type"] in WHOLE_MODELS
+    write_processor = write_published_processor if published else write_mindvl_processor
     write_processor(directory, tokenizer, processor, config.vision)
     (directory / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": config.tokens.end_of_turn, "pad_token_id": config.tokens.pad, "do_sample": False}

@@ -34,7 +34,8 @@ def hf_inputs(segment: RandomSegment, config: MindVLConfig) -> dict[str, Any]:
         inputs["video_grid_thw"] = segment.video_grid_thw
     if config.position_kind != "rope":
         inputs["mm_token_type_ids"] = _token_types(segment, config)
-        inputs["second_per_grid_ts"] = torch.tensor(segment.seconds_per_grid)
+        if not config.vision.entry.video.timestamps:
+            inputs["second_per_grid_ts"] = torch.tensor(segment.seconds_per_grid)
     return inputs
 
 

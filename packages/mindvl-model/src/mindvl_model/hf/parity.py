@@ -23,7 +23,7 @@ from mindvl_model.accelerator import set_up_device
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
 from mindvl_model.families.registry import TEXT_MODELS
-from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
+from mindvl_model.hf.directory_config import SUPPORTED, config_from_directory, language_config_from_directory
 from mindvl_model.hf.inputs import hf_inputs, pack_for
 from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.hf.pretrained import from_pretrained
@@ -35,7 +35,7 @@ from mindvl_model.weights.directory import WeightDirectory, write_weights
 BOUND = 0.005  # largest mean absolute and mean relative error (paper, A.2)
 ROUNDINGS = 1.5  # two models that round independently differ by sqrt(2) times the rounding error of one
 INPUTS_PER_PACK = 4
-FAMILIES = (*WHOLE_MODELS, *TEXT_MODELS)
+FAMILIES = (*SUPPORTED, *TEXT_MODELS)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HOST_INPUTS = ("cu_seqlens", "max_seqlen", "image_grid_thw", "video_grid_thw", "loss_positions")  # stay on the host
 
@@ -99,7 +99,7 @@ def check_parity(
     trust_remote_code: bool = False,
     on_inputs: OnInputs = lambda done, total: None,
 ) -> ParityReport:
-    """Compare both implementations of the model in a directory: MindVL, Qwen2.5-VL, or a language model (text only).
+    """Compare both implementations of the model in a directory: a whole model, or a language model (text only).
 
     By default both models are in memory at once, with bf16 also the transformers model in fp32. Model families of
     transformers use its own classes, even if the directory contains remote code.

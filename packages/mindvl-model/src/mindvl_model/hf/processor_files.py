@@ -6,7 +6,7 @@ The settings are written as plain JSON, so that an export does not need torchvis
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from mindvl_model.config import VisionConfig
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSettings:
-    """Frame sampling and resizing of videos in the exported processor; defaults as published for Qwen2.5-VL."""
+    """Frame sampling and resizing of videos in the exported processor; None: as published for the vision encoder."""
 
-    fps: float = 2.0  # sampled frames per second
-    min_frames: int = 4
-    max_frames: int = 768
-    min_pixels: int = 128 * 28 * 28  # per frame
-    max_pixels: int = 768 * 28 * 28  # per frame
-    total_pixels: int = 24_576 * 28 * 28  # per video; a temporal patch of two frames counts once
+    fps: float | None = None  # sampled frames per second
+    min_frames: int | None = None
+    max_frames: int | None = None
+    min_pixels: int | None = None  # per frame, or with budget "whole" per video
+    max_pixels: int | None = None  # per frame, or with budget "whole" per video
+    total_pixels: int | None = None  # per video with budget "per_frame"; a temporal patch of two frames counts once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +40,31 @@ class ProcessorSettings:
 def write_mindvl_processor(directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
     """Write the tokenizer and processor_config.json for the MindVLProcessor in the remote code."""
     _write_tokenizer(directory, tokenizer)
+    published = vision.entry.published
     document = {
         "auto_map": {"AutoProcessor": "processing_mindvl.MindVLProcessor"},
         "processor_class": "MindVLProcessor",
-        "image_processor": _images(settings, vision) | {"image_processor_type": "Qwen2VLImageProcessor"},
-        "video_processor": _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"},
+        "image_processor": _images(settings, vision) | {"image_processor_type": published.image_processor},
+        "video_processor": _videos(settings, vision) | {"video_processor_type": published.video_processor},
     }
     _write(directory / "processor_config.json", document)
 
 
-def write_qwen2_5_vl_processor(
+def write_published_processor(
     directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig
 ) -> None:
-    """Write the tokenizer and the two configuration files of Qwen2_5_VLProcessor, as published."""
+    """Write the tokenizer and the two configuration files of the processor of the whole model, as published."""
     _write_tokenizer(directory, tokenizer)
-    named = {"processor_class": "Qwen2_5_VLProcessor"}
+    published = vision.entry.published
+    named = {"processor_class": published.processor}
     images = {
         # The keys of published directories, which older tools need.
         "min_pixels": settings.min_pixels,
         "max_pixels": settings.max_pixels,
-        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_processor_type": published.image_processor,
     }
     _write(directory / "preprocessor_config.json", _images(settings, vision) | images | named)
-    videos = _videos(settings, vision) | {"video_processor_type": "Qwen2VLVideoProcessor"}
+    videos = _videos(settings, vision) | {"video_processor_type": published.video_processor}
     _write(directory / "video_preprocessor_config.json", videos | named)
 
 
@@ -74,15 +76,28 @@ def _images(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]
 
 
 def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
-    video, block = settings.video, (vision.patch_size * vision.spatial_merge_size) ** 2
+    rule, block = vision.entry.video, (vision.patch_size * vision.spatial_merge_size) ** 2
+    video: dict[str, Any] = {
+        "fps": rule.fps,
+        "min_frames": rule.min_frames,
+        "max_frames": rule.max_frames,
+        "min_pixels": rule.min_tokens * block,
+        "max_pixels": rule.max_tokens * block,
+        "total_pixels": rule.total_tokens * block,
+    }
+    given = {one.name: getattr(settings.video, one.name) for one in fields(VideoSettings)}
+    video |= {name: value for name, value in given.items() if value is not None}
+    capped = rule.budget == "per_frame"
+    # With a cap, the processor uses 90 % of the tokens of a video.
+    cap = {"max_video_tokens": math.ceil(video["total_pixels"] / block / 0.9)} if capped else {}
     return _patches(vision) | {
-        "size": {"shortest_edge": video.min_pixels, "longest_edge": video.max_pixels},
+        "size": {"shortest_edge": video["min_pixels"], "longest_edge": video["max_pixels"]},
         "do_sample_frames": True,
-        "fps": video.fps,
-        "min_frames": video.min_frames,
-        "max_frames": video.max_frames,
-        "cap_pixels_per_frame": True,
-        "max_video_tokens": math.ceil(video.total_pixels / block / 0.9),  # the processor uses 90 %
+        "fps": video["fps"],
+        "min_frames": video["min_frames"],
+        "max_frames": video["max_frames"],
+        "cap_pixels_per_frame": capped,
+        **cap,
     }
 
 

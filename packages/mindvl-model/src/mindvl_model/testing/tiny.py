@@ -16,6 +16,7 @@ from mindvl_model.families.llama import LlamaPreset
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
+from mindvl_model.families.qwen3_vl import Qwen3VLMoEPreset, Qwen3VLPreset
 from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.language_config import Llama3Scaling, YarnConfig
@@ -149,11 +150,58 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
-def random_qwen2_5_vl(config: MindVLConfig, *, seed: int = 0) -> Any:
-    """Make a Qwen2_5_VLForConditionalGeneration of transformers with random parameters, including norms and biases."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+def smallest_qwen3_vl(*, vision: dict[str, Any] | None = None, **changes: Any) -> MindVLConfig:
+    """A Qwen3-VL model: two deepstack outputs, 7 x 7 positions, four rotary pairs, of which two are for time.
 
-    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**hf_config(config, torch.float32)))
+    Args:
+        vision: Fields of the vision encoder.
+        changes: Fields of the language model.
+    """
+    settings: dict[str, Any] = {
+        "num_layers": 3,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 40,
+        "mrope_sections": (2, 1, 1),
+    }
+    return replace(_with_language(Qwen3VLPreset(**_SHARED | settings | changes)), vision=_qwen3_vl_encoder(vision))
+
+
+def smallest_qwen3_vl_moe(*, vision: dict[str, Any] | None = None, **changes: Any) -> MindVLConfig:
+    """The same with eight experts in every layer, two per token."""
+    settings: dict[str, Any] = {
+        "num_layers": 3,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 40,
+        "mrope_sections": (2, 1, 1),
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "expert_ffn_hidden_size": 12,
+    }
+    return replace(_with_language(Qwen3VLMoEPreset(**_SHARED | settings | changes)), vision=_qwen3_vl_encoder(vision))
+
+
+def _qwen3_vl_encoder(changes: dict[str, Any] | None) -> VisionConfig:
+    settings: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_layers": 3,
+        "num_heads": 2,
+        "ffn_hidden_size": 24,
+        "num_position_embeddings": 49,
+        "deepstack_layers": (0, 1),
+        "init_std": 0.1,
+    }
+    return VisionConfig(kind="qwen3_vl", **settings | (changes or {}))
+
+
+def random_qwen2_5_vl(config: MindVLConfig, *, seed: int = 0) -> Any:
+    """Make a model of a class of transformers, such as Qwen2.5-VL, with random parameters, including norms and biases."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(**hf_config(config, torch.float32)), experts_implementation="eager"
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):

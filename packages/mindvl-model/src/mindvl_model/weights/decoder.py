@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mindvl_model.errors import WeightError
+from mindvl_model.families.registry import FAMILIES
 from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig
 from mindvl_model.weights.rules import WeightRule, gated, same
 
@@ -63,7 +64,8 @@ def _layer(prefix: str, hf_prefix: str, config: LanguageConfig, *, dense: bool) 
     if dense or config.experts is None:
         yield from _mlp(prefix + "mlp.", hf_prefix + "mlp.", bias=config.mlp_bias)
     else:
-        yield from _experts(prefix + "mlp.", hf_prefix + "mlp.", config.experts)
+        joined = FAMILIES[config.family].joined_experts if config.family in FAMILIES else False
+        yield from _experts(prefix + "mlp.", hf_prefix + "mlp.", config.experts, config.hidden_size, joined=joined)
 
 
 def _grouped_query(
@@ -105,8 +107,44 @@ def _mlp(prefix: str, hf_prefix: str, *, bias: bool = False) -> Iterator[WeightR
         yield same(f"{prefix}linear_fc2.{kind}", f"{hf_prefix}down_proj.{kind}")
 
 
-def _experts(prefix: str, hf_prefix: str, config: ExpertsConfig) -> Iterator[WeightRule]:
+def _experts(
+    prefix: str, hf_prefix: str, config: ExpertsConfig, hidden_size: int, *, joined: bool
+) -> Iterator[WeightRule]:
     yield same(prefix + "router.weight", hf_prefix + "gate.weight")
+    if joined:
+        wide = 2 * config.expert_ffn_hidden_size
+        yield _all_experts(prefix + "experts.linear_fc1.weight", hf_prefix + "experts.gate_up_proj", hidden_size, wide)
+        yield _all_experts(
+            prefix + "experts.linear_fc2.weight",
+            hf_prefix + "experts.down_proj",
+            config.expert_ffn_hidden_size,
+            hidden_size,
+        )
+    else:
+        yield from _single_experts(prefix, hf_prefix, config)
+    if config.router == "sigmoid":
+        yield same(prefix + "router.expert_bias", hf_prefix + "gate.e_score_correction_bias")
+    if config.num_shared_experts:
+        yield from _mlp(prefix + "shared_experts.", hf_prefix + "shared_experts.")
+
+
+def _all_experts(param_name: str, hf_name: str, inputs: int, outputs: int) -> WeightRule:
+    """One tensor for all experts: [E, in, out] as published, or [E, out, in] as transformers 5 saves a new model.
+
+    Like transformers, a tensor that has both shapes is read and written as the latter.
+    """
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        tensor = tensors[0]
+        return tensor.transpose(1, 2).contiguous() if tensor.shape[1:] == (outputs, inputs) else tensor
+
+    def split(tensor: Tensor) -> list[Tensor]:
+        return [tensor.transpose(1, 2).contiguous() if inputs == outputs else tensor]
+
+    return WeightRule(param_name, (hf_name,), join, split)
+
+
+def _single_experts(prefix: str, hf_prefix: str, config: ExpertsConfig) -> Iterator[WeightRule]:
     experts = [f"{hf_prefix}experts.{expert}." for expert in range(config.num_experts)]
     gates_and_ups = tuple(expert + name for expert in experts for name in ("gate_proj.weight", "up_proj.weight"))
     yield WeightRule(
@@ -123,10 +161,6 @@ def _experts(prefix: str, hf_prefix: str, config: ExpertsConfig) -> Iterator[Wei
         lambda tensors: torch.stack([tensor.T for tensor in tensors]),  # [E, F, H]
         lambda tensor: [expert.T.contiguous() for expert in tensor],
     )
-    if config.router == "sigmoid":
-        yield same(prefix + "router.expert_bias", hf_prefix + "gate.e_score_correction_bias")
-    if config.num_shared_experts:
-        yield from _mlp(prefix + "shared_experts.", hf_prefix + "shared_experts.")
 
 
 def _repeated(param_name: str, hf_names: tuple[str, ...]) -> WeightRule:

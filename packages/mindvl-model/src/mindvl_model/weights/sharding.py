@@ -107,6 +107,8 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
         WeightError: The experts cannot be split evenly over the expert-parallel ranks.
     """
     kind = split_kind(rule.param_name)
+    if kind == "experts" and len(rule.hf_names) == 1:  # all experts in one tensor
+        return [(rule.hf_names[0], Block(0, share.ep_rank, share.ep_size) if share.ep_size > 1 else None)]
     if kind == "experts":
         per_rank, rest = divmod(len(rule.hf_names), share.ep_size)
         if rest or not per_rank:
@@ -124,7 +126,7 @@ def blocks(rule: WeightRule, share: Share) -> list[tuple[str, Block | None]]:
 
 def split(rule: WeightRule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Split a whole parameter into the stored tensors, one expert at a time to save memory."""
-    if split_kind(rule.param_name) != "experts":
+    if split_kind(rule.param_name) != "experts" or len(rule.hf_names) == 1:
         yield from zip(rule.hf_names, rule.split(parameter), strict=True)
         return
     per_expert = len(rule.hf_names) // len(parameter)

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, for_tokenizer, set_up_device
-from mindvl_model.hf.directory_config import WHOLE_MODELS, config_from_directory, language_config_from_directory
+from mindvl_model.hf.directory_config import SUPPORTED, config_from_directory, language_config_from_directory
 from mindvl_model.hf.load import DirectorySource, LoadReport
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
 from mindvl_model.weights.rules import WeightRule
@@ -170,9 +170,10 @@ def _config_of(source: ConvertSource, given: MindVLConfig | None, tokenizer: Pat
     else:
         if source.vision is None or source.language is None:
             raise ModelError("source: vision and language are both required. Set both, or a model size.")
-        whole = _json(source.language / "config.json").get("model_type") in WHOLE_MODELS
+        whole = _json(source.language / "config.json").get("model_type") in SUPPORTED
         config = MindVLConfig(
-            vision=config_from_directory(source.vision).vision,
+            # Deepstack features are for the language model that was trained with them.
+            vision=replace(config_from_directory(source.vision).vision, deepstack_layers=()),
             language=language_config_from_directory(source.language),
             tokens=config_from_directory(source.language).tokens if whole else NO_TOKENS,
         )
