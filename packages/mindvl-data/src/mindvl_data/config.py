@@ -297,7 +297,7 @@ def _fill(config: Any, defaults: dict[str, Any]) -> None:
 
 
 def _with_defaults(config: C, defaults: dict[str, Any]) -> C:
-    given: set[str] = config._given  # type: ignore[union-attr]
+    given: set[str] = config.__dict__["_given"]
     return replace(config, **{name: value for name, value in defaults.items() if name not in given})
 
 

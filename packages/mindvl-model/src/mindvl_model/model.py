@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindvl_model.config import MindVLConfig
-from mindvl_model.deepstack import attach
+from mindvl_model.deepstack import attach, join_message, split_message
 from mindvl_model.language.decoder import build_decoder
 from mindvl_model.language.rotary import rotary_angles
 from mindvl_model.megatron.blocks import MegatronModule, PackedSequence, mark_split_weights
@@ -30,7 +30,7 @@ from mindvl_model.megatron.replicas import (
     tensor_rank,
 )
 from mindvl_model.megatron.router import RouterStatistics, finish_router_step, router_statistics
-from mindvl_model.parallel_config import BuildConfig, check_parallel
+from mindvl_model.parallel_config import BuildConfig, carried_features, check_parallel
 from mindvl_model.placeholders import check_placeholders
 from mindvl_model.projector import Projector
 from mindvl_model.segment_losses import PackPrediction, losses_by_segment, pack_prediction
@@ -78,6 +78,8 @@ class MindVLModel(MegatronModule):
         self.language = language
         if build_config.recompute.offload_layers:
             ActivationOffload().install(language.decoder.layers[: build_config.recompute.offload_layers])
+        self._num_carried = carried_features(config, parallel)
+        self._received: Tensor | None = None  # the message of the previous stage
         self._segment_losses: list[Tensor] = []
         self._predictions: list[PackPrediction] | None = None
         mark_split_weights(self)
@@ -156,7 +158,13 @@ class MindVLModel(MegatronModule):
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
         """Set the activations of the previous pipeline stage, or release them; called by the schedules of megatron-core."""
         tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+        self._received = tensor
         self.language.set_input_tensor(tensor)
+
+    @property
+    def message_parts(self) -> int:
+        """Tensors of the length of a pack in a message between pipeline stages: hidden states and carried features."""
+        return 1 + self._num_carried
 
     def shared_embedding_or_output_weight(self) -> Tensor:
         """Return the tied embedding matrix; megatron-core calls it to sum the gradients of first and last stage."""
@@ -227,16 +235,20 @@ class MindVLModel(MegatronModule):
         if labels is not None and loss_positions is not None:
             check_loss_positions(loss_positions, labels)
             pack.loss_positions = loss_positions
-        embeddings = None
+        embeddings, further = None, list[Tensor]()  # deepstack features for the next stages
         if self.pre_process:
             if input_ids.device.type == "cpu":
                 check_placeholders(
                     self.mindvl, input_ids=input_ids, image_grid_thw=image_grid_thw, video_grid_thw=video_grid_thw
                 )
             images, videos = self.encode_media(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)
-            embeddings = self._embed(pack, images, videos)
+            embeddings, further = self._attach(pack, *self._embed(pack, images, videos))
+        elif self._num_carried:
+            assert self._received is not None
+            hidden, further = self._attach(pack, *split_message(self._received, self._num_carried))
+            self.language.set_input_tensor(hidden)
         pack.cos, pack.sin = rotary_angles(self.mindvl.language, pack.own_slice(position_ids))
-        return self.language(
+        output: Tensor = self.language(
             None,
             None,
             None,
@@ -244,6 +256,14 @@ class MindVLModel(MegatronModule):
             labels=None if pack.labels is None else pack.own_slice(pack.labels).unsqueeze(0),
             packed_seq_params=pack,
         )
+        return output if self.post_process else join_message(output, further, self._num_carried)
+
+    def _attach(self, pack: PackedSequence, hidden: Tensor, features: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Attach the features for the layers of this stage; returns its input, and the features for later stages."""
+        layers = self.language.decoder.layers
+        first = int(layers[0].layer_number) if layers else 1  # global number of megatron-core, from 1
+        count = min(len(layers), max(0, len(self.mindvl.vision.deepstack_layers) - (first - 1)))
+        return attach(hidden, features[:count], pack.added_after, first), features[count:]
 
     def _packed_sequence(
         self, input_ids: Tensor, labels: Tensor | None, position_ids: Tensor, cu_seqlens: Tensor, pad_to: int | None
@@ -269,10 +289,10 @@ class MindVLModel(MegatronModule):
         pack.is_token = pack.own_slice(input_ids) != pad
         return pack, position_ids
 
-    def _embed(self, pack: PackedSequence, images: Tensor, videos: Tensor) -> Tensor:
+    def _embed(self, pack: PackedSequence, images: Tensor, videos: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the embeddings [T/(cp*tp), 1, H] of this rank's slice of the pack, with visual tokens inserted.
 
-        The pack receives the deepstack features, which are part of the visual tokens.
+        The deepstack features, which are part of the visual tokens, are returned in the same form, zero at text.
         """
         assert pack.input_ids is not None
         ids = pack.own_slice(pack.input_ids)
@@ -280,7 +300,6 @@ class MindVLModel(MegatronModule):
         embeddings = words.squeeze(1)  # [T/(cp*tp), H]
         first = pack.cp_rank * len(ids) + (tensor_rank() * len(embeddings) if self.parallel.tp_size > 1 else 0)
         tokens = self.mindvl.tokens
-        # Embeddings, then the features that deepstack adds after each of the first layers.
         parts = [embeddings, *(torch.zeros_like(embeddings) for _ in self.mindvl.vision.deepstack_layers)]
         for placeholder, visual_tokens in ((tokens.image, images), (tokens.video, videos)):
             if placeholder is None:
@@ -296,7 +315,7 @@ class MindVLModel(MegatronModule):
                 for part, own in zip(parts, rows, strict=True)
             ]
         embeddings, *features = (part.unsqueeze(1) for part in parts)
-        return attach(embeddings, features, pack.added_after)
+        return embeddings, features
 
     def encode_media(
         self,

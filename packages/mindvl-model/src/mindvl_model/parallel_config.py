@@ -142,6 +142,16 @@ def chunk_layers(num_layers: int, parallel: ParallelConfig) -> tuple[int, ...]:
     return parallel.stage_layers
 
 
+def carried_features(config: MindVLConfig, parallel: ParallelConfig) -> int:
+    """Number of deepstack features in the messages between pipeline stages: those for layers after the first chunk.
+
+    The messages of a run have one shape, so every message has as many as the first one.
+    """
+    if parallel.pp_size == 1:
+        return 0
+    return max(0, len(config.vision.deepstack_layers) - chunk_layers(config.language.num_layers, parallel)[0])
+
+
 def check_parallel(config: MindVLConfig, parallel: ParallelConfig) -> None:
     """Check that a model can be split by these sizes, before anything is built.
 

@@ -11,6 +11,7 @@ from mindvl_model.families.llama import LlamaPreset
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
+from mindvl_model.families.qwen3_vl import Qwen3VLMoEPreset, Qwen3VLPreset
 from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.language_config import Llama3Scaling
 
@@ -54,6 +55,33 @@ def _qwen2_5_vl(
         after_video="all_axes",  # transformers 4, the version in the published directories
     )
     return MindVLConfig(vision=_vision(vision_ffn), language=language.decoder(), tokens=QWEN_TOKENS)
+
+
+def _qwen3_vl_vision(*, large: bool) -> VisionConfig:
+    """Qwen3-VL's vision encoder, which has two published sizes."""
+    return VisionConfig(
+        kind="qwen3_vl",
+        hidden_size=1152 if large else 1024,
+        num_layers=27 if large else 24,
+        num_heads=16,
+        ffn_hidden_size=4304 if large else 4096,
+        deepstack_layers=(8, 16, 24) if large else (5, 11, 17),
+    )
+
+
+def _qwen3_vl(hidden: int, ffn: int, *, large_vision: bool, tie_embeddings: bool) -> MindVLConfig:
+    """A published dense Qwen3-VL."""
+    language = Qwen3VLPreset(
+        hidden_size=hidden,
+        num_layers=36,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_hidden_size=ffn,
+        vocab_size=151936,
+        tie_embeddings=tie_embeddings,
+    )
+    return MindVLConfig(vision=_qwen3_vl_vision(large=large_vision), language=language.decoder(), tokens=QWEN_TOKENS)
 
 
 NAMED_SIZES: dict[str, MindVLConfig] = {
@@ -135,6 +163,24 @@ NAMED_SIZES: dict[str, MindVLConfig] = {
     "qwen2.5-vl-7b": _qwen2_5_vl(3420, 3584, 28, 28, 4, 18944, 152064),
     "qwen2.5-vl-32b": _qwen2_5_vl(3456, 5120, 64, 40, 8, 27648, 152064),
     "qwen2.5-vl-72b": _qwen2_5_vl(3456, 8192, 80, 64, 8, 29568, 152064),
+    "qwen3-vl-4b": _qwen3_vl(2560, 9728, large_vision=False, tie_embeddings=True),
+    "qwen3-vl-8b": _qwen3_vl(4096, 12288, large_vision=True, tie_embeddings=False),
+    "qwen3-vl-30b-a3b": MindVLConfig(
+        vision=_qwen3_vl_vision(large=True),
+        language=Qwen3VLMoEPreset(
+            hidden_size=2048,
+            num_layers=48,
+            num_heads=32,
+            num_kv_heads=4,
+            head_dim=128,
+            ffn_hidden_size=6144,
+            vocab_size=151936,
+            num_experts=128,
+            experts_per_token=8,
+            expert_ffn_hidden_size=768,
+        ).decoder(),
+        tokens=QWEN_TOKENS,
+    ),
 }
 
 # Small decoders of each kind, whose memory `mindvl_train.checks.memory` measures.

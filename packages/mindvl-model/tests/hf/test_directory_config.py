@@ -164,7 +164,10 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (dict, "model_type=None is not supported as a whole model, only mindvl and qwen2_5_vl"),
+        (
+            dict,
+            "model_type=None is not supported as a whole model, only mindvl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe are",
+        ),
         (list, r"config.json: must be a JSON object, got \[\]"),
         (changed(model_type="llava"), "model_type='llava' is not supported as a whole model"),
         (changed(vision_config=None), "vision_config: must be a JSON object, got None"),

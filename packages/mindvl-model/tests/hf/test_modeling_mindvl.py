@@ -6,6 +6,7 @@ sglang/srt/models/transformers.py; the tests make the same calls with transforme
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor, Qwen3VLProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.video_utils import VideoMetadata
 
+from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.hf.export import export_hf_directory
+from mindvl_model.hf.parity import check_parity
 from mindvl_model.hf.processor_files import ProcessorSettings
-from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe, smallest_qwen3_vl
 
 NUM_PATCHES = 4 * 6  # an image of 56 x 84 pixels
 
@@ -130,3 +134,51 @@ def test_the_attention_of_an_engine_is_used_in_every_layer_of_the_language_model
     assert called == [f"layer {layer}" for layer in range(num_layers)]
     assert isinstance(outputs, tuple)
     torch.testing.assert_close(outputs[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def _composed(deepstack_layers: tuple[int, ...]) -> Any:
+    """The vision encoder of Qwen3-VL with the dense Qwen3 decoder."""
+    vision = replace(smallest_qwen3_vl().vision, deepstack_layers=deepstack_layers)
+    return replace(smallest_config(vocab_size=270), vision=vision)
+
+
+@pytest.mark.parametrize("deepstack_layers", [(), (1, 0)], ids=["no deepstack", "deepstack"])
+def test_the_encoder_of_qwen3_vl_with_qwen3_equals_the_model_that_was_trained(
+    deepstack_layers: tuple[int, ...], make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
+) -> None:
+    config = _composed(deepstack_layers)
+    directory = _export(config, make_model, tokenizer_directory, tmp_path / "mindvl")
+    read = config_from_directory(directory)
+    assert (read.vision, read.language) == (replace(config.vision, init_std=0.1), config.language)
+    report = check_parity(directory, num_inputs=10, trust_remote_code=True)
+    assert report.model_type == "mindvl"
+    assert {one.kind for one in report.inputs} == {"text", "image", "images", "video", "mixed"}
+    assert all(one.max_difference <= 1e-4 * one.max_logit for one in report.inputs)
+
+
+def test_deepstack_is_refused_where_a_server_passes_embeddings_only(
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    directory = _export(_composed((0,)), make_model, tokenizer_directory, tmp_path / "mindvl")
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=True)
+    config.text_config._attn_implementation_internal = "vllm"
+    with pytest.raises(ValueError, match="deepstack_visual_indexes: not supported"):
+        AutoModel.from_config(config, trust_remote_code=True)
+
+
+def test_the_processor_with_the_encoder_of_qwen3_vl_writes_the_times_of_a_video(
+    make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
+) -> None:
+    directory = _export(_composed(()), make_model, tokenizer_directory, tmp_path / "mindvl")
+    processor = AutoProcessor.from_pretrained(directory, trust_remote_code=True)
+    published = Qwen3VLProcessor(processor.image_processor, processor.tokenizer, processor.video_processor)
+    inputs: dict[str, Any] = {
+        "text": "<|vision_start|><|video_pad|><|vision_end|>?",
+        "videos": [np.zeros((9, 64, 96, 3), np.uint8)],
+        "video_metadata": [VideoMetadata(total_num_frames=9, fps=3.0)],
+        "return_tensors": "pt",
+    }
+    found = processor(**inputs)
+    assert "seconds>" in processor.tokenizer.decode(found["input_ids"][0])
+    assert torch.equal(found["input_ids"], published(**inputs)["input_ids"])

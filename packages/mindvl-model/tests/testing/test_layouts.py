@@ -19,6 +19,8 @@ from mindvl_model.testing.tiny import (
     smallest_llama,
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
+    smallest_qwen3_vl,
+    smallest_qwen3_vl_moe,
 )
 
 pytestmark = pytest.mark.slow
@@ -27,6 +29,9 @@ FOUR_LAYERS = replace(smallest_config(), language=replace(smallest_config().lang
 DEEPSEEK = smallest_deepseek_v3(num_layers=4)
 MOE = smallest_qwen3_moe(aux_loss_weight=0.5)
 BIASED_LLAMA = smallest_llama(attention_bias=True, mlp_bias=True)
+QWEN3_VL = smallest_qwen3_vl()
+THREE_FEATURES = smallest_qwen3_vl(num_layers=4, vision={"deepstack_layers": (2, 0, 1)})
+QWEN3_VL_MOE = smallest_qwen3_vl_moe(aux_loss_weight=0.5)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,13 @@ TWO_PROCESSES = {
     "cp, Llama": Case(smallest_llama(), {"cp_size": 2}),
     "tp, Llama with biases": Case(BIASED_LLAMA, {"tp_size": 2}),
     "cp, Llama with biases": Case(BIASED_LLAMA, {"cp_size": 2}),
+    "tp, Qwen3-VL": Case(QWEN3_VL, {"tp_size": 2}, "full"),
+    "cp, Qwen3-VL, images spread": Case(QWEN3_VL, {"cp_size": 2, "spread_images": True}),
+    "pp, Qwen3-VL, deepstack on both stages": Case(QWEN3_VL, {"pp_size": 2}),
+    "vision_encoder alone on the first stage, Qwen3-VL": Case(QWEN3_VL, {"pp_size": 2, "stage_layers": (0, 3)}, "full"),
+    "interleaved pp, deepstack on three chunks": Case(THREE_FEATURES, {"pp_size": 2, "virtual_stages": 2}),
+    "ep, Qwen3-VL with experts": Case(QWEN3_VL_MOE, {"ep_size": 2}, dp_size=2),
+    "tp ep, Qwen3-VL with experts": Case(QWEN3_VL_MOE, {"tp_size": 2, "ep_size": 2, "spread_images": True}),
     "tp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}),
     "cp ep, Qwen3-MoE": Case(MOE, {"cp_size": 2, "ep_size": 2}),
     "tp, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2}),
@@ -75,6 +87,9 @@ FOUR_PROCESSES = {
     ),
     "tp cp ep, Qwen3-MoE, images spread": Case(
         MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True}, "full"
+    ),
+    "tp pp, Qwen3-VL with experts, deepstack on both stages": Case(
+        QWEN3_VL_MOE, {"tp_size": 2, "pp_size": 2, "ep_size": 2}, "full"
     ),
     "interleaved pp, cp ep, DeepSeek-V3": Case(
         DEEPSEEK, {"pp_size": 2, "virtual_stages": 2, "cp_size": 2, "ep_size": 2}
@@ -168,7 +183,9 @@ def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, toget
 
 
 @pytest.mark.parametrize("recompute", [{"kind": "selective"}, {"kind": "full"}, {"kind": "full", "layers": 1}])
-@pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])
+@pytest.mark.parametrize(
+    "config", [smallest_config(), MOE, DEEPSEEK, QWEN3_VL], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3", "Qwen3-VL"]
+)
 def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig, recompute: dict[str, Any]) -> None:
     expected = alone(config)[0]
     found, _ = in_one_process(
@@ -180,7 +197,7 @@ def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig,
 
 def test_every_parameter_has_a_gradient_in_the_step_that_layouts_are_compared_by(alone: Any) -> None:
     """Otherwise equal gradients would not show that the layouts agree."""
-    for config in (smallest_config(), smallest_qwen2_5_vl(), MOE, DEEPSEEK):
+    for config in (smallest_config(), smallest_qwen2_5_vl(), MOE, DEEPSEEK, QWEN3_VL):
         for name, gradient in alone(config)[0].gradients.items():
             assert gradient.any() or name.endswith("expert_bias"), name
 

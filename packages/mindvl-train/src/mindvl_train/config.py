@@ -18,6 +18,7 @@ from mindvl_model.adapters.targets import find_targets
 from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_ops import OpsConfig
+from mindvl_train.preprocessing import preprocessing_of
 from mindvl_train.validation.config import ValidationConfig
 
 Phase = Literal["warmup", "multitask", "sft"]
@@ -40,7 +41,7 @@ class ModelSection:
     """A named size, a model directory, or the sections `vision` and `language`; special token ids come from the tokenizer."""
 
     size: str | None = None  # name of a predefined model, such as "tiny" or "mindvl-8b"
-    # Model directory (transformers format) of MindVL or Qwen2.5-VL; only its configuration is read. Set init.model to
+    # Model directory (transformers format) of a whole model; only its configuration is read. Set init.model to
     # load its weights.
     directory: Path | None = None
     # Vision encoder; used together with `language`, in place of `size` or `directory`.
@@ -80,8 +81,8 @@ class InitSection:
     """Initial weights. Parts without a source are initialized randomly from `seed`."""
 
     checkpoint: Path | None = None  # mindvl run or checkpoint that provides all parts
-    model: Path | None = None  # transformers checkpoint of a whole model (MindVL or Qwen2.5-VL)
-    vision: Path | None = None  # transformers checkpoint of the vision encoder (MindVL or Qwen2.5-VL)
+    model: Path | None = None  # transformers checkpoint of a whole model (MindVL, Qwen2.5-VL or Qwen3-VL)
+    vision: Path | None = None  # transformers checkpoint of the vision encoder (MindVL, Qwen2.5-VL or Qwen3-VL)
     language: Path | None = None  # transformers checkpoint of the language model (alone or in a whole model)
     adapter: Path | None = None  # PEFT directory with the initial low-rank adapters; requires the section `adapter`
 
@@ -286,6 +287,8 @@ class RunConfig:
             raise ValueError("trainable: must name at least one part. Name the parts to train, or remove it.")
         self._check_rates()
         self._check_adapter()
+        # The fields that the recipe leaves out are those of the model.
+        object.__setattr__(self, "data", self.data.for_model(preprocessing_of(self.model.resolved.vision)))
         for name in ("patch_size", "spatial_merge_size"):
             model_size, data_size = getattr(self.model.resolved.vision, name), getattr(self.data.image, name)
             if model_size != data_size:

@@ -111,16 +111,12 @@ def _recipe(
     """Measure the data, choose the values, and return the text of the recipe."""
     from mindvl_cli import starting_recipe as choices
     from mindvl_data import ImageConfig
+    from mindvl_train.preprocessing import preprocessing_of
 
     facts, directory = choices.model_facts(model), Path(str(index.directory))
-    vision = config.vision
     try:
-        image = ImageConfig(
-            min_pixels=facts.min_pixels,
-            max_pixels=facts.max_pixels,
-            patch_size=vision.patch_size,
-            spatial_merge_size=vision.spatial_merge_size,
-        )
+        given = ImageConfig(min_pixels=facts.min_pixels, max_pixels=facts.max_pixels)
+        image = given.for_model(preprocessing_of(config.vision))
     except ValueError as error:
         raise CliError(f"--model: the preprocessor of {model} has unusable limits: {error}") from error
     measured = choices.measure_sample(index, tokenizer, image)
@@ -132,8 +128,6 @@ def _recipe(
     )
     precision, precision_why = choices.choose_precision(facts.dtype)
     every = max(1, -(-steps // choices.CHECKPOINTS))
-    sizes = {key: getattr(image, key) for key in ("patch_size", "spatial_merge_size")}
-    unusual = {key: size for key, size in sizes.items() if size != getattr(ImageConfig, key)}
     name = directory.resolve().name
     values = {
         "phase": "sft",
@@ -144,7 +138,7 @@ def _recipe(
             "sources": [{"name": name, "path": directory, "weight": 1.0}],
             "tokenizer": model,
             "packing": {"seq_length": seq_length},
-            "image": {"min_pixels": image.min_pixels, "max_pixels": image.max_pixels, **unusual},
+            "image": {"min_pixels": image.min_pixels, "max_pixels": image.max_pixels},
         },
         "schedule": {"steps": steps, "peak_lr": choices.PEAK_LR, "min_lr": 0.0},
         "global_batch_size": batch,

@@ -214,6 +214,7 @@ def _check_sizes(config: "RunConfig | None", model: "MindVLConfig", seq_length: 
 def _find(request: "Request", model: str, config: "RunConfig | None", *, top: int, widest: bool) -> dict[str, Any]:
     """The whole result as one document."""
     from mindvl_train.layout_search import BUDGETS, days, largest_pixels, room, search
+    from mindvl_train.preprocessing import preprocessing_of
 
     task = request.task()
     found = search(task, keep=top)
@@ -225,6 +226,7 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
         "devices": request.machine.num_devices,
         "seq_length": request.seq_length,
         "max_pixels": request.max_pixels,
+        "token_pixels": preprocessing_of(request.model.vision).token_pixels,
         "visual_limit": request.visual_limit,
         "global_batch_size": request.global_batch_size,
         "trained": list(request.trained),

@@ -161,7 +161,11 @@ def _room(document: dict[str, Any]) -> str:
     ]
     for one in document["room"]:
         visual = one["visual_tokens"]
-        fits = "does not fit" if visual is None else f"{visual:,} visual tokens ({visual * 784:,} pixels)"
+        fits = (
+            "does not fit"
+            if visual is None
+            else f"{visual:,} visual tokens ({visual * document['token_pixels']:,} pixels)"
+        )
         lines.append(f"  {one['seq_length']:6,}: {fits}")
     if document["largest_max_pixels"] is not None:
         lines.append(f"  --max-pixels auto: {document['largest_max_pixels']}")

@@ -6,19 +6,23 @@ Imports only transformers, so that the directory can be used without mindvl.
 
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig, Qwen2_5_VLConfig
+from transformers import AutoConfig, PreTrainedConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
-VisionConfig = Qwen2_5_VLConfig.sub_configs["vision_config"]
+DEFAULT_ENCODER = "qwen2_5_vl_vision"
+VISION_CONFIGS = {  # by model_type of vision_config
+    DEFAULT_ENCODER: Qwen2_5_VLConfig.sub_configs["vision_config"],
+    "qwen3_vl_vision": Qwen3VLConfig.sub_configs["vision_config"],
+}
 
 
 class MindVLConfig(PreTrainedConfig):
-    """Configurations of the Qwen2.5-VL vision encoder and a language model, and the special token ids.
+    """Configurations of a vision encoder and a language model, and the special token ids.
 
-    The language model is Qwen3, Qwen3-MoE or DeepSeek-V3, selected by model_type of text_config.
+    The encoder is that of Qwen2.5-VL or Qwen3-VL, the language model for example Qwen3, each selected by its model_type.
     """
 
     model_type = "mindvl"
-    sub_configs = {"vision_config": VisionConfig, "text_config": AutoConfig}  # noqa: RUF012
+    sub_configs = {"vision_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012
 
     def __init__(
         self,
@@ -32,7 +36,8 @@ class MindVLConfig(PreTrainedConfig):
     ) -> None:
         self.vision_config = vision_config
         if not isinstance(vision_config, PreTrainedConfig):
-            self.vision_config = VisionConfig(**(vision_config or {}))
+            given = dict(vision_config or {})
+            self.vision_config = VISION_CONFIGS[given.get("model_type", DEFAULT_ENCODER)](**given)
         self.text_config = text_config
         if not isinstance(text_config, PreTrainedConfig):
             self.text_config = AutoConfig.for_model(**({"model_type": "qwen3"} | (text_config or {})))

@@ -16,9 +16,15 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
 )
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_mindvl import MindVLConfig
+from .configuration_mindvl import DEFAULT_ENCODER, MindVLConfig
+
+VISION_ENCODERS: dict[str, Any] = {  # by model_type of vision_config
+    DEFAULT_ENCODER: Qwen2_5_VisionTransformerPretrainedModel,
+    "qwen3_vl_vision": Qwen3VLVisionModel,
+}
 
 
 class MindVLPreTrainedModel(PreTrainedModel):
@@ -28,7 +34,7 @@ class MindVLPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     input_modalities = ("image", "video", "text")  # type: ignore[assignment]
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Qwen2_5_VLVisionBlock"]  # noqa: RUF012 - the language model defines its own
+    _no_split_modules = ["Qwen2_5_VLVisionBlock", "Qwen3VLVisionBlock"]  # noqa: RUF012 - the language model has its own
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -40,12 +46,35 @@ class MindVLModel(MindVLPreTrainedModel):
 
     def __init__(self, config: MindVLConfig) -> None:
         super().__init__(config)
-        self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
+        self.visual = VISION_ENCODERS[config.vision_config.model_type]._from_config(config.vision_config)
         self.language_model = AutoModel.from_config(config.text_config)
+        self._features: list[Tensor] = []  # deepstack features of this forward pass, zero at text
+        self._add_features_after_layers(len(getattr(config.vision_config, "deepstack_visual_indexes", ())))
         first, further = config.text_config.num_hidden_layers, getattr(config.text_config, "num_mtp_layers", 0)
         # Multi-token prediction layers are used in training and for speculative decoding only.
         self._keys_to_ignore_on_load_unexpected = [rf"layers\.{first + depth}\." for depth in range(further)]
         self.post_init()
+
+    def _add_features_after_layers(self, count: int) -> None:
+        """Let each of the first layers of the language model add its deepstack features to its output."""
+        if count and "vllm" in (self.config._attn_implementation, self.config.text_config._attn_implementation):
+            raise ValueError(
+                "deepstack_visual_indexes: not supported by the transformers backend of vLLM, which passes one embedding "
+                "for each visual token. Use transformers, or train a model with deepstack_layers: []."
+            )
+
+        def add_to(number: int) -> Any:
+            def add(layer: nn.Module, args: Any, output: Any) -> Any:
+                if number >= len(self._features):
+                    return output
+                hidden = output if isinstance(output, Tensor) else output[0]
+                hidden = hidden + self._features[number].to(hidden)
+                return hidden if isinstance(output, Tensor) else (hidden, *output[1:])
+
+            return add
+
+        for number, layer in enumerate(self.language_model.layers[:count]):
+            layer.register_forward_hook(add_to(number))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.get_input_embeddings()
@@ -94,12 +123,19 @@ class MindVLModel(MindVLPreTrainedModel):
             ("image", self.config.image_token_id, pixel_values, image_grid_thw),
             ("video", self.config.video_token_id, pixel_values_videos, video_grid_thw),
         )
+        self._features = []
         for kind, placeholder, pixels, grid in media:
             if pixels is not None:
                 if grid is None:
                     raise ValueError(f"{kind}_grid_thw: is None. Pass all outputs of the processor of this directory.")
-                visual_tokens = torch.cat(self.get_image_features(pixels, grid).pooler_output)
-                inputs_embeds = self._put(inputs_embeds, input_ids, placeholder, visual_tokens, kind)
+                encoded = self.get_image_features(pixels, grid)
+                inputs_embeds = self._put(inputs_embeds, input_ids, placeholder, torch.cat(encoded.pooler_output), kind)
+                features = getattr(encoded, "deepstack_features", None) or []
+                before = self._features or [torch.zeros_like(inputs_embeds) for _ in features]
+                self._features = [
+                    self._put(zeros, input_ids, placeholder, feature, kind)
+                    for zeros, feature in zip(before, features, strict=True)
+                ]
         if position_ids is None and attention_mask is not None and past_key_values is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         outputs = self.language_model(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processor of an exported MindVL model: text, images and videos to model inputs; written next to the weights.
 
-Imports only transformers. The image and video processors are those of Qwen2-VL, which training matches.
+Imports only transformers. The image and video processors are those of the model of the vision encoder, which training
+matches.
 """
 
 from typing import Any
@@ -29,6 +30,10 @@ class MindVLProcessor(ProcessorMixin):
             self.video_token = "<|video_pad|>"
             self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
             processors["video_processor"] = video_processor
+        # With the encoder of Qwen3-VL, the time of each temporal patch precedes its visual tokens.
+        self.has_timestamps = type(video_processor).__name__ == "Qwen3VLVideoProcessor"
+        if self.has_timestamps:
+            self.videos_kwargs = {"return_metadata": True}
         super().__init__(**processors, chat_template=chat_template)
 
     @classmethod
@@ -44,8 +49,19 @@ class MindVLProcessor(ProcessorMixin):
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         """The placeholders of one video, one for each merge block of patches."""
-        patches = int(video_inputs["video_grid_thw"][video_idx].prod())
-        return self.video_token * (patches // self.video_processor.merge_size**2)
+        time, height, width = video_inputs["video_grid_thw"][video_idx].tolist()
+        of_patch = self.video_token * (height * width // self.video_processor.merge_size**2)
+        if not self.has_timestamps:
+            return of_patch * time
+        times = self._times(video_inputs["video_metadata"][video_idx])
+        return "".join(f"<{seconds:.1f} seconds><|vision_start|>{of_patch}<|vision_end|>" for seconds in times)
+
+    def _times(self, metadata: Any) -> list[float]:
+        """Mean time in seconds of the first and last frame of each temporal patch."""
+        size = self.video_processor.temporal_patch_size
+        frames, rate = [int(frame) for frame in metadata.frames_indices], metadata.fps or 24
+        frames += frames[-1:] * (-len(frames) % size)
+        return [(frames[at] / rate + frames[at + size - 1] / rate) / 2 for at in range(0, len(frames), size)]
 
     def _get_num_multimodal_tokens(
         self, image_sizes: Any = None, video_sizes: Any = None, **kwargs: Any

@@ -66,6 +66,8 @@ def whole_model(config: MindVLConfig) -> str | None:
                 f"vision.kind: a model with a {whole.family} decoder can only be exported with the vision encoder "
                 f"{whole.vision}, got {config.vision.kind}. Use another decoder, such as qwen3."
             )
+    families = ", ".join(whole.family for whole in WHOLE_MODELS.values())
     raise ModelError(
-        f"language.family: {config.language.family!r} cannot be exported. Use one of {', '.join(TEXT_MODELS)}."
+        f"language.family: a {config.language.family} decoder with M-RoPE cannot be exported, only {families} can. Use one of "
+        "these."
     )

@@ -114,7 +114,7 @@ def step(models: Sequence[Any], packs: Sequence[dict[str, Any]]) -> dict[str, An
             data_iterator=[iter(packs) for _ in models],
             model=wrapped,
             num_microbatches=len(packs),
-            seq_length=length,
+            seq_length=models[0].message_parts * length,
             micro_batch_size=1,
         )
     mtp_loss = models[-1].take_mtp_loss()

@@ -46,7 +46,7 @@ def separate_calls(published: Any, segments: Sequence[RandomSegment], config: Mi
 
 def gradients_under_published_names(model: Any, config: MindVLConfig) -> dict[str, torch.Tensor]:
     """The weight rules only rearrange values, so they convert gradients as well as weights."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for rule in weight_rules(config):
         pieces = rule.split(model.get_parameter(rule.param_name).grad)
         found.update(zip(map(published_name, rule.hf_names), pieces, strict=True))

@@ -5,6 +5,7 @@ Comes after search.py. `Request.task` converts a request to the input of the sea
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindvl_model import MindVLConfig
 from mindvl_model.parameters import Part
@@ -21,9 +22,12 @@ from mindvl_train.layout_search.packs import (
 )
 from mindvl_train.layout_search.search import Candidate, Task, evaluate
 from mindvl_train.layout_search.step_time import Machine
+from mindvl_train.preprocessing import preprocessing_of
 
 SEQUENCE_LENGTHS = (2048, 4096, 8192, 16384, 32768)
 _SECONDS_PER_DAY = 86400
+
+_OF_MODEL: Any = None
 
 # Paper, Table 1: tokens of the three phases by model, and global batch sizes.
 BUDGETS: dict[str, dict[Phase, float]] = {
@@ -40,13 +44,18 @@ class Request:
     model: MindVLConfig
     machine: Machine
     seq_length: int = 8192
-    max_pixels: int = 1280 * 28 * 28  # maximum pixels of one image
+    max_pixels: int = _OF_MODEL  # maximum pixels of one image; default: that of the model's preprocessing
     max_patches: int | None = None  # maximum patches of a pack; None: 1.25 times the average, at least one image
     visual_share: float = VISUAL_SHARE  # fraction of all tokens that are visual
     segment_tokens: int = SEGMENT_TOKENS
     global_batch_size: int = 1024
     trained: tuple[Part, ...] = TRAINABLE["multitask"]
     wide: int = 2
+
+    def __post_init__(self) -> None:
+        if self.max_pixels is None:
+            default = preprocessing_of(self.model.vision).image_fields()["max_pixels"]
+            object.__setattr__(self, "max_pixels", default)
 
     @property
     def visual_limit(self) -> int:

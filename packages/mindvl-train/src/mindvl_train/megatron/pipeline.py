@@ -92,6 +92,7 @@ def _run_schedule(
     pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
     # Activations between stages have one shape. megatron-core can send shapes first, but every send then waits for them.
     padding: dict[str, int] = {"pad_to": longest} if pipelined else {}
+    parts = unwrap_model(models[0]).message_parts if pipelined else 1
 
     def forward_step(batches: Iterator[Batch], stage: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
@@ -109,7 +110,7 @@ def _run_schedule(
         data_iterator=[_on_device(microbatches, unwrap_model(model), device) for model in models],
         model=list(models),
         num_microbatches=len(microbatches),
-        seq_length=unwrap_model(models[0]).parallel.padded_length(longest),
+        seq_length=parts * unwrap_model(models[0]).parallel.padded_length(longest),
         micro_batch_size=1,
         forward_only=forward_only,
     )
