@@ -119,3 +119,11 @@ def test_boxes_of_ms_swift_are_refused(tmp_path):
     }
     with pytest.raises(RecordError, match=r"`objects` of ms-swift.* is not read\. Write the names into the text"):
         conversation_record(tmp_path, Origin(tmp_path / "a.jsonl", 1), row)
+
+
+def test_an_image_in_base64_needs_no_data_url_and_other_long_names_are_shortened(tmp_path):
+    origin, text = Origin(tmp_path / "a.jsonl", 1), base64.b64encode(bytes(1500)).decode()
+    row = {"question": "q", "answer": "a", "image": text}
+    assert conversation_record(tmp_path, origin, row).media == (bytes(1500),)
+    with pytest.raises(RecordError, match=r"has 2001 characters and is not base64: '!a{39}'\.\.\."):
+        conversation_record(tmp_path, origin, {**row, "image": "!" + 2000 * "a"})

@@ -75,7 +75,7 @@ def test_json_lines_and_an_image_root_work_too(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ("[{", r"r\.json: invalid JSON"),
-        ({}, "must hold a JSON list, got dict"),
+        ({}, "must hold a JSON list, got an object with no fields"),
         ([row("a"), 5], r"r\.json row 2"),
         ([{"id": 1}], "needs a list `messages` or `conversations`, .* got 'id'"),
         ([{"conversations": [{"from": "bot", "value": "a"}]}], r"row 1: turn 0 .*'bot'"),

@@ -80,7 +80,8 @@ def test_what_is_not_recognized_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.docx").touch()
     with pytest.raises(DataError, match=r"format of a \.docx file"):
         recognize(tmp_path / "notes.docx")
-    with pytest.raises(DataError, match=r"it has \.docx, \.json"):
+    (tmp_path / "rows.json").unlink()
+    with pytest.raises(DataError, match=r"it has \.docx\. Add captions"):
         recognize(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         recognize(tmp_path / "nothing")
@@ -109,3 +110,23 @@ def test_a_text_with_the_address_it_comes_from_is_plain_text(tmp_path):
     path = tmp_path / "web.jsonl"
     path.write_text('{"text": "a page", "url": "https://example.com", "timestamp": "2019"}\n')
     assert recognize(path)[1] == "text"
+
+
+def test_the_only_data_file_of_a_directory_is_read_before_its_images_are_classes(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.png").write_bytes(b"")
+    (tmp_path / "train.json").write_text('[{"image": "images/1.png", "caption": "a"}]')
+    reason = "the directory has one data file, train.json, and the first record has `image`, `caption`"
+    assert recognize(tmp_path) == (tmp_path / "train.json", "messages", reason)
+    (tmp_path / "test.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"has 2 data files \(test.jsonl, train.json\)\. Specify one of them\."):
+        recognize(tmp_path)
+
+
+def test_packed_files_and_objects_are_refused_with_what_they_are(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a \.gz file is not read\. Unpack it"):
+        recognize(tmp_path / "a.jsonl.gz")
+    (tmp_path / "coco.json").write_text('{"images": [], "annotations": [\n1]}')
+    with pytest.raises(DataError, match="got an object with 'images', 'annotations'"):
+        recognize(tmp_path / "coco.json")

@@ -18,7 +18,7 @@ from mindvl_data.errors import SampleError
 from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 
 QUESTION_FIELDS = ("question", "context", "prompt", "instruction", "query")
-ANSWER_FIELDS = ("answer", "answers", "response", "output", "label", "labels")
+ANSWER_FIELDS = ("answer", "answers", "response", "output", "completion", "label", "labels")
 CAPTION_FIELDS = ("caption", "captions", "text")
 OWN_FIELDS = ("min_pixels", "max_pixels", "tools")  # mindvl fields that are kept in every format
 

@@ -15,6 +15,7 @@ from mindvl_data.formats.table import named_media, table_header
 from mindvl_data.shards.tar import MEDIA_EXTENSIONS, SHARD_PATTERN
 
 AUTO = "auto"
+_PACKED = (".7z", ".bz2", ".gz", ".rar", ".xz", ".zip", ".zst")
 _TABLES = (".csv", ".tsv")
 _METADATA = ("metadata.csv", "metadata.jsonl")
 _ORIGINS = ("url", "path", "file", "filename", "filepath")
@@ -54,6 +55,8 @@ def recognize(source: Path | str) -> tuple[Path | str, str, str]:
         return _of_dataset_info(path)
     if path.suffix in (".json", ".jsonl"):
         return _of_records(path)
+    if path.suffix in _PACKED:
+        raise DataError(f"{path}: a {path.suffix} file is not read. Unpack it, and specify what was in it.")
     raise DataError(
         f"{path}: the format of a {path.suffix or 'nameless'} file is not recognized. Name it with --format, or use a .json, "
         ".jsonl, .csv, .tsv, .parquet or .tar file."
@@ -122,6 +125,15 @@ def _of_directory(path: Path) -> tuple[Path, str, str]:
     first = next(media, None)
     if first is not None and first.with_suffix(".txt").is_file():
         return path, "imagefolder", f"{first.name} has a caption beside it"
+    files = [file for file in sorted(path.glob("*")) if file.suffix in (".json", ".jsonl", *_TABLES)]
+    if len(files) == 1:
+        source, format_name, reason = recognize(files[0])
+        return Path(source), format_name, f"the directory has one data file, {files[0].name}, and {reason}"
+    if files:
+        names = ", ".join(file.name for file in files[:8])
+        raise DataError(
+            f"{path}: has {len(files)} data files ({names}{', ...' if len(files) > 8 else ''}). Specify one of them."
+        )
     if class_images(path):
         return path, "classes", "its subdirectories hold images without captions"
     found = sorted({file.suffix or file.name for file in path.rglob("*") if file.is_file()})[:8]

@@ -17,6 +17,7 @@ from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.foreign import OWN_FIELDS
 
 MEDIA_TYPES = ("image", "video")
+_MAX_NAME = 1024  # characters; a longer name is an image in base64
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,11 @@ def read_json(path: Path) -> tuple[int, Iterator[Row | RecordError]]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: invalid JSON ({error}). Correct the file.") from error
     if not isinstance(rows, list):
+        got = type(rows).__name__
+        if isinstance(rows, dict):
+            got = f"an object with {', '.join(map(repr, list(rows)[:8])) or 'no fields'}"
         raise DataError(
-            f"{path}: the file must hold a JSON list, got {type(rows).__name__}. Use a list, or JSON lines (.jsonl)."
+            f"{path}: the file must hold a JSON list, got {got}. Use a list of records, or JSON lines (.jsonl)."
         )
     return len(rows), _numbered(rows, path)
 
@@ -188,7 +192,7 @@ def _medium(name: str, root: Path, origin: Origin) -> Medium:
     if name.startswith(("http://", "https://")):
         return Url(name)
     if not name.startswith("data:"):
-        return root / name.removeprefix("file://")
+        return _bare_base64(name, origin) if len(name) > _MAX_NAME else root / name.removeprefix("file://")
     head, comma, content = name.partition(",")
     if not comma or not head.endswith(";base64"):
         raise RecordError(f"the data URL must be in base64, got {name[:40]!r}", origin)
@@ -196,6 +200,15 @@ def _medium(name: str, root: Path, origin: Origin) -> Medium:
         return base64.b64decode(content, validate=True)
     except binascii.Error as error:
         raise RecordError(f"the data URL is not base64: {error}", origin) from error
+
+
+def _bare_base64(text: str, origin: Origin) -> bytes:
+    """The bytes of an image in base64 without the start of a data URL."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        what = f"the name of an image has {len(text)} characters and is not base64: {text[:40]!r}..."
+        raise RecordError(what, origin, "Write a file name, or the image in base64.") from error
 
 
 def media_in_order(

@@ -217,10 +217,11 @@ def _refusal(refused: list[RecordError]) -> DataError:
         first = refused[0]
         return RecordError(first.what, first.origin, f"{first.remedy} Or exclude it with --skip-bad.")
     listed = "; ".join(f"{bad.origin}: {bad.what}" for bad in refused[:_MOST_LISTED])
+    remedy = refused[0].remedy if len({bad.remedy for bad in refused}) == 1 else "Correct them."
     more = f"; and {len(refused) - _MOST_LISTED} more" if len(refused) > _MOST_LISTED else ""
     return DataError(
-        f"{refused[0].origin.file}: {len(refused)} records are invalid: {listed}{more}. Correct them, or exclude and list "
-        "them in excluded.jsonl with --skip-bad."
+        f"{refused[0].origin.file}: {len(refused)} records are invalid: {listed}{more}. {remedy} Or exclude and list them in "
+        "excluded.jsonl with --skip-bad."
     )
 
 
@@ -332,7 +333,9 @@ def _read_media(medium: Medium, origin: Origin, downloads: Downloads | None) -> 
             content = medium if isinstance(medium, bytes) else medium.read_bytes()
         except OSError as error:
             raise RecordError(
-                f"image {error.filename} cannot be read: {error.strerror}", origin, "Check the image root."
+                f"image {_shortened(error.filename)} cannot be read: {error.strerror}",
+                origin,
+                "Check the name; --image-root names the directory that names are relative to.",
             ) from error
     if len(content) > MAX_MEMBER_BYTES:
         raise RecordError(f"{name} has {len(content)} bytes, the limit is {MAX_MEMBER_BYTES}", origin)
@@ -340,6 +343,11 @@ def _read_media(medium: Medium, origin: Origin, downloads: Downloads | None) -> 
         kinds = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, mp4, mov, mkv, webm or avi"
         raise RecordError(f"{name} is not {kinds}", origin, "Convert it.")
     return content
+
+
+def _shortened(name: str | Path | None) -> str:
+    text = str(name)
+    return text if len(text) <= 160 else f"{text[:80]}...{text[-60:]}"
 
 
 def _fetched(medium: Url, origin: Origin, downloads: Downloads | None) -> bytes:
