@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mindvl_model import WeightError
-from mindvl_model.families.keys import check_no_scaling, decoder_sizes, rotary_keys
+from mindvl_model.families.keys import check_no_scaling, decoder_sizes, read_grouped_query, rotary_keys
 from mindvl_model.hf.config_keys import Keys
 
 SIZES = {
@@ -49,3 +49,22 @@ def test_a_scaling_without_support_is_named() -> None:
 def test_embeddings_are_tied_if_either_section_says_so() -> None:
     assert decoder_sizes(keys(**SIZES), keys(tie_word_embeddings=True))["tie_embeddings"]
     assert not decoder_sizes(keys(**SIZES), keys())["tie_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, (3, 10)),  # defaults of the family
+        ({"num_key_value_heads": None, "head_dim": None}, (4, 8)),  # one for each query head; 32 / 4
+        ({"num_key_value_heads": 2, "head_dim": 6}, (2, 6)),
+    ],
+)
+def test_missing_sizes_of_heads_are_the_defaults_of_the_family_and_null_is_derived(
+    values: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    section = keys(**SIZES | {"num_attention_heads": 4} | values)
+    if not values:
+        section = keys(**SIZES | {"num_attention_heads": 6})
+    attention = read_grouped_query("qwen3", section, keys(), head_dim=10, num_kv_heads=3).attention
+    assert attention.kind == "grouped_query"
+    assert (attention.num_kv_heads, attention.head_dim) == expected

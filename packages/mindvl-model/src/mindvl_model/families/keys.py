@@ -66,6 +66,7 @@ def read_grouped_query(
     *,
     rotary_base: float = 10_000.0,
     head_dim: int | None = None,
+    num_kv_heads: int | None = None,
     experts: ExpertsConfig | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -79,7 +80,8 @@ def read_grouped_query(
         text: The section of the decoder.
         root: The top-level section.
         rotary_base: Base of the rotary embedding if no key has it.
-        head_dim: Size of a head if no key has it; None: hidden_size / num_attention_heads.
+        head_dim: Size of a head if the key is missing; None, like null: hidden_size / num_attention_heads.
+        num_kv_heads: Number of key-value heads if the key is missing; None, like null: one for each query head.
         experts: Experts of the decoder.
         qkv_bias: Biases of the query, key and value projections.
         output_bias: Bias of the output projection.
@@ -91,8 +93,8 @@ def read_grouped_query(
         family=family,
         **sizes,
         attention=GroupedQueryAttention(
-            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"]),
-            head_dim=number_or(text, "head_dim", head_dim or sizes["hidden_size"] // sizes["num_heads"]),
+            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"], missing=num_kv_heads),
+            head_dim=number_or(text, "head_dim", sizes["hidden_size"] // sizes["num_heads"], missing=head_dim),
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             qk_norm=qk_norm,
@@ -114,9 +116,9 @@ def write_grouped_query(language: LanguageConfig) -> dict[str, Any]:
     }
 
 
-def number_or(text: Keys, name: str, default: int) -> int:
-    """Read a number that may be null or missing, which means the default."""
-    return default if text.take(name, None) is None else int(text.number(name))
+def number_or(text: Keys, name: str, default: int, *, missing: int | None = None) -> int:
+    """Read a number; null means the default, and so does a missing key unless `missing` has a value for it."""
+    return default if text.take(name, missing) is None else int(text.number(name, missing))
 
 
 def check_window(text: Keys, window: Any, max_positions: int) -> None:

@@ -27,7 +27,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a Mistral decoder; transformers gives it a window of 4096 positions if config.json has no key for it."""
     window = text.values.get("sliding_window", 4096)
     check_window(text, window, text.number("max_position_embeddings"))
-    return read_grouped_query(family, text, root)
+    return read_grouped_query(family, text, root, num_kv_heads=8)
 
 
 def write(language: LanguageConfig) -> dict[str, Any]:

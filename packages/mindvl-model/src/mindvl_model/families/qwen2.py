@@ -48,7 +48,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a Qwen2 decoder: with M-RoPE that of Qwen2.5-VL, otherwise that of a language model."""
     check_optional_windows(text)
     if root.values.get("model_type") != "qwen2_5_vl" and not _has_sections(text):
-        return read_grouped_query(family, text, root, qkv_bias=True)
+        return read_grouped_query(family, text, root, qkv_bias=True, num_kv_heads=32)
     sizes = decoder_sizes(text, root)
     theta, kind, more = rotary_keys(text, 1_000_000.0)
     check_no_scaling(text, "default" if kind == "mrope" else kind, more.keys() - {"mrope_section"})

@@ -12,7 +12,7 @@ from mindvl_model.families.keys import (
 )
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import Keys
-from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig, RopeConfig
+from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig, RopeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,16 @@ class Qwen3Preset(GroupedQueryPreset):
         )
 
 
-def read(family: str, text: Keys, root: Keys, experts: ExpertsConfig | None = None) -> LanguageConfig:
-    """Read a decoder with normalized queries and keys."""
-    bias = text.flag("attention_bias", False)
+def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
+    """Read a dense decoder with normalized queries and keys."""
     check_optional_windows(text)
-    return read_grouped_query(
-        family, text, root, head_dim=128, experts=experts, qk_norm=True, qkv_bias=bias, output_bias=bias
-    )
+    return read_normed(family, text, root, head_dim=128, num_kv_heads=32)
+
+
+def read_normed(family: str, text: Keys, root: Keys, **defaults: Any) -> LanguageConfig:
+    """Read a decoder with normalized queries and keys; `defaults` are arguments of read_grouped_query."""
+    bias = text.flag("attention_bias", False)
+    return read_grouped_query(family, text, root, qk_norm=True, qkv_bias=bias, output_bias=bias, **defaults)
 
 
 def write(language: LanguageConfig) -> dict[str, Any]:

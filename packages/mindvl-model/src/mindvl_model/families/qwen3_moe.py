@@ -48,7 +48,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
         normalize_router=text.flag("norm_topk_prob", False),
         aux_loss_weight=text.number("router_aux_loss_coef", 0.001, whole=False, least=0),
     )
-    return qwen3.read(family, text, root, experts)
+    return qwen3.read_normed(family, text, root, num_kv_heads=4, experts=experts)
 
 
 def write(language: LanguageConfig) -> dict[str, Any]:
