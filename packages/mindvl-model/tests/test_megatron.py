@@ -34,11 +34,12 @@ def test_a_block_uses_the_segments_and_angles_of_its_pack() -> None:
     """A layer with window attention does not mix segments; the following layer with full attention does."""
     from mindvl_model.megatron.blocks import BuildConfig, PackedSequence, build_vision_block, transformer_config
     from mindvl_model.testing.tiny import randomize
+    from mindvl_model.vision.entries import VISION_ENTRIES
 
     config = transformer_config(
         BuildConfig(), num_layers=2, hidden_size=16, num_attention_heads=2, ffn_hidden_size=24, add_bias_linear=True
     )
-    block = build_vision_block(config)
+    block = build_vision_block(config, VISION_ENTRIES["qwen2_5_vl"])
     randomize(block)
     hidden = torch.randn(8, 1, 16, generator=torch.Generator().manual_seed(0))
     changed = hidden.clone()

@@ -82,7 +82,9 @@ def test_sizes_that_cannot_split_the_model_are_refused_by_name() -> None:
 
 
 def test_key_value_heads_may_be_fewer_than_ranks_but_not_lie_across_them() -> None:
-    grouped = replace(smallest_config(), language=replace(smallest_config().language, num_heads=12, num_kv_heads=3))
+    language = smallest_config().language
+    attention = replace(language.attention, num_kv_heads=3)
+    grouped = replace(smallest_config(), language=replace(language, num_heads=12, attention=attention))
     with pytest.raises(ModelError, match=r"tp_size: 2 is neither a divisor nor a multiple of language.num_kv_heads=3"):
         check_parallel(grouped, ParallelConfig(tp_size=2))
     check_parallel(grouped, ParallelConfig(cp_size=2))
