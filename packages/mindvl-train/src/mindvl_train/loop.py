@@ -176,8 +176,8 @@ def _log_end(run: ResolvedRun, state: TrainState, *, used_up: bool) -> None:
         logger.warning("%s", _used_up_message(state.step, steps))
     elif config is not None and state.step < steps and is_patience_over(config.patience, state.validation):
         logger.info(
-            "validation.patience: the loss was not lower in the last %d validations; the run is finished at step %d of %d. "
-            "The best step is %s",
+            "validation.patience: the loss was not lower in %d validation(s) in succession; the run is finished at step %d of "
+            "%d. The best step is %s",
             state.validation.waited,
             state.step,
             steps,

@@ -102,6 +102,14 @@ def test_a_heartbeat_says_what_the_process_does(tmp_path: Path) -> None:
     assert (heartbeat["rank"], heartbeat["pid"], heartbeat["step"], heartbeat["part"]) == (3, os.getpid(), 17, "update")
 
 
+def test_a_validation_before_the_first_step_leaves_that_step_its_longer_limit(tmp_path: Path) -> None:
+    watchdog = Watchdog(tmp_path, rank=0, num_ranks=1, limit_s=100.0)
+    watchdog.begin("validation", 4)
+    assert watchdog._first_step is None
+    watchdog.begin("data", 5)
+    assert watchdog._first_step == 5
+
+
 def test_a_part_that_takes_too_long_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", SLEEP, str(tmp_path)], capture_output=True, text=True, check=False)
     assert ended.returncode == STUCK

@@ -7,6 +7,7 @@ As a program this file is one of the processes.
 import json
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,11 @@ import torch
 
 from mindvl_data import SourceConfig
 from mindvl_model import set_up_device
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.parallel_config import ParallelConfig
 from mindvl_model.testing.ranks import run_ranks
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
-from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
+from mindvl_train import CheckpointConfig, ModelSection, OptimizerConfig, RunConfig, run_training
 from mindvl_train.validation.config import ValidationConfig
 
 pytestmark = pytest.mark.slow
@@ -233,6 +235,53 @@ def test_training_in_parallel_is_bitwise_the_same_with_and_without_validation(
         differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
         assert not differing, (plain.out, differing)
         assert len(validations(watched)) == 3
+
+
+def test_adapters_with_dropout_train_bitwise_the_same_with_and_without_validation(
+    make_config: Make,
+    held_out: tuple[SourceConfig, ...],
+    read_tensors: Callable[[Path], dict[str, torch.Tensor]],
+) -> None:
+    adapter = LoRAConfig(rank=2, dropout=0.5)
+    plain = make_config("plain", adapter=adapter)
+    watched = make_config("watched", adapter=adapter, validation=ValidationConfig(sources=held_out, every_steps=1))
+    one, other = (read_tensors(run_training(config).checkpoint) for config in (plain, watched))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.multi
+def test_a_run_that_resumes_on_more_ranks_keeps_its_best_step_and_patience(
+    make_config: Make, held_out: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    def config(out: str, parallel: ParallelConfig) -> RunConfig:
+        return make_config(
+            out,
+            steps=6,
+            parallel=parallel,
+            global_batch_size=4,
+            validation=ValidationConfig(sources=held_out, every_steps=1, patience=9, min_delta=100.0),
+            optimizer=OptimizerConfig(epsilon=1e-4),  # damped, so that rounding does not grow
+        )
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 2:  # handled in the next step
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    straight = config("straight", ParallelConfig())
+    expected = json.loads((run_training(straight).checkpoint / "manifest.json").read_text())["validation"]
+    many = [config("tp2", ParallelConfig(tp_size=2)), config("dp2", ParallelConfig())]
+    for one in many:
+        assert not run_training(replace(one, parallel=ParallelConfig()), on_step=stop).finished
+    in_two(many, tmp_path)
+    for one in many:
+        for found, line in zip(validations(one), validations(straight), strict=True):
+            assert found["loss"] == pytest.approx(line["loss"], rel=1e-4)
+            assert found["samples"] == line["samples"]
+        found = json.loads((one.out / "checkpoints" / "step-00000006" / "manifest.json").read_text())["validation"]
+        assert {name: found[name] for name in ("step", "best_step", "waited", "data")} == {
+            name: expected[name] for name in ("step", "best_step", "waited", "data")
+        }
 
 
 if __name__ == "__main__":

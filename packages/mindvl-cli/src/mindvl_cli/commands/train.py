@@ -127,7 +127,8 @@ def _how(stage: "Stage", result: dict[str, Any]) -> str:
     """How a stage has ended."""
     if result.get("ended_early") and stage.config.validation is not None:
         patience = stage.config.validation.patience
-        return f"finished early, because {patience} validations in succession had no lower loss,"
+        counted = "the last validation" if patience == 1 else f"the last {patience} validations"
+        return f"finished early, because {counted} had no lower loss,"
     return "finished" if result["finished"] else "data used up" if result.get("data_used_up") else "stopped"
 
 

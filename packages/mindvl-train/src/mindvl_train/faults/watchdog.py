@@ -93,7 +93,7 @@ class Watchdog:
             part: One of PARTS.
             step: The current step, counted from 1.
         """
-        if self._first_step is None:
+        if self._first_step is None and part not in _SLOW_PARTS:  # a resumed run may validate before its first step
             self._first_step = step
         self._activity = _Activity(step, part, time.monotonic())
 

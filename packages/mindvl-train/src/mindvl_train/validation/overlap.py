@@ -33,7 +33,8 @@ def overlap(training: Sequence[SourceConfig], validation: ValidationConfig, stor
     if not both:
         return None
     more = f" and {len(both) - _SHOWN} more" if len(both) > _SHOWN else ""
-    return f"validation.sources: {len(both)} shards are also trained on: {'; '.join(both[:_SHOWN])}{more}"
+    counted = "1 shard is" if len(both) == 1 else f"{len(both)} shards are"
+    return f"validation.sources: {counted} also trained on: {'; '.join(both[:_SHOWN])}{more}"
 
 
 REMEDY = (
