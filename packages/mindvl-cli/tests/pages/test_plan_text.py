@@ -51,6 +51,7 @@ def _document(**changes: Any) -> dict[str, Any]:
         "global_batch_size": 128,
         "visual_limit": 4915,
         "trained": ["language"],
+        "adapter": None,
         "limit": 60 * GIB,
         "fitting": 1,
         "too_large": 2,

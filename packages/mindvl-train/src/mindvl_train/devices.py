@@ -42,6 +42,8 @@ DEVICES: tuple[Device, ...] = (
     Device("H200", 989,  141, 4800, 450, 50, _NVIDIA),
     Device("H20",  148,  96,  4000, 450, 50, _NVIDIA),
     Device("B200", 2250, 180, 8000, 900, 50, _NVIDIA),
+    # 24 GiB, of which the driver reports 24,564 MiB.
+    Device("RTX 4090", 165, 25.7, 1008, 32, 25, "NVIDIA white paper of the Ada architecture, dense, PCIe card"),
     Device("L40S", 362,  48,  864,  32,  25, "NVIDIA data sheet, dense, PCIe card"),
 )  # fmt: skip
 

@@ -53,6 +53,10 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     type=click.Choice(_PHASES),
     help="Training phase, which sets the trainable parts. [default: that of the recipe, or multitask]",
 )
+@count_option(
+    "--lora-rank",
+    help="Rank of low-rank adapters on all linear layers, with frozen weights. [default: that of the recipe]",
+)
 @click.option(
     "--memory-gb", type=_ABOVE_ZERO, help="Memory per device in GB (10^9 bytes). [default: from the device table]"
 )
@@ -177,6 +181,7 @@ def _machine(options: dict[str, Any]) -> "Machine":
 
 
 def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
+    from mindvl_model.adapters import LoRAConfig
     from mindvl_train.config import TRAINABLE
     from mindvl_train.layout_search import Request, request_of
 
@@ -191,6 +196,7 @@ def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) ->
     _check_sizes(config, request.model, options["seq_length"], None if pixels in (None, "auto") else int(pixels))
     given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "global_batch_size")}
     given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
+    given["lora"] = LoRAConfig(rank=options["lora_rank"]) if options["lora_rank"] else None
     given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
     return replace(request, **{name: value for name, value in given.items() if value is not None})
 
@@ -230,6 +236,7 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
         "visual_limit": request.visual_limit,
         "global_batch_size": request.global_batch_size,
         "trained": list(request.trained),
+        "adapter": None if request.lora is None else vars(request.lora) | {"parameters": _adapter_parameters(request)},
         "limit": task.limit,
         "tokens_per_step": request.global_batch_size * request.seq_length,
         "fitting": found.num_fitting,
@@ -240,9 +247,16 @@ def _find(request: "Request", model: str, config: "RunConfig | None", *, top: in
         "largest_max_pixels": largest_pixels(request, best) if best is not None and widest else None,
         "room": [vars(one) for one in room(request, best)] if best is not None else [],
         "days": [vars(one) for one in days(request, best, BUDGETS[name])]
-        if best is not None and name in BUDGETS
+        if best is not None and name in BUDGETS and request.lora is None
         else [],
     }
+
+
+def _adapter_parameters(request: "Request") -> int:
+    from mindvl_model.adapters.sizes import adapter_parameters
+
+    assert request.lora is not None
+    return sum(adapter_parameters(request.model, request.lora, request.trained).values())
 
 
 def _described(request: "Request", plan: "Candidate") -> dict[str, Any]:
@@ -267,7 +281,7 @@ def _described(request: "Request", plan: "Candidate") -> dict[str, Any]:
 
 def _write(out: Path, config: "RunConfig | None", request: "Request", document: dict[str, Any]) -> str:
     """Write the recipe with the best layout, or only its sections without a recipe; returns a line for the user."""
-    from mindvl_cli.load import to_yaml
+    from mindvl_cli.load import to_plain, to_yaml
     from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 
     if not document["plans"]:
@@ -280,6 +294,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
         sections = {
             "global_batch_size": request.global_batch_size,
             "precision": "bf16",
+            **({} if request.lora is None else {"adapter": to_plain(request.lora)}),
             "parallel": best["parallel"],
             "recompute": best["recompute"],
             "optimizer": {"offload": best["offload"]},
@@ -295,6 +310,7 @@ def _write(out: Path, config: "RunConfig | None", request: "Request", document: 
         parallel=ParallelConfig(**parallel),
         recompute=RecomputeConfig(**best["recompute"]),
         optimizer=replace(config.optimizer, offload=best["offload"]),
+        adapter=request.lora,
         data=replace(config.data, packing=packing, image=replace(image, max_pixels=pixels)),
     )
     write_whole(out, to_yaml(fitted))

@@ -61,6 +61,9 @@ def again(plan: dict[str, Any]) -> str:
 
 def _head(document: dict[str, Any]) -> str:
     trained = ", ".join(document["trained"])
+    if document["adapter"] is not None:
+        adapter = document["adapter"]
+        trained = f"adapters of rank {adapter['rank']} ({adapter['parameters'] / 1e6:,.1f}M parameters) of {trained}"
     return (
         f"{document['model']} on {document['devices']} x {document['device']}: {document['global_batch_size']:,} packs of "
         f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a pack; trained: "

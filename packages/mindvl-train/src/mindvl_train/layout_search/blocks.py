@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from mindvl_model import MindVLConfig
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.vision.positions import Grid
 from mindvl_model.vision.spread import assign_frames
@@ -39,6 +40,8 @@ class Block:
     dense: int = 0  # parameters without routed experts
     experts: int = 0  # parameters of the routed experts of this rank
     trained: bool = True
+    adapters: int | None = None  # parameters of adapters, which are then all that is trained; at most, with tp_size > 1
+    adapters_experts: int = 0  # of these, parameters of the routed experts of this rank
     kept: float = 0.0  # bytes kept from forward to backward
     routed: float = 0.0  # of these, bytes of routing and routed experts
     boundary: float = 0.0  # bytes of its input, which full recomputation stores
@@ -52,6 +55,16 @@ class Block:
     sent: Traffic = Traffic()
     weights: bool = True  # whether backward computes weight gradients
     inputs: bool = True  # whether backward computes input gradients
+
+    @property
+    def trained_dense(self) -> int:
+        """Trained parameters without those of routed experts, if the block is trained."""
+        return self.dense if self.adapters is None else self.adapters - self.adapters_experts
+
+    @property
+    def trained_experts(self) -> int:
+        """Trained parameters of the routed experts of this rank, if the block is trained."""
+        return self.experts if self.adapters is None else self.adapters_experts
 
     @property
     def backward_matmul(self) -> float:
@@ -98,6 +111,7 @@ class Setting:
     model: MindVLConfig
     pack: Pack
     trained: tuple[Part, ...] = PARTS
+    lora: LoRAConfig | None = None  # adapters of the trained parts
     wide: int = 2  # bytes of a weight and of an activation
     kernels: Kernels = "npu"
     tp_size: int = 1
@@ -157,6 +171,8 @@ class Setting:
 
     def weight_gradient(self, elements: float) -> float:
         """Bytes of a weight gradient before it is added to the buffer; on a CPU with an fp32 copy."""
+        if self.lora is not None:
+            return 0.0
         return elements * (self.wide + (4 if self.kernels == "cpu" and self.wide < 4 else 0))
 
 

@@ -119,7 +119,7 @@ def _loss_memory(setting: Setting, logits: float) -> tuple[float, float, float]:
         sums = (4 + wide) * setting.loss_rows * language.hidden_size  # gradient of hidden states, and one part of it
         weight = (
             wide * language.vocab_size / setting.tp_size * language.hidden_size
-            if "language" in setting.trained
+            if "language" in setting.trained and setting.lora is None
             else 0.0
         )
         pieces = chunk if wide == 4 else 1.5 * chunk

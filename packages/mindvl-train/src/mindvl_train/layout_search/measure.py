@@ -95,6 +95,7 @@ def predict(job: Job, kernels: Kernels) -> list[Memory]:
         model=run.model,
         pack=job.pack,
         trained=config.trained_parts,
+        lora=config.adapter,
         wide=4 if config.precision == "fp32" else 2,
         kernels=kernels,
         tp_size=parallel.tp_size,

@@ -106,7 +106,7 @@ class Ledger:
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels are uint8
         return Memory(
-            parameters=setting.wide * (dense + experts),
+            parameters=setting.wide * (dense + experts + (trained + trained_experts if setting.lora else 0)),
             gradients=4.0 * (trained + trained_experts),
             optimizer=state * (trained / copies + trained_experts / expert_copies),
             inputs=float(pack_bytes),
@@ -124,8 +124,8 @@ class Ledger:
             self._counts[chunk.key] = Counts(
                 dense=sum(count * block.dense for block, count in chunk.runs),
                 experts=sum(count * block.experts for block, count in chunk.runs),
-                trained_dense=sum(count * block.dense for block, count in trained),
-                trained_experts=sum(count * block.experts for block, count in trained),
+                trained_dense=sum(count * block.trained_dense for block, count in trained),
+                trained_experts=sum(count * block.trained_experts for block, count in trained),
             )
         return self._counts[chunk.key]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindvl_model import MindVLConfig
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.parameters import Part
 from mindvl_train.config import TRAINABLE, Phase, RunConfig
 from mindvl_train.errors import TrainError
@@ -50,6 +51,7 @@ class Request:
     segment_tokens: int = SEGMENT_TOKENS
     global_batch_size: int = 1024
     trained: tuple[Part, ...] = TRAINABLE["multitask"]
+    lora: LoRAConfig | None = None  # adapters of the trained parts
     wide: int = 2
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class Request:
             usual_pack=self._pack(min(self.visual_limit, self.visual_share * self.seq_length), LOSS_SHARE),
             global_batch_size=self.global_batch_size,
             trained=self.trained,
+            lora=self.lora,
             wide=self.wide,
         )
 
@@ -106,6 +109,7 @@ def request_of(config: RunConfig, machine: Machine) -> Request:
         max_patches=data.packing.max_patches,
         global_batch_size=config.global_batch_size,
         trained=config.trained_parts,
+        lora=config.adapter,
         wide=2 if config.precision == "bf16" else 4,
     )
     if data.text_share is None:
@@ -170,7 +174,7 @@ def days(request: Request, candidate: Candidate, budgets: dict[Phase, float]) ->
         batch = BATCHES[phase]
         if batch % candidate.dp_size:
             batch = -(-batch // candidate.dp_size) * candidate.dp_size
-        asked = replace(request, trained=TRAINABLE[phase], global_batch_size=batch)
+        asked = replace(request, trained=TRAINABLE[phase], lora=None, global_batch_size=batch)
         timed = evaluate(asked.task(), candidate.parallel, candidate.recompute, offload=candidate.offload)
         steps = tokens / (batch * request.seq_length)
         found.append(

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from mindvl_model import MindVLConfig, ModelError
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.flops import pack_flops
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel
 from mindvl_model.parameters import Part
@@ -37,6 +38,7 @@ class Task:
     usual_pack: Pack  # with the average number of images, for the time estimate
     global_batch_size: int
     trained: tuple[Part, ...]
+    lora: LoRAConfig | None = None  # adapters of the trained parts
     wide: int = 2  # bytes of a weight
     expert_imbalance: float = 1.3  # tokens of the busiest expert-parallel rank over the mean, for the memory estimate
 
@@ -53,10 +55,9 @@ class Task:
     @cached_property
     def flops(self) -> int:
         """Floating-point operations of one step without recomputation, as in metrics."""
-        pack = self.usual_pack
-        work = pack_flops(
-            self.model, pack.segments, pack.grids, num_loss_tokens=pack.num_loss_tokens, trainable=self.trained
-        )
+        pack, rows = self.usual_pack, self.usual_pack.num_loss_tokens
+        trained: dict[str, Any] = {"trainable": self.trained, "adapted": self.lora is not None}
+        work = pack_flops(self.model, pack.segments, pack.grids, num_loss_tokens=rows, **trained)
         return self.global_batch_size * work.total
 
 
@@ -154,7 +155,9 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
             if reason is not None:
                 refused[reason] += 1
                 continue
-            for pp in _divisors(machine.num_devices // (tp * cp), language.num_layers + 2):
+            for pp in (
+                size for size in range(1, language.num_layers + 3) if machine.num_devices // (tp * cp) % size == 0
+            ):
                 dp = machine.num_devices // (tp * cp * pp)
                 if task.global_batch_size % dp:
                     refused[f"global_batch_size={task.global_batch_size} is not divisible by dp_size"] += 1
@@ -353,6 +356,7 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
             model=task.model,
             pack=task.full_pack,
             trained=task.trained,
+            lora=task.lora,
             wide=task.wide,
             kernels=task.machine.kernels,
             tp_size=parallel.tp_size,
@@ -394,7 +398,3 @@ def _virtual(task: Task, pp: int, packs: int, refused: Counter[str]) -> Iterator
 
 def _powers(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
-
-
-def _divisors(number: int, limit: int) -> list[int]:
-    return [size for size in range(1, min(number, limit) + 1) if number % size == 0]

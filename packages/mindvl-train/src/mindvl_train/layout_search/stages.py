@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from mindvl_model.parallel_config import ParallelConfig
+from mindvl_train.layout_search.adapters import Adapters
 from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.decoder import decoder_layer, embedding_block, head_block, mtp_block
 from mindvl_train.layout_search.vision_encoder import vision_blocks
@@ -88,12 +89,14 @@ def parts_of(setting: Setting) -> Parts:
     copy = None
     if needs_copy:
         copy = Block(name="embedding", part="language", dense=embedding.dense, trained=embedding.trained)
-    return Parts(
-        before=runs_of([*vision_blocks(setting), embedding]),
-        layers=tuple(decoder),
-        after=runs_of([*([prediction] if prediction is not None else []), head_block(setting)]),
-        copy=copy,
-    )
+    after = [*([prediction] if prediction is not None else []), head_block(setting)]
+    before = [*vision_blocks(setting), embedding]
+    if setting.lora is not None:
+        with_adapters = Adapters(setting)
+        before, after = [with_adapters(block) for block in before], [with_adapters(block) for block in after]
+        decoder = [with_adapters(block, number) for number, block in enumerate(decoder)]
+        copy = None if copy is None else with_adapters(copy)
+    return Parts(before=runs_of(before), layers=tuple(decoder), after=runs_of(after), copy=copy)
 
 
 def balanced_counts(parts: Parts, parallel: ParallelConfig, cost: Callable[[Block], float]) -> tuple[int, ...] | None:

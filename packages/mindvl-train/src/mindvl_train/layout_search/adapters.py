@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of blocks whose weights are frozen and whose linear layers have adapters.
+
+Comes after blocks.py and its users, before stages.py. Activations are kept as in full training, because A needs the input
+of its layer; gradients of weights, their buffers and their optimizer states are those of the adapters only.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+from mindvl_model.adapters.sizes import published_size, target_parameters
+from mindvl_model.adapters.targets import Target, find_targets
+from mindvl_train.layout_search.blocks import Block, Setting
+
+_OUTPUTS = 3.0  # outputs of the widest layer at the same time: of the weight, of the adapter, and their sum
+_MASK_BYTES = 24  # per masked value: two int64 values of the hash, and one of the comparison with its inputs
+
+
+class Adapters:
+    """Adds the adapters of a setting to its blocks."""
+
+    def __init__(self, setting: Setting) -> None:
+        assert setting.lora is not None
+        self._setting, self._lora = setting, setting.lora
+        self._of: defaultdict[str, list[Target]] = defaultdict(list)
+        for target in find_targets(setting.model, setting.lora, setting.trained).values():
+            self._of[_block_of(target.layer)].append(target)
+
+    def __call__(self, block: Block, number: int | None = None) -> Block:
+        """The block with its adapters; `number` is the index of a decoder layer."""
+        if not block.trained:
+            return block
+        targets = self._of[f"layer {number}" if number is not None else block.name]
+        setting, lora, model = self._setting, self._lora, self._setting.model
+        experts = sum(target_parameters(model, lora, one) for one in targets if one.experts) // setting.ep_size
+        dense = sum(target_parameters(model, lora, one) for one in targets if not one.experts)
+        rows = setting.patches if block.part == "vision" else setting.tokens
+        if block.part == "projector":
+            rows = setting.patches // model.vision.spatial_merge_size**2
+        sizes = [[published_size(model, one, index) for index in one.chosen] for one in targets if not one.experts]
+        tp = 1 if block.part != "language" and setting.spread_images else setting.tp_size
+        widest = rows * max((sum(out for _, out in of_layer) for of_layer in sizes), default=0) / tp
+        inputs = rows * max((of_layer[0][0] for of_layer in sizes), default=0) / tp
+        kept: float = setting.wide * rows * lora.rank * sum(len(of_layer) for of_layer in sizes)
+        peak = (_OUTPUTS - 1) * setting.wide * widest
+        if lora.dropout:  # masked inputs
+            kept += setting.wide * rows * sum(of_layer[0][0] for of_layer in sizes) / tp
+            peak = max(peak, _MASK_BYTES * inputs)
+        forward = 2 * rows * sum(lora.rank * sum(pair) for of_layer in sizes for pair in of_layer) / tp
+        return replace(
+            block,
+            adapters=dense + experts,
+            adapters_experts=experts,
+            kept=block.kept + kept,
+            # Not at the moment of attention or of the activation, which need most in a block without adapters.
+            forward_peak=kept + max(block.forward_peak, block.kept + peak),
+            backward_peak=max(block.backward_peak, peak),
+            matmul=block.matmul + forward,
+            weights=False,
+        )
+
+
+def _block_of(layer: str) -> str:
+    """The name of the block of a layer of the model: a vision layer stands for all."""
+    decoder = re.match(r"language\.decoder\.layers\.(\d+)\.", layer)
+    if decoder:
+        return f"layer {decoder[1]}"
+    if layer.startswith("projector."):
+        return "projector"
+    return "vision layer" if layer.startswith("vision.blocks.layers.0.") else "further vision layer"

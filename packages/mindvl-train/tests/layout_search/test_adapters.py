@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout search with adapters: an 8B model on one card of 24 GB, and parameters, gradients and states by hand."""
+
+import pytest
+
+from mindvl_model import named_config
+from mindvl_model.adapters import LoRAConfig
+from mindvl_model.adapters.sizes import adapter_parameters
+from mindvl_model.counts import count_parameters
+from mindvl_train.devices import find_device
+from mindvl_train.layout_search import Machine, Request, search
+
+MODEL = named_config("mindvl-8b")
+
+
+def request(lora: LoRAConfig | None) -> Request:
+    device = find_device("rtx-4090")
+    assert device is not None
+    machine = Machine(device=device, num_devices=1, per_server=1)
+    return Request(
+        model=MODEL, machine=machine, seq_length=2048, max_pixels=512 * 28 * 28, global_batch_size=16, lora=lora
+    )
+
+
+def test_adapters_of_an_8b_model_fit_on_one_card_of_24_gb_and_full_training_does_not() -> None:
+    assert not search(request(None).task()).candidates
+    lora = LoRAConfig(rank=16)
+    (best, *_) = search(request(lora).task()).candidates
+    (memory,) = best.memory
+    trained = sum(adapter_parameters(MODEL, lora).values())
+    assert trained == pytest.approx(51e6, rel=0.1)
+    assert memory.parameters == 2 * (count_parameters(MODEL).total + trained)
+    assert memory.gradients == 4 * trained
+    assert memory.optimizer == (4 if best.offload else 12) * trained
+    assert memory.total < 0.94 * 25.7e9
+
+
+def test_a_step_with_adapters_is_faster_than_one_that_computes_gradients_of_weights() -> None:
+    machine = Machine(device=find_device("h200"), num_devices=8)  # type: ignore[arg-type]
+    times = []
+    for lora in (None, LoRAConfig(rank=16)):
+        task = Request(model=MODEL, machine=machine, global_batch_size=64, lora=lora).task()
+        (best, *_) = search(task).candidates
+        times.append(best.time.matmul)
+    assert 0.5 < times[1] / times[0] < 0.8  # forward and one of two backward products
