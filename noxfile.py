@@ -43,6 +43,12 @@ def _sync(session: nox.Session, *arguments: str) -> None:
     session.run_install("uv", "sync", "--quiet", "--exact", *arguments, env=environment, external=True)
 
 
+def _mypy(session: nox.Session) -> None:
+    """Check types. The cache is in the environment, because a cache of another one would be computed again."""
+    cache = str(Path(session.virtualenv.location) / "mypy-cache")
+    session.run("mypy", "--cache-dir", cache, *SOURCES, "tests", "noxfile.py")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, and imports between packages."""
@@ -56,7 +62,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types of all packages and of the tests across them, checked together."""
     _sync(session, "--no-default-groups", "--group", "types")
-    session.run("mypy", *SOURCES, "tests", "noxfile.py")
+    _mypy(session)
 
 
 @nox.session
@@ -73,7 +79,7 @@ def fast(session: nox.Session) -> None:
     _sync(session, "--all-packages", "--group", "lint", "--group", "types", "--group", "test")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy", *SOURCES, "tests", "noxfile.py")
+    _mypy(session)
     # Few calls, because every worker imports torch and transformers. mindvl-ops is tested apart: its tests make fake CUDA
     # tensors, and after the device setup of mindvl-model "cuda" is the CPU.
     others = [f"packages/mindvl-{package}/tests" for package in PACKAGES if package != "ops"]

@@ -45,6 +45,7 @@ def test_a_guarded_stream_lets_through_what_draws(may_draw: bool, text: str, sho
     assert not guarded.isatty()
 
 
+@pytest.mark.slow
 def test_names_of_others_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
     directory = tmp_path / "shards"
     directory.mkdir()

@@ -37,6 +37,7 @@ def _predictor(model_directory, cache=None, **values):
     )
 
 
+@pytest.mark.slow
 def test_batches_give_the_answers_of_single_items(model_directory, items):
     together, alone = _predictor(model_directory), _predictor(model_directory, batch_size=1)
     questions = together.questions(items, min_pixels=None, max_pixels=None)
@@ -81,6 +82,7 @@ def test_the_second_run_asks_nothing(model_directory, items, tmp_path, monkeypat
     assert second.predict(questions) == expected
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_same_answers(model_directory, items, tmp_path):
     whole = _predictor(model_directory, batch_size=2)
     questions = whole.questions(items, min_pixels=None, max_pixels=None)

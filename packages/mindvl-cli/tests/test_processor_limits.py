@@ -47,6 +47,7 @@ def test_equal_to_evaluating_every_cell(predictor, benchmark_file):
     assert len(predictor.asked) == result.num_evaluations  # the cells were in the cache
 
 
+@pytest.mark.slow
 def test_figures_and_plots_are_written(predictor, benchmark_file, tmp_path):
     result = search_model(predictor, load_benchmarks(benchmark_file)[0].items, GRID)
     files = write_search(result, tmp_path / "out", model="m")

@@ -180,6 +180,7 @@ def damages(draw: st.DrawFn) -> tuple[int, bool, list[tuple[float, int]], float]
     return draw(st.integers(0, 2)), draw(st.booleans()), draw(changes), draw(st.sampled_from([1.0, 1.0, 0.9, 0.3, 0.0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(damage=damages())
 def test_whatever_bytes_come_a_pack_keeps_its_lengths(

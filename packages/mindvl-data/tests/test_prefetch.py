@@ -94,6 +94,7 @@ def test_closing_leaves_a_job_that_hangs_behind(monkeypatch: pytest.MonkeyPatch)
     assert [future.result() for future in running] == [None, None]
 
 
+@pytest.mark.slow
 def test_threads_end_with_the_last_reference() -> None:
     workers = Workers(2, "forgotten")
     assert [workers.submit(lambda number=number: number).result() for number in range(3)] == [0, 1, 2]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 def test_the_examples_run(
     tokenizer_directory: Path,
     tiny_qwen2_5_vl: Any,

@@ -52,6 +52,7 @@ def test_a_forged_state_with_a_right_checksum_is_named_as_damaged(damage: dict[s
         open_state(sealed, NAMES, sources=["a"])
 
 
+@pytest.mark.slow
 def test_packed_samples_come_back_and_what_is_none_is_refused() -> None:
     assert unpack_samples(pack_samples([[0, 2, 1, 5, 40, 16]] * 3)) == [[0, 2, 1, 5, 40, 16]] * 3
     assert unpack_samples(pack_samples([])) == []

@@ -147,6 +147,7 @@ def everything(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "name"),
     [(plain_tokenizer, name) for name in READ if name != "old Qwen class name"]

@@ -7,6 +7,7 @@ from mindvl_merge import MergeConfig, MergeError
 from mindvl_merge.estimate import estimate
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_files(tmp_path, make_directory, random_tensors):
     models = tuple(make_directory(f"m{i}", random_tensors(i)) for i in range(3))
     found = estimate(MergeConfig(models=models, out=tmp_path / "out"), measure_above_bytes=10**6)

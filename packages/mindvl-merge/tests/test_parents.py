@@ -190,6 +190,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_value_of_any_type_is_compared_or_refused_in_one_sentence(tmp_path, make_directory, random_tensors, name):
     models = [make_directory(model, random_tensors(0)) for model in ("a", "b")]

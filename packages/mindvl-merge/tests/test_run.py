@@ -49,6 +49,7 @@ def test_one_model_comes_out_unchanged_with_its_other_files(tmp_path, make_direc
     assert sorted(one.name for one in out.iterdir() if one.name.startswith(("part", "journal"))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["average", "ties", "dare_ties"])
 def test_the_result_depends_on_no_file_layout(tmp_path, make_directory, method):
     generator = torch.Generator().manual_seed(0)

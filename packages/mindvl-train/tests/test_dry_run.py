@@ -17,6 +17,7 @@ from mindvl_train.dry_run import _why_unwritable, dry_run
 from mindvl_train.layout_search.measure import job_of, predict
 
 
+@pytest.mark.slow
 def test_it_says_what_the_run_then_does(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=4, phase="warmup", checkpoints=CheckpointConfig(every_steps=3, keep_last=1))
     report = dry_run(config)

@@ -239,6 +239,7 @@ def test_more_data_parallel_ranks_share_the_optimizer_and_offloading_leaves_the_
     assert optimizer(8, offload=True) == 4 * total / 8
 
 
+@pytest.mark.slow
 def test_a_search_finds_layouts_that_the_trainer_takes_and_that_fit() -> None:
     request = _request()
     task = request.task()
@@ -274,6 +275,7 @@ def test_what_does_not_fit_is_counted_and_the_nearest_is_named() -> None:
         check_parallel(named_config("mindvl-8b"), ParallelConfig(tp_size=8, cp_size=8, spread_images=True))
 
 
+@pytest.mark.slow
 def test_longer_packs_leave_less_room_for_images() -> None:
     request = _request()
     best = search(request.task(), keep=1).candidates[0]
@@ -285,6 +287,7 @@ def test_longer_packs_leave_less_room_for_images() -> None:
     assert largest_pixels(request, best) == found[1].visual_tokens * 784
 
 
+@pytest.mark.slow
 def test_days_are_steps_times_seconds() -> None:
     request = _request()
     best = search(request.task(), keep=1).candidates[0]

@@ -9,6 +9,7 @@ import pytest
 from mindvl_data import SourceConfig
 
 
+@pytest.mark.slow
 def test_the_readme_example_runs(
     sources: tuple[SourceConfig, ...], tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_only_weights_that_are_not_loaded_are_drawn_and_all_are_those_of_drawing
     assert all(torch.equal(found[name], parameter) for name, parameter in expected.named_parameters())
 
 
+@pytest.mark.slow
 def test_no_weight_is_drawn_if_a_checkpoint_has_all(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_no_weight_is_drawn_if_a_checkpoint_has_all(
     run_training(make_config(phase="sft", out=tmp_path / "after", init=InitSection(checkpoint=first.checkpoint)))
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_neither_drawn_nor_loaded_is_an_error(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

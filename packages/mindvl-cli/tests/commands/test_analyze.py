@@ -91,6 +91,7 @@ def routing(*arguments: object) -> Result:
     return CliRunner().invoke(analyze, ["routing", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_recipe_is_measured_by_source_and_kind_of_token(root: Path, tmp_path: Path) -> None:
     data = DataConfig(
         sources=tuple(SourceConfig(name=name, path=root / name, max_epochs=1) for name in ("images", "texts")),

@@ -96,6 +96,7 @@ def test_a_stopped_run_can_be_continued() -> None:
     assert stopped.exit_code == 75
 
 
+@pytest.mark.slow
 def test_the_pipeline_of_the_guide_removes_the_planted_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = Path(__file__).parents[4] / "recipes" / "curation"
     monkeypatch.chdir(tmp_path)

@@ -178,6 +178,7 @@ def test_tasks_of_lm_eval_run_offline_and_continue_from_their_answers(
     assert json.loads(again.stdout) == json.loads(first.stdout)
 
 
+@pytest.mark.slow
 def test_tasks_of_lm_eval_need_a_model_directory_and_are_named_if_unknown(model, tmp_path):
     result = CliRunner().invoke(evaluate, ["m", "-b", "lm-eval:gsm8k", "--endpoint", "http://localhost:1/v1"])
     assert (result.exit_code, "--endpoint: cannot run lm-eval:gsm8k" in result.output) == (2, True)

@@ -26,6 +26,7 @@ def _document(*words: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_the_best_layout_comes_first_with_memory_of_every_stage_and_days() -> None:
     found = _document("mindvl-8b", "--device", "Ascend910B2", "--devices", "64", "--top", "3", "--max-pixels", "auto")
     assert [one["time"]["total"] for one in found["plans"]] == sorted(one["time"]["total"] for one in found["plans"])
@@ -36,6 +37,7 @@ def test_the_best_layout_comes_first_with_memory_of_every_stage_and_days() -> No
     assert found["largest_max_pixels"] > 0
 
 
+@pytest.mark.slow
 def test_a_recipe_is_written_with_a_layout_that_the_trainer_accepts(tmp_path: Path) -> None:
     out = tmp_path / "planned.yaml"
     result = _run(str(RECIPE), "--device", "910b2", "--devices", "128", "--global-batch-size", "512", "--out", str(out))
@@ -54,6 +56,7 @@ def test_without_a_recipe_the_sections_alone_are_written(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_shown_and_is_an_error() -> None:
     runner = CliRunner()
     result = runner.invoke(plan, ["mindvl-671b-a37b", "--device", "910b2", "--devices", "8"])

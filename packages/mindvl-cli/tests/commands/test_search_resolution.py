@@ -56,6 +56,7 @@ def test_apply_and_copy_exclude_each_other(arguments):
     assert CliRunner().invoke(search_resolution, [*arguments, "--apply", "--copy-to", "x"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_several_models_are_compared_on_one_page(arguments, tmp_path):
     model, *rest = arguments
     other = tmp_path / "other"

@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import pytest
+
 from mindvl_cli.pages.alignment import alignment_svg
 from mindvl_train.checks.alignment import AlignedStep, AlignmentReport
 
@@ -43,6 +45,7 @@ def test_the_figure_is_well_formed_and_keeps_every_point_inside() -> None:
     assert "mean 1.1e-05" in "".join(figure.itertext())
 
 
+@pytest.mark.slow
 def test_curves_that_part_are_drawn_apart() -> None:
     figure = ElementTree.fromstring(alignment_svg(_report([0.0, 0.1, 0.2, 0.3])))
     assert _places(figure, "ours") != _places(figure, "plain")

@@ -293,6 +293,7 @@ def test_a_place_that_cannot_be_written_is_a_problem_of_the_dry_run(
     assert f"{key}: {tmp_path / value} is not writable: " in result.output
 
 
+@pytest.mark.slow
 def test_the_largest_step_is_estimated_from_its_first_packs(
     documents: dict[str, dict[str, Any]], tiny_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mindvl_cli.pages.run import run_page
 from mindvl_cli.run_figures import SPLIT_PARTS, RunRecord, run_figures
 
@@ -95,6 +97,7 @@ class _Tags(HTMLParser):
             assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_a_full_page_is_well_formed_fetches_nothing_and_shows_every_section() -> None:
     html = page_of([rich_line(step) for step in (1, 2, 3)], CARD, ({"step": 2, "why": "the loss is nan"},))
     tags = _Tags()
@@ -128,6 +131,7 @@ def test_a_run_of_an_older_version_with_one_report_has_a_page() -> None:
     assert "Unfinished, step 1." in html
 
 
+@pytest.mark.slow
 def test_many_sources_are_in_the_table_but_the_largest_alone_in_the_chart() -> None:
     sources = {f"s{number:02d}": 1.0 + number for number in range(30)}
     tokens = {name: int(loss) for name, loss in sources.items()}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots are the same file for the same search."""
 
+import pytest
+
 from mindvl_cli.pages.search import draw_box_plot, draw_heat_map, write_page
 from mindvl_merge.evaluation import CellScore, Holdout, Interval, ResolutionSearch
 
@@ -20,6 +22,7 @@ def test_a_search_with_one_task_and_missing_cells_can_be_drawn(tmp_path):
                 assert left.read_bytes() == right.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_page_compares_models_and_escapes_their_names(tmp_path):
     interval = Interval(mean=0.5, low=0.4, high=0.6)
     report = Holdout(num_items=9, chosen=interval, per_task=interval, gain=interval, by_task={"read": interval})

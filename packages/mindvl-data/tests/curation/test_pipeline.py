@@ -103,6 +103,7 @@ def test_facts_and_origin_are_written_into_the_sample(tmp_path: Path) -> None:
     assert sample["meta"]["curation"]["length"] == 14
 
 
+@pytest.mark.slow
 def test_workers_and_batch_size_do_not_change_a_byte(tmp_path: Path) -> None:
     curate(usual(tmp_path))
     several = usual(tmp_path, out="several")
@@ -149,6 +150,7 @@ test_pipeline.curate(test_pipeline.usual(Path({str(tmp_path)!r}), out="killed"),
     assert output(tmp_path / "killed") == output(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_finished_parts_are_not_computed_again_and_a_change_invalidates_what_follows_it(tmp_path: Path) -> None:
     good = usual(tmp_path)
     refusing = usual(tmp_path)
@@ -175,6 +177,7 @@ def test_finished_parts_are_not_computed_again_and_a_change_invalidates_what_fol
     assert not (tmp_path / "out" / "work").exists()
 
 
+@pytest.mark.slow
 def test_a_new_worker_applies_decisions_without_running_any_step(tmp_path: Path) -> None:
     config = usual(tmp_path)
     refusing = StepConfig(step="test_length", parameters=steps.Length(refuses=True))
@@ -198,6 +201,7 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp
         curate(usual(tmp_path, seed=1))
 
 
+@pytest.mark.slow
 def test_records_that_end_a_worker_or_raise_are_quarantined_and_all_others_are_kept(tmp_path: Path) -> None:
     bad = {5: "abort", 30: "allocate", 42: "raise"}
     write_lines(tmp_path / "in" / "a.jsonl", [f"{bad.get(place, 'word')} {place}" for place in range(60)])
@@ -240,6 +244,7 @@ def test_records_made_from_one_record_are_numbered_and_stay_in_order(tmp_path: P
     assert dropped["id"] == "in/a.jsonl:3"
 
 
+@pytest.mark.slow
 def test_a_sample_is_small_and_the_same_every_time(tmp_path: Path) -> None:
     config = usual(tmp_path)
     first = curate(config, sample=10)
@@ -273,6 +278,7 @@ def test_images_without_a_text_are_quarantined_by_name_when_no_step_writes_one(t
     assert example["text"] == "a red image"
 
 
+@pytest.mark.slow
 def test_a_run_without_any_sample_left_writes_its_lists(tmp_path: Path) -> None:
     write_lines(tmp_path / "in" / "a.jsonl", ["a", "b"])
     found = curate(pipeline(tmp_path, ("test_length", steps.Length(min_length=5))))
@@ -281,6 +287,7 @@ def test_a_run_without_any_sample_left_writes_its_lists(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "out" / "dropped.jsonl")) == 2
 
 
+@pytest.mark.slow
 def test_shards_that_an_interrupted_run_left_are_not_mixed_with_those_of_a_changed_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +313,7 @@ def test_shards_that_an_interrupted_run_left_are_not_mixed_with_those_of_a_chang
     assert shards[0] == shards[1]
 
 
+@pytest.mark.slow
 def test_lists_are_in_input_order_whatever_the_batches_are(tmp_path: Path) -> None:
     texts = ["a b", "x", "raise", "long enough", "y", "raise it", "", "z z"]
     write_lines(tmp_path / "in" / "a.jsonl", texts)
@@ -329,6 +337,7 @@ def test_a_directory_work_of_something_else_is_refused_and_kept(tmp_path: Path) 
     assert (tmp_path / "out" / "work" / "thesis").is_dir()
 
 
+@pytest.mark.slow
 def test_the_lock_is_held_until_only_it_is_left_and_then_the_directory_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +376,7 @@ def test_a_sample_of_a_run_in_the_current_directory_is_written_beside_it(
     assert output_directory(replace(config, out=Path(".")), 5) == tmp_path / "here-sample"
 
 
+@pytest.mark.slow
 def test_a_table_with_dates_in_its_messages_does_not_stop_the_run(tmp_path: Path) -> None:
     messages = [{"role": "assistant", "content": "hi", "sent": datetime.date(2020, 1, 1)}]
     pq.write_table(pa.table({"messages": [messages] * 3}), tmp_path / "a.parquet")

@@ -159,6 +159,7 @@ def _pipeline(tmp_path: Path, chat_server: Any, out: str, **limits: Any) -> Cura
     )
 
 
+@pytest.mark.slow
 def test_a_pipeline_asks_each_question_once_and_waits_for_people(chat_server: Any, tmp_path: Path) -> None:
     lines = []
     for number in range(12):
@@ -209,6 +210,7 @@ def test_a_pipeline_asks_each_question_once_and_waits_for_people(chat_server: An
     assert verified["corrected"]["replaced_answer"] == "old 3"
 
 
+@pytest.mark.slow
 def test_a_budget_stops_a_pipeline_and_more_budget_continues_it(chat_server: Any, tmp_path: Path) -> None:
     lines = [
         {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(9)

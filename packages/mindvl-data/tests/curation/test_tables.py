@@ -67,6 +67,7 @@ def test_a_table_is_drawn_with_its_html_as_the_answer() -> None:
     assert missing == Drop("missing_glyphs", "\u4e2d")
 
 
+@pytest.mark.slow
 def test_a_chart_is_drawn_with_its_table_as_the_answer() -> None:
     pytest.importorskip("matplotlib")
     for kind in ("bar", "barh", "line"):

@@ -24,6 +24,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_images_and_captions_of_every_file_come_in_order(saved: Path) -> None:
     found = read_datasets(saved / "whole", None)
     records = [record for record in found.records if isinstance(record, SourceRecord)]

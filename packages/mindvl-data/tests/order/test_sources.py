@@ -79,6 +79,7 @@ def test_where_nothing_can_be_kept_only_the_wanted_packs_are_measured(
     assert source.lengths_of(0, np.array([5, 6]))[0].tolist() == expected[5:7]
 
 
+@pytest.mark.slow
 def test_a_million_samples_of_many_sources_take_little_memory(
     tmp_path: Path, make_config: MakeConfig, tokenizer: Tokenizer, files: ShardFiles
 ) -> None:

@@ -63,6 +63,7 @@ def fill(directory: Path, seed: int) -> None:
         cache.put("a", number, bytes([number]) * (500 + number))
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_directory_and_keep_its_limit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=fill, args=(tmp_path, seed)) for seed in range(3)]

@@ -141,6 +141,7 @@ def test_a_directory_of_videos_alone_is_no_text(shard_directories: dict[str, Pat
     assert not replace(index, num_videos=3).is_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.json without checksum", "shard-000001.idx"])
 def test_random_damage_is_refused_or_changes_nothing(
     shard_directories: dict[str, Path], tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]

@@ -300,6 +300,7 @@ mutations = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(mutations=mutations)
 def test_a_damaged_shard_is_refused_by_name_or_every_sample_reads_back(mutations: list[Mutation]) -> None:
@@ -389,6 +390,7 @@ def test_an_index_killed_at_any_moment_continues(tmp_path: Path) -> None:
     assert contents(tmp_path / "t") == contents(tmp_path / "s")
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(damage=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=40)), max_size=12))
 def test_a_loader_over_shards_damaged_after_indexing_keeps_lengths_and_ranks_equal(

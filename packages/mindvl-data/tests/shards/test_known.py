@@ -58,6 +58,7 @@ def test_lines_that_no_one_could_write_again_are_not_thrown_away(directory: Path
     assert json.loads(excluded.read_text())["row"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "shard-000001.idx", "indexing.jsonl"])
 def test_after_any_damage_the_next_call_makes_what_a_first_call_makes(
     directory: Path, tmp_path: Path, name: str, damage: Callable[[bytes, random.Random], bytes]

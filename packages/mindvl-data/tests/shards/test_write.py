@@ -183,6 +183,7 @@ def test_a_stopped_write_is_refused_by_the_index_and_continues_after_its_last_wh
     assert contents(out) == contents(tmp_path / "whole/out")
 
 
+@pytest.mark.slow
 def test_a_write_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"text {n}"}) if n % 7 else "{" for n in range(200)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))

@@ -57,17 +57,20 @@ def test_every_batch_is_answered_once_and_both_processes_work(pool):
         assert {answer[0][-6:] for _, answer, _ in found} == {"a of 2", "b of 2"}
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_is_raised_and_the_pool_can_be_used_again(pool):
     with pytest.raises(ValueError, match="bad batch"):
         list(pool.answer(["one", "error", "two"]))
     assert len(list(pool.answer(["one", "two"]))) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_named_with_its_exit_code(pool):
     with pytest.raises(EvaluationError, match=r"the process of [ab] ended with exit code 7\. .* run the command again"):
         list(pool.answer(["end"]))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_the_error_of_the_caller(make):
     with pytest.raises(EvaluationError, match="model: cannot be loaded"):
         list(DevicePool(make, ["broken"]).answer(["x"]))

@@ -24,6 +24,7 @@ class Peaked:
         return 0.8 - 0.08 * abs(np.log2(low / self.best[0])) - 0.1 * abs(np.log2(high / self.best[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_cell_is_found_with_a_third_of_the_evaluations(seed):
     items = list(range(400))

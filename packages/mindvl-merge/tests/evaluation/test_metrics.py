@@ -158,6 +158,7 @@ def test_a_wrong_argument_is_named_with_the_known_ones(arguments, options, messa
         score(*arguments, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -253,6 +254,7 @@ def test_metrics_load_neither_torch_nor_numpy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_ifeval_counts_the_instructions_that_are_followed():
     for name in ("lm_eval", "langdetect", "immutabledict"):
         pytest.importorskip(name)

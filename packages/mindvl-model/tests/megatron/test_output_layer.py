@@ -81,6 +81,7 @@ def test_loss_and_gradients_are_those_of_all_tokens(make_model: Callable[..., An
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_a_kept_logit_saves_the_products_of_tokens_without_a_label(make_model: Callable[..., Any]) -> None:
     model, pack = make_model(CONFIG), pack_segments([random_segment(CONFIG, num_text=100)])
     num_tokens, rows = 100, -(-len(pack["loss_positions"]) // 16) * 16

@@ -34,6 +34,7 @@ def joined(*results):
     return torch.cat([result.flatten() for result in results])
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(leading=st.lists(st.integers(0, 4), min_size=1, max_size=2), width=st.integers(2, 40), dtype=dtypes)
 def test_norms_equal_the_reference(leading, width, dtype):
@@ -63,6 +64,7 @@ def test_rotary_equals_the_reference(tokens, heads, half, interleaved, dtype):
     assert_parity(lambda x: rotary(x, cos, sin, interleaved), (x,), backend="triton")
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     tokens=st.integers(0, 9), groups=st.integers(1, 2), heads=st.integers(1, 3), half=st.integers(1, 6),
@@ -79,6 +81,7 @@ def test_heads_of_a_projection_equal_the_reference(tokens, groups, heads, half, 
     assert_parity(heads_of, (qkv, *weights), backend="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs", [1, 3])
 def test_a_backward_pass_with_fewer_programs_than_rows_sums_the_same(monkeypatch, programs):
     """On a device 512 programs share the rows; here a program has many rows and the last ones have fewer."""
@@ -113,6 +116,7 @@ def test_normalized_heads_are_rounded_before_they_are_rotated():
     assert (once != expected[0]).float().mean() > 0.1  # one rounding alone would be visible here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_do_not_matter(dtype):
     """Slices of wider tensors are read in place; heads first and transposed rows are copied."""
@@ -142,6 +146,7 @@ def test_one_result_of_a_sum_and_its_norm_may_stay_unused(used):
     assert_parity(lambda x, y, w: add_rms_norm(x, y, w, 1e-6)[used] + 0 * w, (x, y, w), backend="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_second_derivatives_are_those_of_the_reference(operator):
     case = cases(torch.float32, tokens=32)[operator]

@@ -4,6 +4,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from mindvl_ops.triton_backend import installed
 
 
@@ -13,6 +15,7 @@ def test_a_missing_package_is_the_reason(monkeypatch):
     assert installed.why_not() == "triton is not installed"
 
 
+@pytest.mark.slow
 def test_importing_the_operators_and_choosing_triton_does_not_import_triton():
     program = """
 import sys, torch

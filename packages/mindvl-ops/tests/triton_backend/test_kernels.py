@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMPILE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
@@ -36,6 +38,7 @@ for name in kernels.__all__:
 """
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_an_a100(tmp_path):
     from mindvl_ops.triton_backend import kernels
 

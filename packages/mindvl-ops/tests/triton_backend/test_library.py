@@ -33,6 +33,7 @@ class Calls(TorchDispatchMode):
         return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_each_direction_is_one_call_whose_fake_results_have_the_real_shapes(operator, dtype):

@@ -18,6 +18,7 @@ def chunks_of(table: ChunkTable) -> list[Chunk]:
     return [table.chunk(row) for row in range(len(table.rows))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [[], [SCALAR], [VECTOR, SCALAR], [CUBE, *MATRIX, VECTOR, SCALAR]], ids=len)
 def test_what_is_written_is_read(chunks: list[Chunk], tmp_path: Path) -> None:
     ChunkTable.of(chunks).write(tmp_path / "table")

@@ -23,6 +23,7 @@ from mindvl_train.checkpoints.integrity import seal
 Read = Callable[[Path], dict[str, torch.Tensor]]
 
 
+@pytest.mark.slow
 def test_an_exported_run_loads_in_transformers_and_starts_another_run(
     make_config: Callable[..., RunConfig], read_tensors: Read, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def report_of(config: RunConfig) -> PackingReport:
     return PackingReport(layout="one", processes=1, **packing._check(config))
 
 
+@pytest.mark.slow
 def test_packed_packs_equal_single_samples_for_every_family(make_config: Callable[..., RunConfig]) -> None:
     from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
 
@@ -78,6 +79,7 @@ def test_packed_packs_equal_single_samples_for_every_family(make_config: Callabl
         assert report.samples >= 2
 
 
+@pytest.mark.slow
 def test_bf16_is_judged_by_the_rounding_noise_of_the_same_pack(make_config: Callable[..., RunConfig]) -> None:
     report = report_of(make_config(precision="bf16"))
     assert report.holds, report

@@ -96,6 +96,7 @@ def test_a_box_outside_of_its_tensor_is_refused(tmp_path: Path) -> None:
         read_index(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "at_least"), [(TABLE, 500), (INDEX, 1000)])
 def test_random_damage_is_one_kind_of_error(name: str, at_least: int, tmp_path: Path) -> None:
     write_index(tmp_path, CHUNKS)

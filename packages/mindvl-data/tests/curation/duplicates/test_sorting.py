@@ -90,6 +90,7 @@ def test_blocks_are_regrouped_into_whole_buckets(keys: list[int], block_rows: in
         assert before[0][-1] < after[0][0]
 
 
+@pytest.mark.slow
 @QUIET
 @given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([None, 1, 2]))
 def test_pairs_are_all_pairs_of_equal_keys_within_the_window(keys: list[int], window: int | None) -> None:
