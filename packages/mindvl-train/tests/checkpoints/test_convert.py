@@ -20,7 +20,14 @@ from mindvl_model.config import VisionConfig
 from mindvl_model.families.qwen2 import Qwen2Preset
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.parameters import initialize, named_tensors
-from mindvl_model.testing.tiny import randomize, smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_model.testing.tiny import (
+    randomize,
+    smallest_config,
+    smallest_deepseek_v3,
+    smallest_qwen3_moe,
+    smallest_qwen3_vl,
+    smallest_qwen3_vl_moe,
+)
 from mindvl_model.weights.directory import write_weights
 from mindvl_model.weights.names import published_name, weight_rules
 from mindvl_model.weights.sharding import split
@@ -95,8 +102,10 @@ def assert_bitwise(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> No
         (QWEN3, torch.float32),
         (smallest_qwen3_moe(vocab_size=264), torch.float32),
         (smallest_deepseek_v3(vocab_size=264, num_mtp_layers=2), torch.bfloat16),
+        (smallest_qwen3_vl(vocab_size=264, tie_embeddings=True), torch.bfloat16),
+        (smallest_qwen3_vl_moe(vocab_size=264), torch.float32),
     ],
-    ids=["qwen2", "tied", "qwen3_moe", "deepseek_v3"],
+    ids=["qwen2", "tied", "qwen3_moe", "deepseek_v3", "qwen3_vl", "qwen3_vl_moe"],
 )
 def test_a_directory_comes_back_bit_for_bit_through_a_checkpoint(
     config: MindVLConfig, dtype: torch.dtype, tokenizer_directory: Path, tmp_path: Path

@@ -20,6 +20,7 @@ from mindvl_data import Batch
 from mindvl_model import MindVLConfig, VisionConfig
 from mindvl_model.hf.inputs import normalized_pixels
 from mindvl_model.hf.pretrained import from_pretrained
+from mindvl_model.weights.names import vision_part
 from mindvl_train.checks.adapter_alignment import adapter_beside, with_peft
 from mindvl_train.config import OptimizerConfig, Part, RunConfig
 
@@ -138,9 +139,7 @@ def load_plain(directory: Path, *, trust_remote_code: bool = False) -> Any:
 
 def part_of(name: str) -> Part:
     """The model part of a transformers parameter name."""
-    if name.startswith("model.visual.merger."):
-        return "projector"
-    return "vision" if name.startswith("model.visual.") else "language"
+    return vision_part(name) or "language"
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -178,7 +177,7 @@ def samples_of(pack: Batch, config: MindVLConfig) -> Iterator[dict[str, Tensor]]
             sample |= {"pixel_values_videos": frames, "video_grid_thw": video_grids}
         if config.position_kind != "rope":
             sample["mm_token_type_ids"] = (is_image.int() + 2 * is_video.int())[None]
-            if len(video_grids):
+            if len(video_grids) and not config.vision.entry.video.timestamps:
                 sample["second_per_grid_ts"] = seconds[first_video : videos.num_taken]
         if bool((labels != IGNORE_INDEX).any()):
             yield sample
