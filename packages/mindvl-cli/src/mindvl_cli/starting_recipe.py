@@ -17,7 +17,7 @@ from mindvl_cli.failures import CliError
 from mindvl_cli.load import to_yaml
 
 if TYPE_CHECKING:
-    from mindvl_data.config import ImageConfig
+    from mindvl_data.config import ImageConfig, VideoConfig
     from mindvl_data.shards.index import DirectoryIndex
     from mindvl_data.tokenization import Tokenizer
 
@@ -77,16 +77,19 @@ def model_facts(directory: Path) -> Facts:
     )
 
 
-def measure_sample(index: "DirectoryIndex", tokenizer: "Tokenizer", image: "ImageConfig") -> Measured:
+def measure_sample(
+    index: "DirectoryIndex", tokenizer: "Tokenizer", image: "ImageConfig", video: "VideoConfig | None" = None
+) -> Measured:
     """Measure samples of evenly spaced shards, for at most half a minute.
 
     Raises:
         CliError: No sample is valid.
     """
-    from mindvl_data.config import SampleRules
+    from mindvl_data.config import SampleRules, VideoConfig
     from mindvl_data.measure import sample_lengths
     from mindvl_data.shards.files import ShardFiles
 
+    rules = SampleRules(image=image, video=video or VideoConfig())
     start, files = time.monotonic(), ShardFiles()
     chosen = np.unique(np.linspace(0, len(index.shards) - 1, min(MAX_SHARDS, len(index.shards))).astype(int))
     lengths, patches, areas = [], [], []
@@ -95,7 +98,7 @@ def measure_sample(index: "DirectoryIndex", tokenizer: "Tokenizer", image: "Imag
             shard = index.shards[int(number)]
             count = min(len(shard.samples), MAX_SAMPLES // len(chosen))
             rows = np.linspace(0, len(shard.samples) - 1, count).astype(np.int64)
-            found = sample_lengths(shard, rows, rules=SampleRules(image=image), tokenizer=tokenizer, files=files)
+            found = sample_lengths(shard, rows, rules=rules, tokenizer=tokenizer, files=files)
             lengths.append(found[0].astype(np.int64))
             patches.append(found[1].astype(np.int64))
             images = shard.members[(shard.members["height"] > 0) & (shard.members["frames"] == 0)]

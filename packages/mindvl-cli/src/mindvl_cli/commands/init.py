@@ -110,7 +110,7 @@ def _recipe(
 ) -> str:
     """Measure the data, choose the values, and return the text of the recipe."""
     from mindvl_cli import starting_recipe as choices
-    from mindvl_data import ImageConfig
+    from mindvl_data import ImageConfig, VideoConfig
     from mindvl_train.preprocessing import preprocessing_of
 
     facts, directory = choices.model_facts(model), Path(str(index.directory))
@@ -119,7 +119,8 @@ def _recipe(
         image = given.for_model(preprocessing_of(config.vision))
     except ValueError as error:
         raise CliError(f"--model: the preprocessor of {model} has unusable limits: {error}") from error
-    measured = choices.measure_sample(index, tokenizer, image)
+    video = VideoConfig().for_model(preprocessing_of(config.vision))
+    measured = choices.measure_sample(index, tokenizer, image, video)
     image, image_why = choices.choose_image(facts, image, measured)
     seq_length, length_why = choices.choose_seq_length(facts, measured)
     num_devices = max(1, num_cuda_devices(), num_npu_devices())
