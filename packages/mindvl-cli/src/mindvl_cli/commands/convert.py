@@ -45,16 +45,25 @@ from mindvl_cli.progress import reported_progress
 @count_option("--min-pixels", help="Minimum image area in pixels; default: that of the run.")
 @count_option("--max-pixels", help="Maximum image area in pixels; default: that of the run.")
 @count_option("--max-file-mib", default=4096, help="Maximum size of a weight file in MiB.")
+@click.option(
+    "--merge-adapter",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="PEFT directory whose adapters are folded into the weights of SOURCE, their base model; the result is a transformers "
+    "directory.",
+)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def convert(
     paths: tuple[Path, ...],
     to: Literal["mindvl", "hf"] | None,
     vision: Path | None,
     language: Path | None,
+    merge_adapter: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
     """Convert a checkpoint to a transformers directory, or a transformers directory to a checkpoint.
+
+    A checkpoint of adapters becomes a PEFT directory.
 
     SOURCE is a run directory, a checkpoint, a transformers directory, or the id of a model in the cache of huggingface_hub.
     --vision and --language combine parts of two transformers directories into one checkpoint for init.checkpoint. Weights are
@@ -73,6 +82,10 @@ def convert(
         )
     destination = paths[-1]
     sources = [MODEL_DIRECTORY.convert(path, None, None) for path in paths[:-1]]
+    if merge_adapter is not None:
+        report = _fold(sources, merge_adapter, destination, settings)
+        click.echo(json.dumps(report) if as_json else f"wrote {report['out']}: {report['folded']} tensors changed")
+        return
     found = "mindvl" if composed or (sources[0] / "config.json").is_file() else "hf"
     if to not in (None, found):
         raise click.UsageError(f"--to: the source is in the {to} format already. Name another source.")
@@ -84,6 +97,22 @@ def convert(
         click.echo(json.dumps(report))
     else:
         click.echo("\n".join([f"wrote {report['out']}", *_summary(report)]))
+
+
+def _fold(sources: list[Path], adapter: Path, destination: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    if not sources or not (sources[0] / "config.json").is_file():
+        raise click.UsageError(
+            "--merge-adapter: SOURCE must be the transformers directory of the base model. Convert a run to a PEFT directory "
+            "first: mindvl convert RUN ADAPTER."
+        )
+    _refuse(settings, "the base model defines it", size=None, seed=0, tokenizer=None, dtype=None)
+    _refuse(settings, "the base model defines it", min_pixels=None, max_pixels=None)
+    from mindvl_model.adapters.fold import fold_adapter
+
+    with reported_progress("convert", unit="tensors") as report:
+        shard_bytes = settings["max_file_mib"] << 20
+        folded = fold_adapter(sources[0], adapter, destination, shard_bytes=shard_bytes, progress=report)
+    return {"out": str(destination), "folded": folded}
 
 
 def _export(source: Path, destination: Path, settings: dict[str, Any]) -> dict[str, Any]:

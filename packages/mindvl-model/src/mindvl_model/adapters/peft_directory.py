@@ -30,6 +30,7 @@ from mindvl_model.weights.names import canonical_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+_EXPERTS_PATTERN = r"mlp\.experts\.gate_up_proj"
 _NOT_LINEAR = ("model.visual.patch_embed.proj", "model.language_model.embed_tokens", "lm_head")
 _UNSUPPORTED = (
     "use_dora",
@@ -135,7 +136,7 @@ def _adapter_config(
     double = [one for one in experts if len(one.chosen) == 2]
     # PEFT divides by the rank of the pattern, so alpha grows with it.
     alpha = lora.alpha * (math.sqrt(2) if lora.rslora else 2)
-    pattern = r"mlp\.experts\.gate_up_proj"
+    pattern = _EXPERTS_PATTERN
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -191,6 +192,9 @@ class PeftDirectory:
         unsupported = [name for name in _UNSUPPORTED if document.get(name)]
         if document.get("bias", "none") != "none":
             unsupported.append("bias")
+        patterns = {*(document.get("rank_pattern") or {}), *(document.get("alpha_pattern") or {})}
+        if patterns - {_EXPERTS_PATTERN}:  # other ranks or scalings of some layers
+            unsupported.append("rank_pattern" if document.get("rank_pattern") else "alpha_pattern")
         if unsupported:
             raise WeightError(
                 f"{path / CONFIG}: {unsupported[0]}={document[unsupported[0]]} is not supported. Use an adapter without it, "
@@ -211,6 +215,35 @@ class PeftDirectory:
                 f"{self.path / WEIGHTS}: tensor {key!r:.200} is no matrix of LoRA. Use an adapter of LoRA only."
             )
         return f"{canonical_name(module.removeprefix(PREFIX))}.{matrix}"
+
+    def as_config(self, config: MindVLConfig) -> LoRAConfig:
+        """The configuration of the adapters of this directory, with every layer by its whole name and without dropout.
+
+        Raises:
+            WeightError: A layer does not exist in the model.
+        """
+        known = published_layers(config)
+        targets: list[str] = []
+        for name in sorted({name.rpartition(".")[0] for name in self._keys}):
+            experts = name.removesuffix(".base_layer")
+            if not experts.endswith(".experts"):
+                targets.append(name)
+                continue
+            nested = f"{experts}.base_layer.A" in self._keys
+            joined = name != experts or (not nested and "down_proj" not in str(self.config.get("target_parameters")))
+            kinds = (".gate_proj", ".up_proj") if joined else (".down_proj",)
+            targets += [one for one in known if one.startswith(f"{experts}.") and one.endswith(kinds)]
+        unknown = sorted(set(targets) - set(known))
+        if unknown or not targets:
+            raise WeightError(
+                f"{self.path}: has an adapter for {', '.join(unknown[:3])}, which the model does not have. Use its base model."
+            )
+        return LoRAConfig(
+            rank=int(self.config["r"]),
+            alpha=float(self.config["lora_alpha"]),
+            rslora=bool(self.config.get("use_rslora")),
+            targets=tuple(targets),
+        )
 
     def check(self, config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part]) -> None:
         """Check that the directory has the adapters of a configuration, and no others.

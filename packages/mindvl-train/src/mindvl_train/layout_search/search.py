@@ -146,7 +146,7 @@ def search(task: Task, *, keep: int = 10) -> Search:
 def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
     """All valid combinations of sizes, without `stage_layers` and `spread_images`."""
     language, machine = task.model.language, task.machine
-    num_experts: int = getattr(language, "num_experts", 0)
+    num_experts = language.experts.num_experts if language.experts is not None else 0
     for tp in _powers(machine.num_devices):
         for cp in _powers(machine.num_devices // tp):
             if machine.num_devices % (tp * cp):

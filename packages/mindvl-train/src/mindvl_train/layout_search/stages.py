@@ -81,7 +81,7 @@ def parts_of(setting: Setting) -> Parts:
         layer = decoder_layer(setting, number) if number in (0, language.num_layers - 1) or not layers else None
         if layer is None:
             # Only the dense layers at the start differ from the others.
-            layer = layers["last"] if number >= getattr(language, "num_dense_layers", 0) else layers["first"]
+            layer = layers["last"] if number >= language.num_dense_layers else layers["first"]
         elif number == 0:
             layers["first"], layers["last"] = layer, decoder_layer(setting, language.num_layers - 1)
         decoder.append(layer)
