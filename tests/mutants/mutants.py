@@ -106,8 +106,8 @@ MUTANTS = (
         "the image tokens of a pack are inserted in reverse order",
         "packing",
         f"{_MODEL}/model.py",
-        "return embeddings.index_copy(0, positions, visual_tokens)",
-        "return embeddings.index_copy(0, positions, visual_tokens.flip(0))",
+        "return values.index_copy(0, positions, rows)",
+        "return values.index_copy(0, positions, rows.flip(0))",
         _packing(),
     ),
     Mutant(
@@ -246,8 +246,8 @@ MUTANTS = (
         "tp, in bf16: no gradient reaches the image tokens of a slice",
         "gradient reductions",
         f"{_MODEL}/model.py",
-        "    return extended.index_copy(0, positions, visual_tokens)[:-1]",
-        "    return extended.index_copy(0, positions, visual_tokens.detach())[:-1]",
+        "    return extended.index_copy(0, positions, rows)[:-1]",
+        "    return extended.index_copy(0, positions, rows.detach())[:-1]",
         _parallel("tp2", MOE, "--dtype", "bf16"),
     ),
     Mutant(
@@ -335,8 +335,8 @@ MUTANTS = (
     Mutant(
         "frozen parts are trained",
         "optimizer",
-        f"{_TRAIN}/weights.py",
-        "set_trainable(model, run.config.trained_parts)",
+        f"{_TRAIN}/adapters.py",
+        "set_trainable(model, config.trained_parts)",
         'set_trainable(model, ("vision", "projector", "language"))',
         _alignment(*_QWEN2_5_VL, "phase=warmup"),
     ),
