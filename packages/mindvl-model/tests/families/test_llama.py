@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama equals LlamaForCausalLM of transformers for every key that changes its function."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig
 
+from mindvl_model.hf.directory_config import language_config_from_directory
 from mindvl_model.testing.tiny import smallest_llama
 
 SIZES: dict[str, Any] = {
@@ -53,6 +56,17 @@ def test_logits_and_gradients_are_those_of_transformers(
     assert_published_parity: Callable[..., None], changes: dict[str, Any]
 ) -> None:
     assert_published_parity(LlamaConfig(**SIZES | changes))
+
+
+def test_keys_of_directories_made_from_a_gguf_file_have_no_effect(tmp_path: Path) -> None:
+    """transformers writes these for SmolLM2-135M-Instruct."""
+    sizes = SIZES | {"rms_norm_eps": 9.999999747378752e-06, "tie_word_embeddings": True, "model_type": "llama"}
+    keys = {"_model_name_or_path": "Smollm2 135M 8k Lc100K Mix1 Ep2", "unk_token_id": 0, "pretraining_tp": 1}
+    read = []
+    for document in (sizes, sizes | keys):
+        (tmp_path / "config.json").write_text(json.dumps(document))
+        read.append(language_config_from_directory(tmp_path))
+    assert read[0] == read[1]
 
 
 def test_the_smallest_model_has_pairs_in_each_range_of_its_scaling() -> None:

@@ -17,6 +17,7 @@ MAX_EXPERTS = 1024  # per layer
 
 _REQUIRED = object()
 _BOOKKEEPING = {
+    "_model_name_or_path",  # of models that transformers read from a GGUF file
     "_name_or_path",
     "architectures",
     "auto_map",
@@ -52,7 +53,7 @@ _GENERATION = {  # and other tasks; older versions of transformers wrote these k
     *("task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "typical_p"),
     *("torchscript", "use_bfloat16", "gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
     "transformers.js_config",
-    *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout"),
+    *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout", "unk_token_id"),
 }
 _TOKENS = {  # read from the first section that contains them
     "bos_token_id",
