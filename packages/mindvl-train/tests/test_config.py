@@ -115,6 +115,13 @@ def test_a_section_resolves_to_a_model() -> None:
     assert (halves.vision, halves.language) == (MODEL.vision, MODEL.language)
 
 
+def test_properties_that_cannot_be_exported_are_refused_before_training() -> None:
+    with pytest.raises(
+        ValueError, match=r"language.mlp_bias: True cannot be stored in the config.json of the family qwen3"
+    ):
+        ModelSection(vision=MODEL.vision, language=replace(MODEL.language, mlp_bias=True))
+
+
 @pytest.mark.parametrize(
     ("stored", "chosen", "reason"),
     [

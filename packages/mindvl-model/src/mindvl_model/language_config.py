@@ -17,7 +17,7 @@ MAX_LAYERS, MAX_SIZE = 1_000, 1 << 24  # above any real model; typing errors are
 class GroupedQueryAttention:
     """Attention in which num_heads / num_kv_heads query heads share a key and a value head."""
 
-    kind: Literal["grouped_query"] = "grouped_query"
+    kind: Literal["grouped_query"] = "grouped_query"  # Kind of attention; selects the fields of this section.
     num_kv_heads: int  # key-value heads
     head_dim: int  # size of a head
     qkv_bias: bool = False  # biases of the query, key and value projections
@@ -38,7 +38,7 @@ class GroupedQueryAttention:
 class LatentAttention:
     """Multi-head latent attention with decoupled rotary embedding (arXiv 2412.19437, section 2.1.1)."""
 
-    kind: Literal["latent"] = "latent"
+    kind: Literal["latent"] = "latent"  # Kind of attention; selects the fields of this section.
     q_lora_rank: int  # size of the latent of queries
     kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
@@ -61,7 +61,7 @@ class LatentAttention:
 class YarnConfig:
     """YaRN scaling of rotary frequencies for longer sequences (arXiv 2309.00071)."""
 
-    kind: Literal["yarn"] = "yarn"
+    kind: Literal["yarn"] = "yarn"  # Kind of scaling; selects the fields of this section.
     factor: float = 40.0  # Ratio of the scaled to the original maximum length.
     original_max_positions: int = 4096  # Maximum positions before scaling.
     beta_fast: float = 32.0  # Frequencies with more rotations than this within original_max_positions are kept.
@@ -88,7 +88,7 @@ class YarnConfig:
 class LinearScaling:
     """Rotary frequencies divided by one factor."""
 
-    kind: Literal["linear"] = "linear"
+    kind: Literal["linear"] = "linear"  # Kind of scaling; selects the fields of this section.
     factor: float  # ratio of the scaled to the original maximum length
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class LinearScaling:
 class Llama3Scaling:
     """Rotary frequencies of which low ones are divided by a factor, with a smooth transition ("llama3" in transformers)."""
 
-    kind: Literal["llama3"] = "llama3"
+    kind: Literal["llama3"] = "llama3"  # Kind of scaling; selects the fields of this section.
     factor: float = 8.0  # ratio of the scaled to the original maximum length
     low_freq_factor: float = 1.0  # frequencies with fewer rotations within original_max_positions are divided by factor
     high_freq_factor: float = 4.0  # frequencies with more rotations within original_max_positions are kept
@@ -197,8 +197,8 @@ class LanguageConfig:
     num_heads: int  # query heads
     ffn_hidden_size: int  # intermediate size of the dense MLP
     vocab_size: int  # embedding rows; grows to the next multiple of 128 if the tokenizer has more tokens
-    attention: GroupedQueryAttention | LatentAttention
-    rope: RopeConfig
+    attention: GroupedQueryAttention | LatentAttention  # attention of all layers
+    rope: RopeConfig  # rotary position embedding
     experts: ExpertsConfig | None = None  # None: every layer has a dense MLP
     mlp_bias: bool = False  # biases of the dense MLP
     num_mtp_layers: int = 0  # multi-token prediction layers; layer k predicts the token k positions further ahead

@@ -15,6 +15,7 @@ from mindvl_data import DataConfig
 from mindvl_model import LanguagePreset, MindVLConfig, ModelError, TokenConfig, VisionConfig, named_config
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.adapters.targets import find_targets
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf.directory_config import config_from_directory
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_ops import OpsConfig
@@ -56,6 +57,8 @@ class ModelSection:
                 "size, directory, vision and language: must set size, or directory, or vision and language."
             )
         try:
+            if self.language is not None and self.language.kind == "decoder":
+                write_language(self.language)  # a model that cannot be exported is refused before it is trained
             _ = self.resolved
         except ModelError as error:
             raise ValueError(str(error)) from None
