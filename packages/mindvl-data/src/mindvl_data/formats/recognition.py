@@ -127,8 +127,8 @@ def _of_directory(path: Path) -> tuple[Path, str, str]:
         return path, "imagefolder", f"{first.name} has a caption beside it"
     files = [file for file in sorted(path.glob("*")) if file.suffix in (".json", ".jsonl", *_TABLES)]
     if len(files) == 1:
-        source, format_name, reason = recognize(files[0])
-        return Path(source), format_name, f"the directory has one data file, {files[0].name}, and {reason}"
+        only, format_name, reason = recognize(files[0])
+        return Path(only), format_name, f"the directory has one data file, {files[0].name}, and {reason}"
     if files:
         names = ", ".join(file.name for file in files[:8])
         raise DataError(
