@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_cli.curation_file import load_curation
+from mindvl_cli.curation_file import check_curation, load_curation
+from mindvl_cli.failures import CliError
 from mindvl_cli.problems import ConfigError
 from mindvl_data.curation.config import InputConfig
 
@@ -72,3 +73,11 @@ def test_a_name_that_is_not_text_and_a_negative_seed_are_refused(tmp_path: Path)
     assert wrong == "FILE:7: steps.1.step: the step ['text_duplicates'] does not exist. Did you mean 'text_duplicates'?"
     (wrong,) = problems(written(tmp_path, GOOD), "seed=-1")
     assert wrong == "command line: seed: must be at least 0, got -1. Use for example 0."
+
+
+def test_a_step_that_lacks_a_fact_is_named_with_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    check_curation(path, load_curation(path))
+    path = written(tmp_path, GOOD.replace("step: text_duplicates", "step: render_rare"))
+    with pytest.raises(CliError, match=r"pairs.yaml:7: steps.1: render_rare: needs 'rare_items'"):
+        check_curation(path, load_curation(path))

@@ -6,13 +6,17 @@ Comes before mindvl_data.curation. A step is written as `- step: NAME` with its 
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mindvl_cli.failures import CliError
 from mindvl_cli.load import load_config, load_section
 from mindvl_cli.problems import ConfigError, Problem
+from mindvl_data import DataError
+from mindvl_data.curation.checks import check_libraries, check_steps
 from mindvl_data.curation.config import CurationConfig, InputConfig, LimitsConfig, OutputConfig, StepConfig
 from mindvl_data.curation.step import all_steps
 
@@ -61,6 +65,21 @@ def load_curation(path: Path, overrides: Sequence[str] = (), out: Path | None = 
     return CurationConfig(**{**values, "steps": tuple(steps)})
 
 
+def check_curation(path: Path, config: CurationConfig, overrides: Sequence[str] = ()) -> None:
+    """Check that every step finds the facts and libraries that it needs.
+
+    Raises:
+        CliError: Names file and line of the first step that does not.
+    """
+    try:
+        check_steps(config)
+        check_libraries(config)
+    except DataError as error:
+        found = re.match(r"steps\.(\d+): ", str(error))
+        where = _line_of(path, int(found[1]), overrides) if found else str(path)
+        raise CliError(f"{where}: {error}") from error
+
+
 def _step(path: Path, index: int, name: Any, overrides: Sequence[str]) -> StepConfig:
     known = all_steps()
     if not isinstance(name, str) or name not in known:
@@ -77,16 +96,22 @@ def _step(path: Path, index: int, name: Any, overrides: Sequence[str]) -> StepCo
 
 def _refuse_name(path: Path, index: int, name: Any, known: list[str], overrides: Sequence[str]) -> None:
     """Raise the error for a step that does not exist, at its line."""
-    try:
-        load_section(path, f"steps.{index}", _AnyStep, overrides)
-    except ConfigError as error:
-        where = error.problems[0].where
+    where = _line_of(path, index, overrides)
     key = f"steps.{index}.step"
     if name is None:
         raise ConfigError([Problem(where, key, "is missing", "Add the name of a step.")])
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     to_do = f"Did you mean {near[0]!r}?" if near else "`mindvl data curate --explain` lists all steps."
     raise ConfigError([Problem(where, key, f"the step {name!r} does not exist", to_do)])
+
+
+def _line_of(path: Path, index: int, overrides: Sequence[str]) -> str:
+    """File and line of the name of a step."""
+    try:
+        load_section(path, f"steps.{index}", _AnyStep, overrides)
+    except ConfigError as error:
+        return error.problems[0].where
+    return str(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from mindvl_data.curation.config import CurationConfig, InputConfig, LimitsConfig, OutputConfig, StepConfig
+from mindvl_data.curation.coverage import TextCoverageConfig
 from mindvl_data.curation.pipeline import curate, output_directory
 from mindvl_data.errors import DataError
 from mindvl_data.shards.claim import claimed
@@ -255,6 +256,17 @@ def test_a_sample_is_small_and_the_same_every_time(tmp_path: Path) -> None:
     assert first.manifest["counts"]["read"] == 10
     assert output(second.out) == kept
     assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_a_sample_leaves_the_lists_of_the_full_run_as_they_are(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", [f"word{number}" for number in range(20)])
+    config = pipeline(tmp_path, ("text_coverage", TextCoverageConfig()))
+    curate(config)
+    full = (tmp_path / "out" / "cache" / "coverage.json").read_text()
+    curate(config, sample=2)
+
+    assert (tmp_path / "out" / "cache" / "coverage.json").read_text() == full
+    assert (tmp_path / "out-sample" / "cache" / "coverage.json").read_text() != full
 
 
 def test_images_without_a_text_are_quarantined_by_name_when_no_step_writes_one(tmp_path: Path) -> None:

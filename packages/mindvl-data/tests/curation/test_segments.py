@@ -10,6 +10,7 @@ from typing import Any
 from mindvl_data.curation.config import CurationConfig, InputConfig, StepConfig
 from mindvl_data.curation.engine.parts import InputFiles, Part
 from mindvl_data.curation.engine.tasks import Segment
+from mindvl_data.curation.model_scores import ClipScore
 from mindvl_data.curation.segments import cut_segments, plain
 
 sys.path.insert(0, str(Path(__file__).parent / "steps"))
@@ -69,3 +70,19 @@ def test_a_configuration_becomes_json_values() -> None:
     assert plain({"a": (Inner(Path("x/y"), frozenset({"b", "a"})), None)}) == {
         "a": [{"path": "x/y", "names": ["a", "b"]}, None]
     }
+
+
+def test_another_model_in_the_same_directory_changes_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    step = StepConfig(step="clip_similarity", parameters=ClipScore(model=tmp_path))
+    inputs = (InputConfig(path="in", format="jsonl"),)
+    config = CurationConfig(name="x", inputs=inputs, steps=(step,), out=Path("out"))
+
+    def digest() -> str:
+        return cut_segments(config, WORK, [], [InputFiles(files=1, num_bytes=5, digest="d")], "1.0")[1]
+
+    before = digest()
+    assert digest() == before
+    (tmp_path / "model.safetensors").write_bytes(b"12")
+    assert digest() != before

@@ -58,7 +58,7 @@ def curate(
             raise click.UsageError("CONFIG: is required. Name a YAML file, or list the steps with --explain.")
         _explain_all(as_json)
         return
-    from mindvl_cli.curation_file import load_curation
+    from mindvl_cli.curation_file import check_curation, load_curation
 
     pipeline = load_curation(config, overrides, out)
     if explain:
@@ -66,6 +66,7 @@ def curate(
 
         click.echo(json.dumps(explain_pipeline(pipeline)) if as_json else _text(explain_pipeline(pipeline)))
         return
+    check_curation(config, pipeline, overrides)
     from mindvl_cli.pages.curation import write_curation_page
     from mindvl_data.curation.pipeline import curate as run
     from mindvl_data.curation.pipeline import output_directory

@@ -172,7 +172,8 @@ class Endpoint:
     def of(cls, config: EndpointConfig, context: Context) -> "Endpoint":
         """The endpoint of this process for a step."""
         return context.resource(
-            ("endpoint", config), lambda: cls(config, config.cache or context.cache, resources=context.resources)
+            ("endpoint", config),
+            lambda: cls(config, config.cache or context.answers or context.cache, resources=context.resources),
         )
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:

@@ -98,7 +98,7 @@ def curate(
     all_parts, identities = split_inputs(config.inputs)
     out = output_directory(config, sample)
     parts = all_parts if sample is None else sample_parts(all_parts, sample, config.seed)
-    work, cache = out / WORK_NAME, config.out / CACHE_NAME
+    work, cache, answers = out / WORK_NAME, out / CACHE_NAME, config.out / CACHE_NAME
     segments, digest = cut_segments(config, work, parts, identities, version("mindvl-data"))
     check_work(work)
     if sample is not None and (out / MANIFEST_NAME).is_file() | work.is_dir():
@@ -108,12 +108,13 @@ def curate(
         shutil.rmtree(out)
     if finished_run(out, digest):
         return _finished(out)
-    for directory in (work, cache):
+    for directory in (work, cache, answers):
         directory.mkdir(parents=True, exist_ok=True)
     known = sum(part.records for part in all_parts)
     check_disk(out, identities, 1.0 if sample is None else min(1.0, sample / max(sample, known)))
-    prepare_steps(config, Context(seed=config.seed, cache=cache))
-    run = _Run(config, segments, parts, work, cache, progress)
+    context = Context(seed=config.seed, cache=cache, answers=answers)
+    prepare_steps(config, context)
+    run = _Run(config, segments, parts, work, context, progress)
     with claimed(work):
         if finished_run(out, digest):  # by a process that held the directory until now
             return _finished(out)
@@ -159,7 +160,7 @@ class _Run:
     """The segments of a run and the state of their parts."""
 
     def __init__(
-        self, config: CurationConfig, segments: Sequence[Segment], parts: Sequence[Part], work: Path, cache: Path,
+        self, config: CurationConfig, segments: Sequence[Segment], parts: Sequence[Part], work: Path, context: Context,
         progress: Progress,
     ) -> None:  # fmt: skip
         self.config = config
@@ -167,7 +168,7 @@ class _Run:
         self.parts = parts
         self.progress = progress
         self._work = work
-        self._context = Context(seed=config.seed, cache=cache)
+        self._context = context
 
     def forget_others(self) -> None:
         """Remove files of segments of another configuration, and those of interrupted writes."""
@@ -222,8 +223,8 @@ class _Run:
     def _task(self, segment: Segment, part: Part, wanted: frozenset[str]) -> Task:
         return Task(
             segment=segment, part=part, input=self.config.inputs[part.input], seed=self.config.seed,
-            cache=self._context.cache, limits=self.config.limits, name=self.config.name, wanted=wanted,
-            list_dropped=self.config.output.list_dropped, number_of_steps=len(self.config.steps),
+            cache=self._context.cache, answers=self._context.answers, limits=self.config.limits, name=self.config.name,
+            wanted=wanted, list_dropped=self.config.output.list_dropped, number_of_steps=len(self.config.steps),
         )  # fmt: skip
 
     def _shown_steps(self, segment: Segment) -> tuple[int, int]:

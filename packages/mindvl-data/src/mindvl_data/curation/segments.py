@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:
 
 
 def _files(value: Any) -> Any:
-    """Size and time of each file that the parameters name."""
+    """Size and time of each file that the parameters name, and of the files of each model directory."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [_files(getattr(value, field.name)) for field in dataclasses.fields(value)]
     if isinstance(value, list | tuple):
@@ -82,6 +82,8 @@ def _files(value: Any) -> Any:
     if isinstance(value, Path) and value.is_file():
         status = value.stat()
         return [status.st_size, status.st_mtime_ns]
+    if isinstance(value, Path) and (value / "config.json").is_file():  # other directories are written by steps
+        return [[file.name, *_files(file)] for file in sorted(value.iterdir()) if file.is_file()]
     return None
 
 

@@ -87,13 +87,15 @@ class Context:
 
     Attributes:
         seed: Seed of the pipeline.
-        cache: Directory of this pipeline for files that survive a restart (answers of endpoints). Shared by all workers.
+        cache: Directory of this output for files that survive a restart (lists for people, clusters). Shared by all workers.
+        answers: Directory for answers of endpoints, which samples and the full run of a pipeline share; `cache` if None.
         resources: Objects that the process keeps between batches (models, tables), by key. See `resource`.
         on_loading: Called with True before a resource is built and with False after it; the engines then allow more time.
     """
 
     seed: int
     cache: Path
+    answers: Path | None = None
     resources: dict[Any, Any] = field(default_factory=dict)
     on_loading: Callable[[bool], None] = lambda is_loading: None
 

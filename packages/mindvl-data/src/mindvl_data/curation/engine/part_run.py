@@ -74,7 +74,9 @@ class PartRun:
         self._slowest = 0.0
         self._waited = 0.0
         resources[ON_WAITING] = self._show_waiting
-        self._context = Context(seed=task.seed, cache=task.cache, resources=resources, on_loading=self._show_loading)
+        self._context = Context(
+            seed=task.seed, cache=task.cache, answers=task.answers, resources=resources, on_loading=self._show_loading
+        )
 
     def run(self) -> None:
         """Process the part and write its files, the summary last."""

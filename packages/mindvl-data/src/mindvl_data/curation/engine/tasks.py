@@ -60,6 +60,7 @@ class Task:
     input: InputConfig
     seed: int
     cache: Path
+    answers: Path | None
     limits: LimitsConfig
     name: str
     list_dropped: bool
