@@ -17,6 +17,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mindvl_model.config import MindVLConfig
+from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.hf.export import export_hf_directory
 from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
@@ -62,8 +63,15 @@ if __name__ == "__main__":
 
 def _config(kind: str) -> MindVLConfig:
     if kind == "qwen3":
-        config = smallest_config()
-        config = replace(config, language=replace(config.language, head_dim=32, **SHARED))
+        sizes: dict[str, Any] = {
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 32,
+            "rotary_base": 1e4,
+            "init_std": 0.1,
+        }
+        config = replace(smallest_config(), language=Qwen3Preset(**sizes, **SHARED).decoder())
     elif kind == "qwen3_moe":
         config = smallest_qwen3_moe(**EXPERTS, head_dim=32)
     else:
