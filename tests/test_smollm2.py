@@ -27,7 +27,7 @@ def session(root: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def blocks(session: ModuleType) -> list[tuple[str, str]]:
-    return session.BLOCK.findall(session.PAGE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return session.BLOCK.findall(session.PAGE.read_text(encoding="utf-8"))
 
 
 def test_the_guide_and_the_session_install_the_same_versions(root: Path, session: ModuleType) -> None:

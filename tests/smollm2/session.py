@@ -47,7 +47,10 @@ def main() -> int:
     out = parser.parse_args().out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     times = run_page(PAGE.read_text(encoding="utf-8"), out)
-    results = {"directory": check_directory(out / "smollm2"), "activations": activations(out / "smollm2")}
+    results: dict[str, Any] = {
+        "directory": check_directory(out / "smollm2"),
+        "activations": activations(out / "smollm2"),
+    }
     results |= {"accuracy": accuracy(out / "scores"), "blocks": times}
     (out / "results.json").write_text(json.dumps(results, indent=1))
     print(json.dumps({name: value for name, value in results.items() if name != "blocks"}, indent=1))
@@ -136,12 +139,12 @@ def check_directory(directory: Path) -> dict[str, int]:
                 expected = pairs.swapaxes(1, 2).reshape(expected.shape)
         if not torch.equal(weights.pop(name), expected):
             raise ResultError(f"{directory}: {name} differs from {tensor.name} of {file.name}.")
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     document = json.loads((directory / "tokenizer.json").read_text())
     tokens = fields["tokenizer.ggml.tokens"]
     same = {
         "tensors": not weights,
-        "tokens": tokenizer.convert_ids_to_tokens(range(len(tokens))) == tokens,
+        "tokens": tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) == tokens,
         "merges": [" ".join(pair) for pair in document["model"]["merges"]] == fields["tokenizer.ggml.merges"],
         "end of turn": tokenizer.eos_token_id == fields["tokenizer.ggml.eos_token_id"],
     }
