@@ -177,7 +177,7 @@ def smollm2(session: nox.Session) -> None:
         external=True,
     )
     out = str(Path(session.create_tmp()) / "smollm2")  # kept, so that a stopped session continues
-    session.run("python", "tests/smollm2/session.py", "--out", out, *session.posargs)
+    session.run("python", "tests/smollm2/teach.py", "--out", out, *session.posargs)
 
 
 @nox.session

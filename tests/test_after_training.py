@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from mindvl_cli.demo.tokenizer import train_tokenizer
 from mindvl_cli.main import cli
-from mindvl_model.hf.processor_files import ProcessorSettings, write_qwen2_5_vl_processor
+from mindvl_model.hf.processor_files import ProcessorSettings, write_published_processor
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         model: Any = Qwen2_5_VLForConditionalGeneration(config)
         model.to(torch.bfloat16).save_pretrained(path)
         limits = ProcessorSettings(min_pixels=4 * 784, max_pixels=1280 * 784)
-        write_qwen2_5_vl_processor(path, tokenizer, limits, vision)
+        write_published_processor(path, tokenizer, limits, vision)
         paths.append(path)
     return paths
 

@@ -17,7 +17,7 @@ from mindvl_train import RunConfig
 
 @pytest.fixture(scope="module")
 def session(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smollm2_session", root / "tests" / "smollm2" / "session.py")
+    spec = importlib.util.spec_from_file_location("smollm2_session", root / "tests" / "smollm2" / "teach.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
