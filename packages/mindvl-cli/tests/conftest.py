@@ -111,6 +111,31 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def qwen3_vl_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3-VL, whose visual tokens are 32 x 32 pixels, with its published processor: 4 to 16 of them."""
+    from dataclasses import replace
+
+    from transformers import AutoTokenizer
+
+    from mindvl_cli.demo.tokenizer import train_tokenizer
+    from mindvl_model.config import TokenConfig
+    from mindvl_model.hf.processor_files import ProcessorSettings, write_published_processor
+    from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen3_vl
+
+    place = tmp_path_factory.mktemp("qwen3_vl")
+    tokenizer = train_tokenizer(["read the number 0123456789"], place / "tokenizer", vocab_size=300)
+    text = AutoTokenizer.from_pretrained(tokenizer)
+    names = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    ids = {field: text.convert_tokens_to_ids(f"<|{name}|>") for field, name in names.items()}
+    tokens = TokenConfig(**ids, end_of_turn=text.eos_token_id, pad=text.pad_token_id)
+    config = replace(smallest_qwen3_vl(vocab_size=len(text)), tokens=tokens)
+    save_qwen2_5_vl(config, place / "model")
+    limits = ProcessorSettings(min_pixels=4 * 1024, max_pixels=16 * 1024)
+    write_published_processor(place / "model", tokenizer, limits, config.vision)
+    return place / "model"
+
+
 @pytest.fixture
 def benchmark_file(tmp_path: Path) -> Path:
     """Nine questions: none, one or two images, exact, point and box."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mindvl eval` prints a table or JSON and leaves a report."""
 
+import base64
+import io
 import json
 import os
 import socket
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from mindvl_cli.commands.eval import evaluate
 from mindvl_merge.evaluation import Endpoint, Predictor
@@ -185,3 +188,33 @@ def test_tasks_of_lm_eval_need_a_model_directory_and_are_named_if_unknown(model,
     pytest.importorskip("lm_eval.models.huggingface")
     result = CliRunner().invoke(evaluate, [str(model), "-b", "lm-eval:no-such-task"])
     assert "lm-eval:no-such-task: is neither a directory with task files nor a task of lm-eval" in str(result.exception)
+
+
+def test_a_model_with_larger_visual_tokens_answers_about_images(qwen3_vl_directory, benchmark_file, tmp_path):
+    options = ["--max-new-tokens", "2", "--json", "--out", str(tmp_path / "out")]
+    command = [str(qwen3_vl_directory), "-b", str(benchmark_file), *options]
+    report = json.loads(CliRunner().invoke(evaluate, command, catch_exceptions=False).stdout)
+    assert (report["min_pixels"], report["max_pixels"]) == (4 * 1024, 16 * 1024)
+    assert sum(task["num_items"] for task in report["by_task"].values()) == 9
+
+
+def test_images_for_a_server_have_the_sizes_of_the_given_processor(
+    qwen3_vl_directory, benchmark_file, tmp_path, monkeypatch
+):
+    sent = []
+
+    def ask(self, messages, **options):
+        sent.extend(part["image_url"]["url"] for part in messages[0]["content"] if part["type"] == "image_url")
+        return "1"
+
+    monkeypatch.setattr(Endpoint, "ask", ask)
+    options = ["--endpoint", "http://localhost:1/v1", "--processor", str(qwen3_vl_directory), "--json"]
+    command = ["m", "-b", str(benchmark_file), *options]
+    report = json.loads(CliRunner().invoke(evaluate, command, catch_exceptions=False).stdout)
+    assert (report["min_pixels"], report["max_pixels"]) == (4 * 1024, 16 * 1024)
+    contents = [base64.b64decode(url.partition(",")[2]) for url in sent]
+    sizes = {Image.open(io.BytesIO(content)).size for content in contents}
+    # 60 x 40 is below 4 visual tokens of 32 x 32 pixels, and 200 x 90 would be 18 of them.
+    assert sizes == {(96, 64), (160, 64), (32, 160)}
+    wrong = CliRunner().invoke(evaluate, [str(qwen3_vl_directory), "-b", str(benchmark_file), *options[2:]])
+    assert (wrong.exit_code, "--processor: is only used with --endpoint" in wrong.output) == (2, True)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from mindvl_cli.commands.search_resolution import search_resolution
 from mindvl_merge.evaluation import Predictor
@@ -20,6 +21,7 @@ def arguments(tmp_path, monkeypatch):
     size = {"shortest_edge": 784, "longest_edge": 7840}
     (directory / "processor_config.json").write_text(json.dumps({"image_processor": {"size": size}}))
     monkeypatch.setattr(Predictor, "fingerprint", "f")
+    monkeypatch.setattr(Predictor, "multiple", 28)
     monkeypatch.setattr(Predictor, "_length", lambda self, question: 1)
     monkeypatch.setattr(Predictor, "sizes", lambda self, item, low, high: ((high, 1),))
 
@@ -84,3 +86,27 @@ def test_several_models_are_compared_on_one_page(arguments, tmp_path):
     assert [(cell["seconds"], cell["score"]) for cell in front] == [(pytest.approx(56 / 3), 1.0)]
     assert CliRunner().invoke(search_resolution, [model, str(other), *rest, "--copy-to", "x"]).exit_code == 2
     assert CliRunner().invoke(search_resolution, [model, model, *rest, "--out", str(out)]).exit_code == 2
+
+
+def test_a_model_with_larger_visual_tokens_is_searched_in_its_own_unit(qwen3_vl_directory, tmp_path):
+    Image.new("RGB", (256, 128), "red").save(tmp_path / "a.png")
+    row = {"id": "1", "task": "read", "images": ["a.png"], "question": "<image>\nread", "answer": "1"}
+    (tmp_path / "read.jsonl").write_text(json.dumps(row) + "\n")
+    out = tmp_path / "out"
+    command = [
+        str(qwen3_vl_directory),
+        "-b",
+        str(tmp_path / "read.jsonl"),
+        "--grid",
+        "1x8,18,64",
+        "--max-new-tokens",
+        "2",
+    ]
+    result = CliRunner().invoke(search_resolution, [*command, "--out", str(out), "--json"], catch_exceptions=False)
+    cells = json.loads(result.stdout)["cells"]
+    assert [cell["max_pixels"] for cell in cells] == [8 * 1024, 18 * 1024, 64 * 1024]
+    # 8 x 4 visual tokens of 32 x 32 pixels as it is, 4 x 2 and 6 x 3 reduced to the limits.
+    assert [cell["visual_tokens"] for cell in cells] == [8, 18, 32]
+    page = (out / "resolution.html").read_text()
+    assert "visual tokens of 32x32 pixels" in page
+    assert "28x28" not in page

@@ -23,3 +23,10 @@ def test_a_scaled_grid_leaves_out_pairs_that_cross():
 def test_text_that_is_no_grid_is_refused(text):
     with pytest.raises(MergeConfigError):
         ResolutionGrid.parse(text)
+
+
+def test_a_grid_follows_the_visual_token_of_the_model_unless_it_has_a_unit():
+    cell = ResolutionGrid.parse("4x64").for_model(32).cells()[0]
+    assert (cell.min_pixels, cell.max_pixels) == (4 * 1024, 64 * 1024)
+    given = ResolutionGrid(min_units=(4,), max_units=(64,), unit_pixels=100)
+    assert given.for_model(32) == given

@@ -11,6 +11,8 @@ from mindvl_merge.evaluation.predict import Question
 class WidthPredictor:
     """Answers with the maximum number of visual tokens."""
 
+    multiple = 28
+
     def questions(self, items, *, min_pixels, max_pixels):
         return [Question(item=i, min_pixels=min_pixels or 784, max_pixels=max_pixels or 3 * 784) for i in items]
 

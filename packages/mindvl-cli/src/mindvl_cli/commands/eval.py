@@ -30,6 +30,10 @@ TASKS_NAME = "lm_eval"  # start of the name of lm-eval's file of answers
     help="OpenAI-compatible server that runs MODEL, such as http://localhost:8000/v1; default: this process.",
 )  # fmt: skip
 @click.option(
+    "--processor", type=MODEL_DIRECTORY,
+    help="Model directory whose processor sets the sizes of images for --endpoint; default: as Qwen2.5-VL.",
+)  # fmt: skip
+@click.option(
     "--judge", metavar="URL", help="OpenAI-compatible server of the judge model, for benchmarks that need one."
 )
 @click.option("--judge-model", help="Name of the judge model at --judge.")
@@ -56,6 +60,7 @@ def evaluate(
     min_pixels: int | None,
     max_pixels: int | None,
     endpoint: str | None,
+    processor: Path | None,
     judge: str | None,
     judge_model: str | None,
     baseline: Path | None,
@@ -84,7 +89,9 @@ def evaluate(
     config = evaluation.PredictConfig(device=device, batch_size=batch_size, max_new_tokens=max_new_tokens)
     cache = out / CACHE_NAME if out else None
     asked: dict[str, Any] = {"num_workers": num_workers, "api_key": api_key}
-    predictor = _predictor(model, endpoint, asked, config=config, cache=cache, trust_remote_code=trust_remote_code)
+    predictor = _predictor(
+        model, endpoint, processor, asked, config=config, cache=cache, trust_remote_code=trust_remote_code
+    )
     if bool(judge) != bool(judge_model):
         raise click.UsageError("--judge and --judge-model: are only used together. Give both or none.")
     judging = None
@@ -135,14 +142,22 @@ def _benchmarks(paths: tuple[Path | str, ...], **options: Any) -> "list[Benchmar
     return found
 
 
-def _predictor(model: Path, endpoint: str | None, asked: dict[str, Any], **settings: Any) -> "Predictor":
+def _predictor(
+    model: Path, endpoint: str | None, processor: Path | None, asked: dict[str, Any], **settings: Any
+) -> "Predictor":
     from mindvl_cli.predictor import DECODER, make_predictor
     from mindvl_merge import evaluation
 
     if endpoint:
+        sizes: dict[str, Any] = {}
+        if processor:
+            owner = make_predictor(processor, **settings)
+            sizes = {"multiple": owner.multiple, "limits": owner.default_limits}
         del settings["trust_remote_code"]
         at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
-        return evaluation.RemotePredictor(at, decoder=DECODER, **settings)
+        return evaluation.RemotePredictor(at, decoder=DECODER, **sizes, **settings)
+    if processor:
+        raise click.UsageError("--processor: is only used with --endpoint. Give both or none.")
     return make_predictor(MODEL_DIRECTORY.convert(model, None, None), **settings)
 
 

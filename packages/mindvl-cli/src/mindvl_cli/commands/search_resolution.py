@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "grid_text",
     default="paper",
     show_default=True,
-    help="`paper` (24 pairs) or two comma-separated lists, minimums x maximums, in visual tokens of 28x28 pixels: 4,16x64,128.",
+    help="`paper` (24 pairs) or two comma-separated lists, minimums x maximums, in visual tokens of the model: 4,16x64,128.",
 )
 @click.option(
     "--halving", is_flag=True,

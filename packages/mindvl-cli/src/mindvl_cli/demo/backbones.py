@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mindvl_cli.demo.settings import VisionBackboneSettings
+from mindvl_cli.demo.settings import BLOCK, VisionBackboneSettings
 from mindvl_cli.demo.tasks import make_example
 
 Grid = tuple[int, int, int]
@@ -63,7 +63,7 @@ def pretrain_vision(
     from mindvl_model.parameters import initialize
     from mindvl_ops import AdamW
 
-    image = ImageConfig(min_pixels=28 * 28, max_pixels=64 * 28 * 28)
+    image = ImageConfig(min_pixels=BLOCK, max_pixels=64 * BLOCK)
     images = [_digit("train", seed, index, image) for index in range(settings.num_images)]
     with single_process():
         model = MindVLModel(config, BuildConfig())

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindvl_cli.demo.tasks import Task
+from mindvl_data.preprocessing import WITHOUT_MODEL
 from mindvl_model import LanguagePreset, VisionConfig
 from mindvl_model.sizes import DEMO_DECODER
 
-BLOCK = 28 * 28  # pixels of one visual token, the unit of all pixel limits here
+BLOCK = WITHOUT_MODEL.token_pixels  # pixels of one visual token, the unit of all pixel limits here
 
 
 @dataclass(frozen=True, kw_only=True)

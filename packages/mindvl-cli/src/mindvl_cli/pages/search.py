@@ -7,6 +7,7 @@ Used by `mindvl search-resolution` and the demo; pages/templates/resolution.html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from mindvl_merge.evaluation import Box, CellScore, ResolutionSearch, box_of, pa
 
 SEARCH_NAME = "resolution.json"
 PAGE_NAME = "resolution.html"
-
-_UNIT_PIXELS = 28 * 28
 
 
 def search_report(result: ResolutionSearch) -> dict[str, Any]:
@@ -104,13 +103,14 @@ def _model(name: str, result: ResolutionSearch) -> dict[str, Any]:
             (f"{task}: {result.num_distinct[task]} distinct of {len(result.cells)}", _heat_map(result, task, name=name))
             for task in tasks
         ]
-    chosen = [("all", *_limits(result.chosen), f"{100 * result.chosen.score:.1f}", *_costs(result.chosen))]
+    chosen = [("all", *_limits(result, result.chosen), f"{100 * result.chosen.score:.1f}", *_costs(result.chosen))]
     chosen += [
-        (task, *_limits(cell), f"{100 * cell.by_task[task]:.1f}", *_costs(cell))
+        (task, *_limits(result, cell), f"{100 * cell.by_task[task]:.1f}", *_costs(cell))
         for task, cell in result.chosen_by_task.items()
     ]
     return {
         "name": name,
+        "unit": _unit(result),
         "chosen": chosen,
         "evaluations": f"{result.num_evaluations:,} of {result.num_requests:,}",
         "holdout": _holdout(result),
@@ -161,8 +161,14 @@ def _distinct(result: ResolutionSearch) -> str:
     return f"{counts[-1] if counts else len(result.cells)} distinct of {len(result.cells)}"
 
 
-def _limits(cell: CellScore) -> tuple[str, str]:
-    return f"{cell.min_pixels / _UNIT_PIXELS:g}", f"{cell.max_pixels / _UNIT_PIXELS:g}"
+def _limits(result: ResolutionSearch, cell: CellScore) -> tuple[str, str]:
+    return f"{cell.min_pixels / result.unit_pixels:g}", f"{cell.max_pixels / result.unit_pixels:g}"
+
+
+def _unit(result: ResolutionSearch) -> str:
+    """The size of a visual token, such as 28x28."""
+    side = isqrt(result.unit_pixels)
+    return f"{side}x{side}"
 
 
 def _whole_cells(result: ResolutionSearch) -> list[CellScore]:
@@ -181,11 +187,11 @@ def _heat_map(result: ResolutionSearch, task: str | None = None, *, name: str = 
     best = result.chosen if task is None else result.chosen_by_task[task]
     of_task = f" for {task}" if task else ""
     return heat_map(
-        [f"{pixels / _UNIT_PIXELS:g}" for pixels in lows],
-        [f"{pixels / _UNIT_PIXELS:g}" for pixels in highs],
+        [f"{pixels / result.unit_pixels:g}" for pixels in lows],
+        [f"{pixels / result.unit_pixels:g}" for pixels in highs],
         [[shown.get((low, high)) for high in highs] for low in lows],
-        row_label="min pixels / 28x28",
-        column_label="max pixels / 28x28",
+        row_label=f"min pixels / {_unit(result)}",
+        column_label=f"max pixels / {_unit(result)}",
         describe=f"Score by minimum and maximum image size{of_task}{f', {name}' if name else ''}",
         value_format=".1%",
         least_span=0.01,  # smaller differences are noise and should not look like a result

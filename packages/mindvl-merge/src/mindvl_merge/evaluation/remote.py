@@ -23,6 +23,7 @@ from mindvl_merge.evaluation.endpoint import Endpoint, EndpointConfig
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.images import ImageDecoder, open_image
 from mindvl_merge.evaluation.predict import PredictConfig, Predictor, Progress, Question
+from mindvl_merge.evaluation.resolution import PAPER_UNIT_SIDE
 
 _DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
 _DEFAULT_MIN_UNITS = 4
@@ -34,8 +35,10 @@ class RemotePredictor(Predictor):
     Args:
         endpoint: Where the model is.
         decoder: Decodes images as training does.
-        multiple: Side of a visual token in pixels; images are resized to multiples of it, so that the server keeps their size.
         cache: JSONL file of answers; None keeps them in memory.
+        multiple: Side of a visual token in pixels; images are resized to multiples of it, so that the server keeps their size.
+        limits: Default minimum and maximum of the image area in pixels; None: those of Qwen2.5-VL's published processor, in
+            visual tokens.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class RemotePredictor(Predictor):
         decoder: ImageDecoder,
         config: PredictConfig | None = None,
         cache: Path | None = None,
-        multiple: int = 28,
+        multiple: int = PAPER_UNIT_SIDE,
+        limits: tuple[int, int] | None = None,
     ) -> None:
         self.endpoint = Endpoint(endpoint)
         self.directory = Path(endpoint.model)
@@ -53,6 +57,7 @@ class RemotePredictor(Predictor):
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
         self.__dict__["multiple"] = multiple  # in place of the processor's
+        self._limits = limits or (_DEFAULT_MIN_UNITS * multiple**2, _DEFAULT_MAX_UNITS * multiple**2)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -66,8 +71,8 @@ class RemotePredictor(Predictor):
 
     @property
     def default_limits(self) -> tuple[int, int]:
-        """The limits of Qwen2.5-VL's published processor."""
-        return _DEFAULT_MIN_UNITS * self.multiple**2, _DEFAULT_MAX_UNITS * self.multiple**2
+        """Default minimum and maximum of the image area in pixels."""
+        return self._limits
 
     def _answer_all(self, distinct: dict[str, Question], progress: Progress | None) -> None:
         missing = {key: question for key, question in distinct.items() if key not in self.cache.answers}

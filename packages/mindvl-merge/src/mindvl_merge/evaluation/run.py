@@ -18,7 +18,7 @@ from mindvl_merge.evaluation.metrics import aggregate, find_metric, score
 from mindvl_merge.evaluation.metrics.judged import Judge, Judged, judge_item
 from mindvl_merge.evaluation.metrics.options import read_compat, read_references
 from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
-from mindvl_merge.evaluation.resolution import UNIT_PIXELS, ResolutionGrid
+from mindvl_merge.evaluation.resolution import ResolutionGrid
 from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
 
 
@@ -220,10 +220,9 @@ class PredictorScorer:
         return self.predictor.sizes(item, min_pixels, max_pixels)
 
     def num_visual_tokens(self, item: Item, min_pixels: int, max_pixels: int) -> int:
-        """Visual tokens of the item's images after resizing, in the unit of the grid."""
-        return (
-            sum(height * width for height, width in self.predictor.sizes(item, min_pixels, max_pixels)) // UNIT_PIXELS
-        )
+        """Visual tokens of the item's images after resizing."""
+        sizes = self.predictor.sizes(item, min_pixels, max_pixels)
+        return sum(height * width for height, width in sizes) // self.predictor.multiple**2
 
     def score(self, requests: Sequence[Request[Item]]) -> list[float]:
         """Answer and score all requests."""
@@ -252,6 +251,7 @@ def search_model(
     """Score the cells of the grid on held-out items, each distinct resize once, and choose one for all tasks and one for each.
 
     Args:
+        grid: Counted in visual tokens of the model, unless it has `unit_pixels`.
         halving, report_share, seed: As in `search_resolution`.
 
     Raises:
@@ -261,5 +261,6 @@ def search_model(
     if judged:
         raise EvaluationError(f"{judged[0]}: the search cannot use a judge. Search on benchmarks that need none.")
     scorer = PredictorScorer(predictor, compat, progress)
+    grid = grid.for_model(predictor.multiple)
     tasks = [item.task for item in items]
     return search_resolution(scorer, items, grid, tasks=tasks, halving=halving, report_share=report_share, seed=seed)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mindvl_merge.errors import MergeError
 from mindvl_merge.evaluation.choice import CellScore, Holdout, cell_scores, choose_cell, holdout, split_items
 from mindvl_merge.evaluation.halving import halved
-from mindvl_merge.evaluation.resolution import Cell, ResolutionGrid
+from mindvl_merge.evaluation.resolution import PAPER_UNIT_SIDE, Cell, ResolutionGrid
 
 Item = TypeVar("Item")
 Table = npt.NDArray[np.float64]
@@ -72,6 +72,7 @@ class ResolutionSearch:
     chosen_by_task: dict[str, CellScore] = field(default_factory=dict)  # best for each task alone
     num_distinct: dict[str, int] = field(default_factory=dict)  # cells that differ in a task's model input, by task
     holdout: Holdout | None = None  # the chosen cells on items that did not take part in the choice
+    unit_pixels: int = PAPER_UNIT_SIDE**2  # area of one visual token, the unit of the grid
 
     @property
     def num_saved(self) -> int:
@@ -188,6 +189,7 @@ def search_resolution(
         chosen_by_task=by_task,
         num_distinct={name: requests.num_distinct([i for i, one in enumerate(tasks) if one == name]) for name in names},
         holdout=report,
+        unit_pixels=grid.pixels_per_unit,
     )
 
 
