@@ -62,6 +62,7 @@ SCHEDULE = {"steps": 10, "peak_lr": 1e-3}
         (OptimizerConfig, {"clip_grad_norm": math.nan}, "clip_grad_norm: must be a finite number >= 0, got nan"),
         (OptimizerConfig, {"epsilon": 0.0}, r"epsilon: must be a finite number > 0, got 0\.0"),
         (MetricsConfig, {"wandb_project": ""}, "wandb_project: must not be empty"),
+        (MetricsConfig, {"swanlab_project": ""}, "swanlab_project: must not be empty"),
         (FaultsConfig, {"max_skipped": 0}, "max_skipped: must be >= 1, got 0"),
         (FaultsConfig, {"stuck_after_s": -1.0}, r"stuck_after_s: must be between 0 .* got -1\.0"),
         (CheckpointConfig, {"keep_last": 0}, "keep_last: must be >= 1, got 0"),

@@ -28,7 +28,7 @@ def config(tokenizer: Path) -> MindVLConfig:
     unset = TokenConfig(image=0, vision_start=0, vision_end=0, end_of_turn=0, pad=0)
     small = MindVLConfig(
         vision=replace(FULL.vision, hidden_size=48, num_layers=1, num_heads=3, full_attention_layers=(0,)),
-        language=replace(FULL.language, num_layers=1),
+        language=replace(FULL.language, num_layers=1).decoder(),
         tokens=unset,
     )
     return for_tokenizer(small, known.special_ids, known.vocab_size)

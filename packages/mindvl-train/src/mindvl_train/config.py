@@ -235,6 +235,7 @@ class MetricsConfig:
     every_steps: int = 10  # optimizer steps between two reports
     tensorboard: bool = True  # event files under OUT/tensorboard
     wandb_project: str | None = None  # also log to Weights & Biases; requires the wandb package
+    swanlab_project: str | None = None  # also log to SwanLab; requires the swanlab package
     # bf16 peak of one device in TFLOP/s, for MFU; None: from the device table; without MFU if the device is not in
     # it.
     peak_tflops: float | None = None
@@ -242,8 +243,9 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"every_steps: must be >= 1, got {self.every_steps}.")
-        if self.wandb_project == "":
-            raise ValueError("wandb_project: must not be empty. Name a project, or remove it.")
+        for name in ("wandb_project", "swanlab_project"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name}: must not be empty. Name a project, or remove it.")
         if self.peak_tflops is not None and not self.peak_tflops > 0:
             raise ValueError(
                 f"peak_tflops: must be > 0, got {self.peak_tflops}. Use the TFLOP/s of one device, such as 376."

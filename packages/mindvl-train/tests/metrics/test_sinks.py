@@ -15,7 +15,16 @@ import pytest
 
 from mindvl_data import SourceConfig
 from mindvl_train import MetricsConfig, RunConfig, TrainError
-from mindvl_train.metrics.sinks import JsonLines, Log, TensorBoard, flat, open_sinks, read_metrics, tensorboard_record
+from mindvl_train.metrics.sinks import (
+    JsonLines,
+    Log,
+    SwanLab,
+    TensorBoard,
+    flat,
+    open_sinks,
+    read_metrics,
+    tensorboard_record,
+)
 from mindvl_train.validation.config import ValidationConfig
 
 REPORT = {"step": 7, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens_per_s": 10.0}
@@ -134,17 +143,20 @@ def test_the_log_also_tells_what_is_only_sometimes_there(caplog: pytest.LogCaptu
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-def test_asking_for_weights_and_biases_where_it_is_not_installed_names_the_field(
-    make_config: Callable[..., RunConfig],
+@pytest.mark.parametrize("package", ["wandb", "swanlab"])
+def test_asking_for_a_tracker_that_is_not_installed_names_the_field(
+    make_config: Callable[..., RunConfig], package: str
 ) -> None:
-    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    metrics = MetricsConfig(tensorboard=False, **{f"{package}_project": "vl"})
+    config = make_config(metrics=metrics)
     config.out.mkdir()
-    with pytest.raises(TrainError, match=r"metrics\.wandb_project: is vl, but wandb is not installed"):
+    with pytest.raises(TrainError, match=rf"metrics\.{package}_project: is vl, but {package} is not installed"):
         open_sinks(config, 0)
 
 
-# wandb itself needs an account and a network; this stands for the four calls made to it.
+# wandb itself needs an account and a network; this stands for the calls made to it, and for the same calls to swanlab.
 WANDB = """
 calls = []
 
@@ -163,26 +175,28 @@ def init(**settings):
 """
 
 
-def test_weights_and_biases_gets_every_number_under_one_id_per_directory(
-    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["wandb", "swanlab"])
+def test_a_tracker_gets_every_number_under_one_id_per_directory(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     (tmp_path / "stand-in").mkdir()
-    (tmp_path / "stand-in" / "wandb.py").write_text(WANDB)
+    (tmp_path / "stand-in" / f"{package}.py").write_text(WANDB)
     monkeypatch.syspath_prepend(str(tmp_path / "stand-in"))
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    config = make_config(metrics=MetricsConfig(tensorboard=False, wandb_project="vl"))
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    metrics = MetricsConfig(tensorboard=False, **{f"{package}_project": "vl"})
+    config = make_config(metrics=metrics)
     config.out.mkdir()
     for _ in range(2):
         for sink in open_sinks(config, 0):
             sink.write(REPORT | {"loss_by_source": {"pages": 2.5}})
             sink.close()
-    calls = sys.modules["wandb"].calls
+    calls = sys.modules[package].calls
     (_, first), (_, numbers, step), ended, (_, again), *_ = calls
     assert (first["project"], first["name"], first["resume"], step) == ("vl", "run", "allow", 7)
     assert first["id"] == again["id"]
     assert numbers == {name: value for name, value in REPORT.items() if name != "step"} | {"loss_by_source/pages": 2.5}
     assert ended == ("finish",)
-    monkeypatch.delitem(sys.modules, "wandb")
+    sys.modules.pop(package)
 
 
 VALIDATION: dict[str, Any] = {
@@ -229,7 +243,29 @@ def test_a_validation_reaches_weights_and_biases_with_a_table(
     assert step == 7
     assert values["validation/loss_by_source/pages"] == 2.5
     assert values["generations"] == (["name", "prompt", "answer", "expected"], [["p:1", "a\nb", "c", None]])
-    monkeypatch.delitem(sys.modules, "wandb")
+    sys.modules.pop("wandb")
+
+
+def test_swanlab_keeps_numbers_and_answers_under_one_id_per_directory(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real package: its offline mode needs no account. It requires protobuf < 7, other than the pinned version."""
+    pytest.importorskip("swanlab", reason="swanlab is not installed")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    config = make_config(metrics=MetricsConfig(tensorboard=False, swanlab_project="vl"))
+    config.out.mkdir()
+    for sink in open_sinks(config, 0):
+        sink.write(REPORT | {"loss_by_source": {"pages": 2.5}})
+        sink.write_validation(VALIDATION)
+        sink.close()
+    (record,) = (config.out / "swanlab").glob("run-*/run-*.swanlab")
+    for name in (b"loss_by_source/pages", b"validation/loss", b"generations/p:1"):
+        assert name in record.read_bytes()
+    (answer,) = (config.out / "swanlab").glob("run-*/media/text/*")
+    assert answer.read_text() == "prompt: a\nb\nanswer: c"
+    again = SwanLab("vl", config.out)
+    again.close()
+    assert len({path.name for path in (config.out / "swanlab").glob("run-*/run-*.swanlab")}) == 1
 
 
 def test_lines_of_validations_after_the_resumed_one_are_removed(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks of metrics: a JSONL file, TensorBoard, the log, Weights & Biases."""
+"""Sinks of metrics: a JSONL file, TensorBoard, the log, Weights & Biases, SwanLab."""
 
 import errno
 import functools
@@ -28,7 +28,7 @@ def open_sinks(config: RunConfig, resumed_step: int, validated_step: int = 0) ->
         validated_step: Last validated step of the resumed checkpoint.
 
     Raises:
-        TrainError: metrics.wandb_project is set, but wandb is not installed.
+        TrainError: metrics.wandb_project or metrics.swanlab_project is set, but its package is not installed.
     """
     sinks: list[Any] = [JsonLines(config.out / "metrics.jsonl", resumed_step), Log()]
     if config.validation is not None:
@@ -37,6 +37,8 @@ def open_sinks(config: RunConfig, resumed_step: int, validated_step: int = 0) ->
         sinks.append(TensorBoard(config.out / "tensorboard", resumed_step))
     if config.metrics.wandb_project is not None:
         sinks.append(WeightsAndBiases(config.metrics.wandb_project, config.out))
+    if config.metrics.swanlab_project is not None:
+        sinks.append(SwanLab(config.metrics.swanlab_project, config.out))
     return sinks
 
 
@@ -147,22 +149,9 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str, out: Path) -> None:
-        try:
-            wandb: Any = importlib.import_module("wandb")
-        except ImportError:
-            raise TrainError(
-                f"metrics.wandb_project: is {project}, but wandb is not installed. Run pip install wandb, or remove "
-                "metrics.wandb_project: OUT/metrics.jsonl and OUT/tensorboard have the same metrics."
-            ) from None
+        wandb = _tracker("wandb", project)
         self._wandb = wandb
-        directory = str(out.resolve())
-        self._run = wandb.init(
-            project=project,
-            name=out.name,
-            id=hashlib.sha256(directory.encode()).hexdigest()[:16],
-            dir=directory,
-            resume="allow",
-        )
+        self._run = wandb.init(project=project, name=out.name, id=_run_id(out), dir=str(out.resolve()), resume="allow")
 
     def write(self, report: dict[str, Any]) -> None:
         """Send every number of the report at its step."""
@@ -175,6 +164,36 @@ class WeightsAndBiases:
             columns = ["name", "prompt", "answer", "expected"]
             rows = [[one[column] for column in columns] for one in report["generations"]]
             values["generations"] = self._wandb.Table(columns=columns, data=rows)
+        self._run.log(values, step=report["step"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class SwanLab:
+    """Logs reports to SwanLab, with one run id per output directory, as for Weights & Biases; SWANLAB_MODE applies.
+
+    Raises:
+        TrainError: swanlab is not installed.
+    """
+
+    def __init__(self, project: str, out: Path) -> None:
+        self._swanlab = _tracker("swanlab", project)
+        self._run = self._swanlab.init(
+            project=project, name=out.name, id=_run_id(out), log_dir=str(out / "swanlab"), resume="allow"
+        )
+
+    def write(self, report: dict[str, Any]) -> None:
+        """Send every number of the report at its step."""
+        self._run.log(flat(report), step=report["step"])
+
+    def write_validation(self, report: dict[str, Any]) -> None:
+        """Send the numbers of a validation as `validation/NAME`, and its answers as texts."""
+        values: dict[str, Any] = dict(_validation_numbers(report))
+        for one in report.get("generations") or ():
+            text = f"prompt: {one['prompt']}\nanswer: {one['answer']}"
+            values[f"generations/{one['name']}"] = self._swanlab.Text(text)
         self._run.log(values, step=report["step"])
 
     def close(self) -> None:
@@ -216,6 +235,20 @@ class Log:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def _tracker(package: str, project: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise TrainError(
+            f"metrics.{package}_project: is {project}, but {package} is not installed. Run pip install {package}, or "
+            f"remove metrics.{package}_project: OUT/metrics.jsonl and OUT/tensorboard have the same metrics."
+        ) from None
+
+
+def _run_id(out: Path) -> str:
+    return hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
 
 
 def tensorboard_record(content: bytes) -> bytes:

@@ -88,7 +88,7 @@ def config_of(job: Job, out: Path) -> RunConfig:
         init=InitSection(),
         schedule=replace(config.schedule, steps=job.steps),
         validation=None,
-        metrics=replace(config.metrics, tensorboard=False, wandb_project=None),
+        metrics=replace(config.metrics, tensorboard=False, wandb_project=None, swanlab_project=None),
         checkpoints=replace(config.checkpoints, async_save=False),
         ops=replace(config.ops, runtime=replace(config.ops.runtime, bind_cores="off")),
     )
