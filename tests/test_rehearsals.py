@@ -2,6 +2,7 @@
 """The session `nox -s rehearse`: its jobs are the published training stages, and it judges and reports their results."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -72,6 +73,24 @@ def test_a_row_has_the_figures_of_one_rank(session: ModuleType) -> None:
     assert list(session.rows(job, document(41e9))) == [
         "| mindvl-8b sft-8192 | 128 | 1234567 | 0 (stage 0 of 1: 36 layers) | 41.00 GB | 40.00 GB | +2.50 % | 12 | 2 | none "
         "| 12 |"
+    ]
+
+
+def test_a_written_table_keeps_the_rows_of_jobs_without_a_new_result(session: ModuleType, tmp_path: Path) -> None:
+    jobs = [session.Job(f"mindvl-8b {stage}", 1024, ()) for stage in ("warmup", "multitask", "sft-2048")]
+    old = "| mindvl-8b multitask | 1,024 | abc | 0 |\n|  | |  | 16 |\n| mindvl-8b warmup | 1,024 | abc | 0 |\n"
+    directory = tmp_path / jobs[0].directory(tightest=True)
+    directory.mkdir()
+    (directory / "rehearsal.json").write_text(json.dumps(document(41e9)))
+    (directory / "commit").write_text("1234567")
+    written = session.with_table(f"Before.\n\n{session.HEADER}\n|---|\n{old}\nAfter.\n", jobs, tmp_path)
+    assert written.splitlines()[4:] == [
+        *session.rows(jobs[0], document(41e9)),
+        "| mindvl-8b multitask | 1,024 | abc | 0 |",
+        "|  | |  | 16 |",
+        "| mindvl-8b sft-2048 | 1,024 | not rehearsed | | | | | | | | |",
+        "",
+        "After.",
     ]
 
 

@@ -175,15 +175,18 @@ def rows(job: Job, document: dict[str, Any]) -> Iterator[str]:
 
 
 def with_table(page: str, every: Sequence[Job], out: Path) -> str:
-    """The page with all results; jobs without a result are marked."""
+    """The page with all results; jobs without a result keep the rows of the page, or are marked if it has none."""
     lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
     for job in every:
         found = (result(out / job.directory(tightest=alone)) for alone in (False, True))
         document = next((each for each in found if each is not None), None)
-        if document is None:
-            lines.append(f"| {job.stage} | {job.num_devices:,} | not rehearsed |" + " |" * 8)
-        else:
+        start = f"| {job.stage} | {job.num_devices:,} |"
+        if document is not None:
             lines += rows(job, document)
+        elif kept := re.search(rf"^{re.escape(start)}.*\n(\|  \|.*\n)*", page, flags=re.MULTILINE):
+            lines += kept[0].splitlines()
+        else:
+            lines.append(f"{start} not rehearsed |" + " |" * 8)
     table = "\n".join(lines) + "\n"
     new, count = re.subn(rf"^{re.escape(HEADER)}\n(\|.*\n)*", lambda _: table, page, flags=re.MULTILINE)
     assert count == 1, f"{PAGE} has no table of rehearsals"
