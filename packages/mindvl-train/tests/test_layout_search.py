@@ -19,9 +19,10 @@ from mindvl_model.testing.tiny import (
     smallest_llama,
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
+    smallest_qwen3_vl,
 )
 from mindvl_train.devices import find_device
-from mindvl_train.layout_search import BUDGETS, Machine, Request, days, evaluate, largest_pixels, room, search
+from mindvl_train.layout_search import BUDGETS, Machine, Request, Task, days, evaluate, largest_pixels, room, search
 from mindvl_train.layout_search.attention import Heads, attention_core, padded_size
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting, joined
 from mindvl_train.layout_search.memory import Ledger, recomputed, schedule, stretch_of
@@ -35,6 +36,7 @@ FAMILIES = {
     "qwen2": smallest_qwen2_5_vl(),
     "llama": smallest_llama(attention_bias=True, mlp_bias=True),
     "qwen3_moe": smallest_qwen3_moe(),
+    "qwen3_vl": smallest_qwen3_vl(),
     "deepseek_v3": smallest_deepseek_v3(),
     "mindvl-671b-a37b": named_config("mindvl-671b-a37b"),
 }
@@ -51,6 +53,10 @@ def _machine(num_devices: int = 64) -> Machine:
     device = find_device("910b2")
     assert device is not None
     return Machine(device=device, num_devices=num_devices)
+
+
+def _task(model: MindVLConfig) -> Task:
+    return Request(model=model, machine=_machine()).task()
 
 
 def _request(name: str = "mindvl-8b", num_devices: int = 64) -> Request:
@@ -150,6 +156,23 @@ def test_virtual_stages_receive_two_tensors_in_advance_and_later_chunks_make_the
         one, more = (ledger._stretch(chunk, parallel, RecomputeConfig()) for parallel in (plain, virtual))
         assert more.backward_peak - one.backward_peak == 2 * received
     assert ledger._stretch(last, plain, RecomputeConfig()).kept == stretch_of(last.runs).kept + angles
+
+
+def test_messages_between_stages_carry_the_deepstack_features_of_later_layers() -> None:
+    """Two features, added after layers 1 and 2 of 3: messages carry the second if the first stage has one layer."""
+    model = smallest_qwen3_vl()
+    setting = Setting(model=model, pack=PACK)
+    parts, ledger = parts_of(setting), Ledger(setting)
+    tensor = 2 * 64 * model.language.hidden_size
+    carried, plain = (ParallelConfig(pp_size=2, stage_layers=counts) for counts in ((1, 2), (2, 1)))
+    chunks = parts.chunks((1, 2))
+    # The sender keeps the message, the receiver the features; gradients of output and input have the same shape.
+    for chunk in chunks:
+        more, less = (ledger._stretch(chunk, parallel, RecomputeConfig()) for parallel in (carried, plain))
+        assert (more.kept - less.kept, more.backward_peak - less.backward_peak) == (tensor, 2 * tensor)
+    whole = replace(_task(model), machine=_machine(2))
+    times = [evaluate(whole, parallel, RecomputeConfig()).time.pp for parallel in (carried, plain)]
+    assert times[0] == pytest.approx(2 * times[1])
 
 
 def test_a_typical_pack_has_whole_images_up_to_its_visual_tokens() -> None:

@@ -28,6 +28,15 @@ from mindvl_train.layout_search.packs import Pack
 from mindvl_train.resolved_run import resolve_run
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
+DEEPSTACK = VisionConfig(
+    kind="qwen3_vl",
+    hidden_size=64,
+    num_layers=3,
+    num_heads=4,
+    ffn_hidden_size=176,
+    num_position_embeddings=64,
+    deepstack_layers=(0, 1, 2),
+)
 TOKENS = TokenConfig(image=1, vision_start=2, vision_end=3, end_of_turn=4, pad=0)
 DENSE = Qwen3Preset(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=384, vocab_size=2000
@@ -61,6 +70,7 @@ def _job(
     packs: int = 1,
     recompute: Literal["none", "full"] = "none",
     num_loss_tokens: int | None = None,
+    vision: VisionConfig = VISION,
     **sizes: int,
 ) -> Job:
     run = RunConfig(
@@ -71,13 +81,13 @@ def _job(
             tokenizer=Path("none"),
             packing=PackingConfig(seq_length=PACK.tokens),
         ),
-        model=ModelSection(vision=VISION, language=language),
+        model=ModelSection(vision=vision, language=language),
         schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
         global_batch_size=packs,
         parallel=ParallelConfig(**sizes),
         recompute=RecomputeConfig(kind=recompute),
     )
-    model = MindVLConfig(vision=VISION, language=language, tokens=TOKENS)
+    model = MindVLConfig(vision=vision, language=language, tokens=TOKENS)
     pack = replace(PACK, num_loss_tokens=num_loss_tokens)
     return Job(run=replace(resolve_run(run, math.prod(sizes.values())), model=model), pack=pack)
 
@@ -133,9 +143,10 @@ def test_spread_rows_reach_every_expert_equally_often() -> None:
         _job(WIDE, num_loss_tokens=384),
         _job(WIDE, num_loss_tokens=384, recompute="full"),
         pytest.param(_job(DENSE, packs=3, pp_size=2), marks=pytest.mark.multi),
+        pytest.param(_job(replace(DENSE, num_layers=3), packs=3, vision=DEEPSTACK, pp_size=2), marks=pytest.mark.multi),
         pytest.param(_job(WIDE, num_loss_tokens=384, tp_size=2), marks=pytest.mark.multi),
     ],
-    ids=["experts-alone", "loss-tokens", "logits-recomputed", "two-stages", "vocabulary-split"],
+    ids=["experts-alone", "loss-tokens", "logits-recomputed", "two-stages", "deepstack", "vocabulary-split"],
 )
 def test_the_peak_of_every_rank_is_predicted_within_a_tenth(job: Job) -> None:
     predicted = predict(job, "cpu")

@@ -157,7 +157,7 @@ def _predictor(
         at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
         return evaluation.RemotePredictor(at, decoder=DECODER, **sizes, **settings)
     if processor:
-        raise click.UsageError("--processor: is only used with --endpoint. Give both or none.")
+        raise click.UsageError("--processor: is only used with --endpoint. Add --endpoint URL, or remove it.")
     return make_predictor(MODEL_DIRECTORY.convert(model, None, None), **settings)
 
 

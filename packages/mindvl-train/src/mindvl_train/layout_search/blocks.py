@@ -132,6 +132,11 @@ class Setting:
         """Tokens of this tensor-parallel rank between layers (sequence parallelism)."""
         return self.tokens // self.tp_size
 
+    @property
+    def pack_bytes(self) -> int:
+        """Bytes of the hidden states [S, H] of this rank between layers."""
+        return self.wide * self.sliced * self.model.language.hidden_size
+
     @cached_property
     def grids(self) -> tuple[Grid, ...]:
         """Images of the rank with most patches, without the blank image of packs without images."""

@@ -24,15 +24,16 @@ def embedding_block(setting: Setting) -> Block:
     pack = wide * setting.pack.tokens * language.hidden_size
     visual = wide * setting.pack.patches // setting.model.vision.spatial_merge_size**2 * language.hidden_size
     angles = angles_bytes(setting)
+    features = setting.pack_bytes * len(setting.model.vision.deepstack_layers)  # zero at text
     gradient = setting.weight_gradient(weights) if trained else 0.0
     return Block(
         name="embedding",
         part="language",
         dense=weights,
         trained=trained,
-        kept=angles + (visual if setting.gradient_arrives else 0.0),
+        kept=angles + features + (visual if setting.gradient_arrives else 0.0),
         boundary=0.0,
-        forward_peak=3 * pack,
+        forward_peak=3 * pack + features,
         backward_peak=max(gradient + pack, 2 * pack),
         elementwise=4 * pack,
         weights=trained,
@@ -138,7 +139,7 @@ def _layer(setting: Setting, name: str, *, dense: bool) -> Block:
         attention = _grouped_attention(setting, language.attention)
     mlp = _dense_mlp(setting) if dense or language.experts is None else _expert_mlp(setting, language.experts)
     both = joined(name, [attention, mlp])
-    return replace(both, boundary=setting.wide * setting.sliced * setting.model.language.hidden_size)
+    return replace(both, boundary=setting.pack_bytes)
 
 
 def _base(setting: Setting, name: str) -> Block:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, carried_features
 from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.decoder import angles_bytes
 from mindvl_train.layout_search.stages import Chunk, Run
@@ -170,16 +170,18 @@ class Ledger:
 
     def _stretch(self, chunk: Chunk, parallel: ParallelConfig, recompute: RecomputeConfig) -> Stretch:
         piped = parallel.pp_size > 1
-        key = (chunk.key, piped, parallel.virtual_stages, recompute)
+        boundary = self.setting.pack_bytes if piped else 0.0
+        carried = carried_features(self.setting.model, parallel) * boundary  # deepstack features in a message
+        message = boundary + carried
+        key = (chunk.key, piped, parallel.virtual_stages, recompute, carried)
         if key not in self._stretches:
-            boundary = self.setting.wide * self.setting.sliced * self.setting.model.language.hidden_size if piped else 0
             angles = 0.0 if chunk.before else angles_bytes(self.setting)  # else part of the embedding
             # Gradients of output and input; with virtual stages also the next input and gradient, received in advance.
-            received = (4 if parallel.virtual_stages > 1 else 2) * boundary
+            received = (4 if parallel.virtual_stages > 1 else 2) * message
             stretch = stretch_of(_with_recomputation(chunk, recompute))
             self._stretches[key] = Stretch(
-                # The output of a stage is kept until its gradient is received.
-                kept=stretch.kept + angles + (boundary if not chunk.after else 0),
+                # The output of a stage is kept until its gradient is received. Of its input, the layers keep the rest.
+                kept=stretch.kept + angles + (0 if chunk.after else message) + (0 if chunk.before else carried),
                 forward_peak=stretch.forward_peak + angles,
                 backward_peak=stretch.backward_peak + angles + received,
                 kinds=stretch.kinds,

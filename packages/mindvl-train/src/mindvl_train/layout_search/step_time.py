@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, carried_features
 from mindvl_train.devices import Device
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting
 from mindvl_train.layout_search.memory import Ledger, offloaded_layers
@@ -228,10 +228,10 @@ def step_time(
     for rank in range(size):
         costs = [clock.chunk(chunk, recompute) for chunk in chunks[rank::size]]
         ranks.append(costs[0] if len(costs) == 1 else Cost(*(sum(values) for values in zip(*costs, strict=True))))
-    boundary = setting.wide * setting.sliced * setting.model.language.hidden_size
+    message = setting.pack_bytes * (1 + carried_features(setting.model, parallel))
     # Sends overlap with computation in the interleaved schedule only.
     is_exposed = size > 1 and parallel.virtual_stages == 1
-    sent = 2 * machine.sending_s(boundary, 2, machine.num_devices // size) if is_exposed else 0.0
+    sent = 2 * machine.sending_s(message, 2, machine.num_devices // size) if is_exposed else 0.0
     slots = [cost.total + sent for cost in ranks]
     slowest = max(range(size), key=lambda rank: slots[rank])
     worst = ranks[slowest]
