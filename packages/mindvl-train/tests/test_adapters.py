@@ -22,7 +22,7 @@ from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.parallel import check_parallel
 from mindvl_train.config import InitSection
 from mindvl_train.dry_run import dry_run
-from mindvl_train.errors import CheckpointError
+from mindvl_train.errors import CheckpointError, TrainError
 
 LORA = LoRAConfig(rank=4, alpha=8, dropout=0.1)
 
@@ -60,6 +60,40 @@ def test_a_resumed_run_continues_bitwise_with_dropout(make_config: Any, base: Pa
     expected, found = (read_tensors(checkpoint_of(one, 6)) for one in (whole, again))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_run_over_four_bits_resumes_bitwise_and_exports_to_the_full_base(
+    make_config: Any, base: Path, read_tensors: Any, tmp_path: Path
+) -> None:
+    lora, start = replace(LORA, base_bits=4), InitSection(model=base)
+    whole = make_config("whole", adapter=lora, init=start)
+    run_training(whole)
+    again = make_config("again", adapter=lora, init=start)
+    run_training(again, resume=checkpoint_of(whole, 3))
+    full = make_config("full", adapter=LORA, init=start)
+    run_training(full)
+    expected, found, other = (read_tensors(checkpoint_of(one, 6)) for one in (whole, again, full))
+    assert expected.keys() == found.keys() == other.keys()
+    assert all(".lora." in name for name in expected)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not all(torch.equal(expected[name], other[name]) for name in expected)
+    export_checkpoint(whole.out, tmp_path / "adapter")
+    model = from_pretrained(AutoModelForImageTextToText, base, trust_remote_code=True, dtype=torch.float32)
+    PeftModel.from_pretrained(model, tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="adapter="):
+        run_training(replace(again, adapter=LORA), resume=checkpoint_of(whole, 3))
+
+
+def test_a_quantized_base_is_refused_on_npus_and_without_bitsandbytes(
+    make_config: Any, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(adapter=replace(LORA, base_bits=8), init=InitSection(model=base))
+    assert dry_run(config).problems == ()
+    on_npu = dry_run(replace(config, ops=replace(config.ops, backend="npu")))
+    assert any("bitsandbytes has no kernels for NPUs" in problem for problem in on_npu.problems)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(TrainError, match=r"pip install 'mindvl-model\[quantized\]'"):
+        run_training(config)
 
 
 def test_a_checkpoint_of_adapters_is_refused_with_other_weights_below_them(

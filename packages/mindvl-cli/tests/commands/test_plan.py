@@ -96,6 +96,19 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(option: str, value: str) ->
     assert f"Invalid value for '{option}'" in result.stderr
 
 
+def test_weights_below_adapters_are_planned_in_four_bits_and_refused_on_npus() -> None:
+    words = ("mindvl-8b", "--device", "rtx-4090", "--devices", "1", "--per-server", "1", "--seq-length", "8192")
+    words += ("--global-batch-size", "16", "--max-pixels", "401408", "--lora-rank", "16")
+    found = _document(*words, "--base-bits", "4")
+    assert found["adapter"]["base_bits"] == 4
+    assert found["fitting"] == 1
+    assert _document(*words, "--base-bits", "16")["fitting"] == 0
+    with pytest.raises(CliError, match="--base-bits: there are no adapters"):
+        _run("mindvl-8b", "--device", "h100", "--base-bits", "4")
+    with pytest.raises(CliError, match="no kernels for NPUs"):
+        _run("mindvl-8b", "--device", "910b2", "--lora-rank", "16", "--base-bits", "4")
+
+
 def test_a_value_of_the_recipe_can_be_overridden() -> None:
     found = _document(str(RECIPE), "global_batch_size=96", "--device", "910b2", "--devices", "32", "--top", "1")
     assert found["global_batch_size"] == 96

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mindvl_data import DataError
 from mindvl_model import MindVLConfig, set_up_device
+from mindvl_model.adapters.lora_config import quantization_problem
 from mindvl_model.counts import count_parameters
 from mindvl_model.parameters import PARTS
 from mindvl_ops import OpsError, select_backends
@@ -100,6 +101,9 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
     from mindvl_train.megatron.fake_groups import fake_process_groups, meta_models
 
     problems = [*_unwritable_places(config), *missing_paths(config, from_stage)]
+    unquantized = quantization_problem(config.adapter, kernels)
+    if unquantized is not None:
+        problems.append(unquantized)
     model_config = _model_config(config, problems)
     run = resolve_run(config, num_processes or min_processes(config.parallel))
     job = job_of(config, run.num_processes)

@@ -9,27 +9,36 @@ import logging
 import torch
 
 from mindvl_model import MindVLConfig, MindVLModel
+from mindvl_model.adapters.lora_config import quantization_problem
 from mindvl_model.hf.load import load_hf_directory
+from mindvl_model.megatron.quantized import quantize_base
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize
 from mindvl_train.adapters import choose_trained, start_adapters
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection
+from mindvl_train.errors import TrainError
 from mindvl_train.resolved_run import ResolvedRun
 
 logger = logging.getLogger(__name__)
 
 
 def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> list[MindVLModel]:
-    """Build the model chunks of this rank, load their weights, freeze the parts that are not trained, attach adapters.
+    """Build the model chunks of this rank, load their weights, freeze parts that are not trained, attach adapters.
 
     Args:
         load_init: False if a checkpoint will overwrite all weights; a checkpoint of adapters does not.
 
     Returns:
         One chunk per virtual stage of this pipeline rank, first to last.
+
+    Raises:
+        TrainError: The weights below adapters cannot be quantized on this device.
     """
+    problem = quantization_problem(run.config.adapter, device.type)
+    if problem is not None:
+        raise TrainError(problem)
     models = build_stages(run.model, run.build)
     for model in models:
         if load_init:
@@ -38,6 +47,7 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
         choose_trained(model, run.model, run.config)
         if run.config.adapter is not None and load_init:
             start_adapters(model, run.config)
+            quantize_base(model, run.model, run.config.adapter)
     return [model.to(device) for model in models]
 
 

@@ -35,6 +35,21 @@ def test_adapters_of_an_8b_model_fit_on_one_card_of_24_gb_and_full_training_does
     assert memory.total < 0.94 * 25.7e9
 
 
+def test_quantized_weights_need_half_a_byte_and_their_scales() -> None:
+    memory = {}
+    for bits in (16, 8, 4):
+        lora = LoRAConfig(rank=16, base_bits=bits)  # type: ignore[arg-type]
+        (best, *_) = search(request(lora).task()).candidates
+        (memory[bits],) = best.memory
+    decoder = 36 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288)
+    vision = 32 * (1280 * 3840 + 1280 * 1280 + 3 * 1280 * 3456) + 5120 * 5120 + 5120 * 4096
+    scales = (1 + 4 / 256) / 64  # one byte for 64 weights, four for 256 of these bytes
+    for bits in (8, 4):
+        saved = (2 - bits / 8 - scales) * (decoder + vision)
+        assert memory[bits].parameters == pytest.approx(memory[16].parameters - saved, rel=1e-6)
+    assert 6e9 < memory[4].parameters < 7e9  # of which 2.5e9 are embedding and output layer
+
+
 def test_a_step_with_adapters_is_faster_than_one_that_computes_gradients_of_weights() -> None:
     machine = Machine(device=find_device("h200"), num_devices=8)  # type: ignore[arg-type]
     times = []

@@ -58,6 +58,11 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Rank of low-rank adapters on all linear layers, with frozen weights. [default: that of the recipe]",
 )
 @click.option(
+    "--base-bits",
+    type=click.Choice(["16", "8", "4"]),
+    help="Bits of the frozen weights of linear layers below adapters. [default: that of the recipe, or 16]",
+)
+@click.option(
     "--memory-gb", type=_ABOVE_ZERO, help="Memory per device in GB (10^9 bytes). [default: from the device table]"
 )
 @click.option(
@@ -182,6 +187,7 @@ def _machine(options: dict[str, Any]) -> "Machine":
 
 def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) -> "Request":
     from mindvl_model.adapters import LoRAConfig
+    from mindvl_model.adapters.lora_config import quantization_problem
     from mindvl_train.config import TRAINABLE
     from mindvl_train.layout_search import Request, request_of
 
@@ -197,8 +203,17 @@ def _request(model: str, config: "RunConfig | None", options: dict[str, Any]) ->
     given = {name: options[name] for name in ("seq_length", "max_patches", "visual_share", "global_batch_size")}
     given["max_pixels"] = None if pixels in (None, "auto") else int(pixels)
     given["lora"] = LoRAConfig(rank=options["lora_rank"]) if options["lora_rank"] else None
+    bits = options["base_bits"]
+    if bits is not None:
+        lora = given["lora"] or request.lora
+        if lora is None:
+            raise CliError("--base-bits: there are no adapters, below which weights are frozen. Add --lora-rank.")
+        given["lora"] = replace(lora, base_bits=int(bits))
     given["trained"] = TRAINABLE[options["phase"]] if options["phase"] else None
-    return replace(request, **{name: value for name, value in given.items() if value is not None})
+    request = replace(request, **{name: value for name, value in given.items() if value is not None})
+    if machine.kernels == "npu" and (problem := quantization_problem(request.lora, "npu")) is not None:
+        raise CliError(problem)
+    return request
 
 
 def _check_sizes(config: "RunConfig | None", model: "MindVLConfig", seq_length: int | None, pixels: int | None) -> None:

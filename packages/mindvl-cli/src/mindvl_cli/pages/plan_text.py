@@ -64,6 +64,8 @@ def _head(document: dict[str, Any]) -> str:
     if document["adapter"] is not None:
         adapter = document["adapter"]
         trained = f"adapters of rank {adapter['rank']} ({adapter['parameters'] / 1e6:,.1f}M parameters) of {trained}"
+        if adapter["base_bits"] < 16:
+            trained += f", frozen weights in {adapter['base_bits']} bits"
     return (
         f"{document['model']} on {document['devices']} x {document['device']}: {document['global_batch_size']:,} packs of "
         f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a pack; trained: "

@@ -4,11 +4,14 @@
 The section `adapter` of a recipe; comes before targets.py, which finds the layers.
 """
 
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 ALL_LINEAR = "all-linear"
+BLOCK_SIZE = 64  # consecutive elements of a quantized weight that share a scale
+_NESTED_BLOCK_SIZE = 256  # scales that share a scale with double quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,10 @@ class LoRAConfig:
     # or a longer suffix; all-linear: every linear layer but the output layer and routers.
     targets: tuple[str, ...] = (ALL_LINEAR,)
     rslora: bool = False  # divide alpha by the square root of the rank (arXiv 2312.03732)
+    # Bits of the frozen weights of linear layers, by bitsandbytes: 16 keeps the precision of the run, 8 is blockwise, 4 is
+    # NF4 (arXiv 2305.14314). On CUDA and CPU.
+    base_bits: Literal[16, 8, 4] = 16
+    double_quantization: bool = True  # store the scales of quantized weights in 8 bits; without effect on 16 bits
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= 1 << 16:
@@ -37,6 +44,28 @@ class LoRAConfig:
             )
 
     @property
+    def base_bytes(self) -> float | None:
+        """Bytes of a quantized weight with its share of the scales; None if weights are not quantized."""
+        if self.base_bits == 16:
+            return None
+        scale = 1 + 4 / _NESTED_BLOCK_SIZE if self.double_quantization else 4
+        return self.base_bits / 8 + scale / BLOCK_SIZE
+
+    @property
     def scaling(self) -> float:
         """Factor of the product of both matrices."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def quantization_problem(lora: LoRAConfig | None, kind: str) -> str | None:
+    """Why the weights below adapters cannot be quantized on a kind of device, such as cuda; None if they can, or are not."""
+    if lora is None or lora.base_bits == 16:
+        return None
+    if kind == "npu":
+        return f"adapter.base_bits: is {lora.base_bits}, but bitsandbytes has no kernels for NPUs. Set adapter.base_bits=16."
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return (
+            f"adapter.base_bits: is {lora.base_bits}, but the package bitsandbytes is not installed. Run pip install "
+            "'mindvl-model[quantized]', or set adapter.base_bits=16."
+        )
+    return None

@@ -95,6 +95,11 @@ def published_layers(config: MindVLConfig, parts: Iterable[Part] = PARTS) -> lis
     ]
 
 
+def linear_layers(config: MindVLConfig) -> set[str]:
+    """Global names of the layers of the model that can get adapters."""
+    return {layer for layer, _ in _linear_layers(config)}
+
+
 def _linear_layers(config: MindVLConfig) -> Iterator[tuple[str, Target]]:
     for rule in weight_rules(config):
         layer, kind = rule.param_name.rsplit(".", 1)

@@ -38,15 +38,18 @@ class GroupedLinear(torch.nn.Module):
         # experts, so all ranks contribute to the gradient norm.
         self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
         self.weight.first_expert = first  # type: ignore[attr-defined]
+        self._forward_impl = ops.grouped_matmul  # named as in layers of megatron-core; quantized.py replaces it
 
     def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
         """Rows [M, in], sorted by expert -> [M, out]; `sizes` is the number of rows of each expert."""
-        return ops.grouped_matmul(rows, self.weight, sizes)
+        return self._forward_impl(rows, self.weight, sizes)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, ShardedTensor]:
         """Sharded state for megatron-core checkpoints: [E, in, out], sharded along the experts."""
+        if not isinstance(self.weight, Tensor):  # quantized below adapters: not saved
+            return {}
         rank = parallel_state.get_expert_model_parallel_rank()
         size = parallel_state.get_expert_model_parallel_world_size()
         axis = len(sharded_offsets)

@@ -34,9 +34,10 @@ class DuplicatedLinear(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self._forward_impl = torch.nn.functional.linear  # named as in layers of megatron-core; quantized.py replaces it
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return torch.nn.functional.linear(hidden_states, self.weight)
+        return self._forward_impl(hidden_states, self.weight)
 
 
 class LatentAttention(MegatronModule):

@@ -74,6 +74,7 @@ def in_one_process(
     _prepare(model, config, trainable, lora)
     randomize(model, seed)
     weights = join([pieces(model)])
+    _quantize(model, config, lora)
     return _merge([step([model], packs)]), weights
 
 
@@ -129,6 +130,13 @@ def _prepare(model: Any, config: MindVLConfig, trainable: Collection[Part], lora
         add_adapters(model, config, lora, trainable)
 
 
+def _quantize(model: Any, config: MindVLConfig, lora: LoRAConfig | None) -> None:
+    if lora is not None:
+        from mindvl_model.megatron.quantized import quantize_base
+
+        quantize_base(model, config, lora)
+
+
 def _slices(offset: tuple[int, ...], content: Tensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(offset, content.shape, strict=True))
 
@@ -149,6 +157,8 @@ def _run(file: Path) -> None:
                     _prepare(model, job.config, job.trainable, job.lora)
                 for name, _, start, content in (piece for model in models for piece in pieces(model)):
                     content.copy_(job.weights[name][_slices(start, content)])
+                for model in models:
+                    _quantize(model, job.config, job.lora)
                 result = step(models, job.packs[state.dp_rank :: state.dp_size])
                 if state.tp_rank:
                     result |= {"loss_sum": 0.0, "mtp_loss": 0.0}  # counted on tp rank 0 only

@@ -21,14 +21,19 @@ def check_adapter(config: RunConfig) -> None:
     """Check that PEFT can train the adapters of a recipe in the same way.
 
     Raises:
-        TrainError: There is dropout, whose masks differ; experts have adapters, whose matrices PEFT joins; or PEFT is not
-            installed.
+        TrainError: There is dropout, whose masks differ; weights are quantized; experts have adapters, whose matrices PEFT
+            joins; or PEFT is not installed.
     """
     if config.adapter is None:
         return
     if config.adapter.dropout:
         raise TrainError(
             f"adapter.dropout: is {config.adapter.dropout}, but PEFT draws other masks. Set adapter.dropout=0 for this check."
+        )
+    if config.adapter.base_bits < 16:
+        raise TrainError(
+            f"adapter.base_bits: is {config.adapter.base_bits}, but the reference loop does not quantize. Set "
+            "adapter.base_bits=16 for this check."
         )
     targets = find_targets(config.model.resolved, config.adapter, config.trained_parts)
     experts = [layer for layer, target in targets.items() if target.experts]

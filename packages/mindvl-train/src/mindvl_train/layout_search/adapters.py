@@ -5,10 +5,12 @@ Comes after blocks.py and its users, before stages.py. Activations are kept as i
 of its layer; gradients of weights, their buffers and their optimizer states are those of the adapters only.
 """
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import replace
 
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.adapters.sizes import published_size, target_parameters
 from mindvl_model.adapters.targets import Target, find_targets
 from mindvl_train.layout_search.blocks import Block, Setting
@@ -23,15 +25,18 @@ class Adapters:
     def __init__(self, setting: Setting) -> None:
         assert setting.lora is not None
         self._setting, self._lora = setting, setting.lora
-        self._of: defaultdict[str, list[Target]] = defaultdict(list)
-        for target in find_targets(setting.model, setting.lora, setting.trained).values():
-            self._of[_block_of(target.layer)].append(target)
+        self._of = _by_block(find_targets(setting.model, setting.lora, setting.trained))
+        # The weights of every linear layer are quantized, with or without adapters.
+        linear = {} if setting.lora.base_bits == 16 else find_targets(setting.model, LoRAConfig())
+        self._quantized = _by_block(linear)
 
     def __call__(self, block: Block, number: int | None = None) -> Block:
         """The block with its adapters; `number` is the index of a decoder layer."""
+        name = f"layer {number}" if number is not None else block.name
+        block = self._with_quantized(block, self._quantized[name])
         if not block.trained:
             return block
-        targets = self._of[f"layer {number}" if number is not None else block.name]
+        targets = self._of[name]
         setting, lora, model = self._setting, self._lora, self._setting.model
         experts = sum(target_parameters(model, lora, one) for one in targets if one.experts) // setting.ep_size
         dense = sum(target_parameters(model, lora, one) for one in targets if not one.experts)
@@ -59,6 +64,36 @@ class Adapters:
             matmul=block.matmul + forward,
             weights=False,
         )
+
+    def _with_quantized(self, block: Block, linear: list[Target]) -> Block:
+        """The block with quantized weights; while a layer computes, its weight is dequantized."""
+        setting, stored = self._setting, self._lora.base_bytes
+        if stored is None or not linear:
+            return block
+        tp = 1 if block.part != "language" and setting.spread_images else setting.tp_size
+        sizes = []
+        for one in linear:
+            size = sum(math.prod(published_size(setting.model, one, index)) for index in range(one.per_expert))
+            if one.experts:
+                size = size * (len(one.published) // one.per_expert) // setting.ep_size
+            elif not one.layer.endswith("_down_proj"):  # replicated
+                size //= tp
+            sizes.append(size)
+        widest = setting.wide * max(sizes)
+        return replace(
+            block,
+            packed=sum(sizes),
+            forward_peak=block.forward_peak + widest,
+            backward_peak=block.backward_peak + widest,
+            elementwise=block.elementwise + (stored + setting.wide) * sum(sizes),
+        )
+
+
+def _by_block(targets: dict[str, Target]) -> defaultdict[str, list[Target]]:
+    found: defaultdict[str, list[Target]] = defaultdict(list)
+    for target in targets.values():
+        found[_block_of(target.layer)].append(target)
+    return found
 
 
 def _block_of(layer: str) -> str:

@@ -39,6 +39,7 @@ class Block:
     part: Part
     dense: int = 0  # parameters without routed experts
     experts: int = 0  # parameters of the routed experts of this rank
+    packed: int = 0  # of the parameters, frozen weights of linear layers that are quantized
     trained: bool = True
     adapters: int | None = None  # parameters of adapters, which are then all that is trained; at most, with tp_size > 1
     adapters_experts: int = 0  # of these, parameters of the routed experts of this rank
@@ -92,6 +93,7 @@ def joined(name: str, blocks: list[Block]) -> Block:
         name=name,
         dense=sum(block.dense for block in blocks),
         experts=sum(block.experts for block in blocks),
+        packed=sum(block.packed for block in blocks),
         kept=held,
         routed=sum(block.routed for block in blocks),
         forward_peak=forward_peak,

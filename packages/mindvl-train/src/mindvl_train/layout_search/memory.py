@@ -52,6 +52,7 @@ class Counts:
 
     dense: int = 0
     experts: int = 0
+    packed: int = 0
     trained_dense: int = 0
     trained_experts: int = 0
 
@@ -105,8 +106,11 @@ class Ledger:
         activations, temporary, kinds, host = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels are uint8
+        parameters: float = setting.wide * (dense + experts + (trained + trained_experts if setting.lora else 0))
+        if setting.lora is not None and setting.lora.base_bytes is not None:
+            parameters -= (setting.wide - setting.lora.base_bytes) * sum(one.packed for one in counts)
         return Memory(
-            parameters=setting.wide * (dense + experts + (trained + trained_experts if setting.lora else 0)),
+            parameters=parameters,
             gradients=4.0 * (trained + trained_experts),
             optimizer=state * (trained / copies + trained_experts / expert_copies),
             inputs=float(pack_bytes),
@@ -124,6 +128,7 @@ class Ledger:
             self._counts[chunk.key] = Counts(
                 dense=sum(count * block.dense for block, count in chunk.runs),
                 experts=sum(count * block.experts for block, count in chunk.runs),
+                packed=sum(count * block.packed for block, count in chunk.runs),
                 trained_dense=sum(count * block.trained_dense for block, count in trained),
                 trained_experts=sum(count * block.trained_experts for block, count in trained),
             )
